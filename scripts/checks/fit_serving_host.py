@@ -19,7 +19,7 @@ import numpy as np
 import serving_rows
 from scipy.optimize import least_squares
 
-from tvm_distir.planning.serving.batching import serve_requests
+from tvm_distir.planning.serving.engine_loop import EngineLoop
 from tvm_distir.planning.serving.levels import ServiceLevels, summarize
 from tvm_distir.planning.serving.workload import Workload
 
@@ -34,11 +34,11 @@ def means_ms(options: Mapping[str, str], host_us: np.ndarray) -> tuple[float, fl
     engine = serving_rows.engine_of(options)
     work = Workload.parse(options["workload"])
     step_us, request_us, prompt_us = map(float, host_us)
-    served = serve_requests(
-        work.draw(work.count), engine.times.with_host(request_us),
-        replace(engine.options, step_overhead_us=step_us), engine.pages, engine.served.page,
-        work.users, host_ps=round(prompt_us * 1e6),
+    loop = EngineLoop(
+        engine.times.with_host(request_us), replace(engine.options, step_overhead_us=step_us),
+        engine.pages, engine.served.page, work.users, host_ps=round(prompt_us * 1e6),
     )  # fmt: skip
+    ((_, served),) = loop.serve(work.draw(work.count))
     summary = summarize([served], ServiceLevels(), window=False)
     return 1e3 * summary.tpot.mean_s, 1e3 * summary.ttft.mean_s
 

@@ -153,7 +153,8 @@ def alone(model: str, prompts: list, weights: dict) -> list[list[int]]:
 
 def simulated(pools: int) -> list[list[int]]:
     """Return the requests that decode, and the tokens of prompts, of each simulated step."""
-    from tvm_distir.planning.serving.batching import SchedulerOptions, StepTimes, serve_requests
+    from tvm_distir.planning.serving.batching import SchedulerOptions, StepTimes
+    from tvm_distir.planning.serving.engine_loop import EngineLoop
     from tvm_distir.planning.serving.workload import Requests
 
     count, axis = len(INPUTS), np.array([1, 100], np.int64)
@@ -162,7 +163,7 @@ def simulated(pools: int) -> list[list[int]]:
     requests = Requests(zeros, *sizes, zeros - 1, zeros)
     times = StepTimes(axis, axis, ones[None], axis, axis, ones[None])
     options = SchedulerOptions("prefill_first", CHUNK, MOST)
-    result = serve_requests(requests, times, options, PAGES * pools, PAGE, pools=pools)
+    ((_, result),) = EngineLoop(times, options, PAGES * pools, PAGE, pools=pools).serve(requests)
     return [[int(row[2]), int(row[3])] for row in result.steps]
 
 

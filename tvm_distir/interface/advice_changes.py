@@ -41,9 +41,11 @@ class Change:
     @property
     def words(self) -> str:
         """Return the options as the command takes them."""
+        from tvm_distir.core.plan import mesh_text
+
         declared = option_fields(StepOptions)
         return " ".join(
-            f"{declared[name].flag} {_mesh(value) if name == 'mesh' else value}"
+            f"{declared[name].flag} {mesh_text(value) if name == 'mesh' else value}"
             for name, value in self.options.items()
         )
 
@@ -91,12 +93,8 @@ class _Given:
         """Yield the strategies with other options of a part."""
         if self.axes is None:
             return
-        parts = [
-            _text({**_options(part_text), **changed})
-            if _options(part_text)["name"] == name
-            else part_text
-            for part_text in self.parts
-        ]
+        known = [(text, _options(text)) for text in self.parts]
+        parts = [_text({**o, **changed}) if o["name"] == name else text for text, o in known]
         if parts != self.parts:
             yield self.strategy(part, "+".join(parts), self.axes)
 
@@ -136,10 +134,6 @@ def _options(text: str) -> dict[str, str]:
 def _text(options: Mapping[str, object]) -> str:
     rest = ",".join(f"{key}={value}" for key, value in options.items() if key != "name")
     return f"{options['name']}:{rest}" if rest else str(options["name"])
-
-
-def _mesh(axes: Mapping[str, int]) -> str:
-    return ",".join(f"{axis}={n}" for axis, n in axes.items())
 
 
 def _communication(situation: _Given) -> Iterator[Change]:
@@ -207,11 +201,8 @@ def _fitting(situation: _Given) -> Iterator[Change]:
 
 def _remedy(situation: _Given, name: str) -> Iterable[Change]:
     if name.startswith("ZeRO stage") and situation.axes is not None:
-        stage, zero = (
-            int(name[-1]),
-            next((p for p in situation.parts if p.startswith("zero")), None),
-        )
-        if zero is not None:
+        stage = int(name[-1])
+        if any(part.startswith("zero") for part in situation.parts):
             return situation.with_option("fit", "zero", stage=stage)
         parts = [f"zero:stage={stage}" if p == "data_parallel" else p for p in situation.parts]
         if parts != situation.parts:

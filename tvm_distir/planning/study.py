@@ -31,15 +31,7 @@ from tvm_distir.transforms import (
     train_step,
 )
 
-from .step_options import (
-    ATTENTIONS,
-    DISTRIBUTE,
-    FUSED,
-    SIMULATE,
-    WRITTEN,
-    Recompute,
-    StepOptions,
-)
+from .step_options import ATTENTIONS, DISTRIBUTE, FUSED, SIMULATE, WRITTEN, Recompute, StepOptions
 from .strategies.composition import compose
 from .strategies.context_parallelism import has_ring
 from .strategies.memory_fit import REFERENCE_SYSTEM, evenly_cut, fitted

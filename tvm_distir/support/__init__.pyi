@@ -61,6 +61,7 @@ from .errors.user_input import parse_int as parse_int
 from .errors.user_input import printable as printable
 from .errors.user_input import shortened as shortened
 from .locks import ForkSafeLock as ForkSafeLock
+from .memoized import memoized as memoized
 from .native.loader import has_library as has_library
 from .native.loader import load_library as load_library
 from .native.loader import native_function as native_function

@@ -37,18 +37,13 @@ def add_parser(commands: Commands) -> None:
         "analyze",
         help="Distribute a model and predict its step on a system.",
         description="Distribute a model over a mesh and predict time, memory and traffic.",
-        allow_abbrev=False,
     )
     add_model_options(parser, STAGES, options=AnalysisOptions, required=("system",))
     parser.add_argument("--json", action="store_true", help="Print JSON instead of text.")
     parser.add_argument("--report", metavar="r.html", help="Write a self-contained HTML report.")
     add_trace(parser)
-    parser.add_argument(
-        "-o",
-        dest="folder",
-        metavar="DIR",
-        help="Write program, plan, IR levels, report and analysis to DIR.",
-    )
+    about = "Write program, plan, IR levels, report and analysis to DIR."
+    parser.add_argument("-o", dest="folder", metavar="DIR", help=about)
     add_force(parser)
     parser.set_defaults(run=run)
 

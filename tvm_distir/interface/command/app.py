@@ -66,7 +66,7 @@ class _Parser(argparse.ArgumentParser):
     """An argument parser that raises usage errors."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(add_help=False, **options)
+        super().__init__(add_help=False, allow_abbrev=False, **options)
         self.add_argument("-h", "--help", action=ShortHelp, help="Show this help and exit.")
 
     def _print_message(self, message: str, file: Any = None) -> None:
@@ -106,7 +106,6 @@ def build_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="tvm-distir",
         description="Distribute Relax models over device meshes, and verify and simulate them.",
-        allow_abbrev=False,
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="Print the versions and exit.")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)

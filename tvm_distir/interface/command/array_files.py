@@ -23,11 +23,9 @@ def check_array_file(path: Path | None) -> None:
     """Refuse (UsageError DIST0152) an output that is no file of arrays."""
     if path is not None and path.suffix not in _EXTENSIONS:
         raise UsageError(
-            "DIST0152",
-            f'"{path}" ends with neither .npz nor .safetensors',
-            place="-o",
-            remedy="Use one of these extensions.",
-        )
+            "DIST0152", f'"{path}" ends with neither .npz nor .safetensors',
+            place="-o", remedy="Use one of these extensions.",
+        )  # fmt: skip
 
 
 def add_arrays(

@@ -6,7 +6,10 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from tvm_distir.support import option
 
 from .help import SYSTEM_HELP
 from .options import WorkerOptions, add_options, asked_by, read_options
@@ -15,6 +18,29 @@ from .terminal import print_result
 
 if TYPE_CHECKING:
     from .help import Commands
+
+
+def _names(text: str, _option: str) -> tuple[str, ...]:
+    return tuple(filter(None, text.split(",")))
+
+
+@dataclass(frozen=True)
+class CalibrateOptions(WorkerOptions):
+    """Options of ``calibrate``.
+
+    Parameters
+    ----------
+    fit : tuple of str
+        Also fit link parameters, e.g. intra_node.bandwidth_GBps.
+    output : str, optional
+        Write the fitted system to FILE.
+    json : bool
+        Print JSON instead of text.
+    """
+
+    fit: tuple[str, ...] = option("fit", "NAME[,NAME]", _names, usual="", frequent=True)
+    output: str | None = option("fit", "FILE", flag="-o", frequent=True)
+    json: bool = option("write", default=False, frequent=True)
 
 
 def add_parser(commands: Commands) -> None:
@@ -27,7 +53,6 @@ def add_parser(commands: Commands) -> None:
             "to measured matrix products. Print the errors in and out of fold, and the constants "
             "that the rows do not determine."
         ),
-        allow_abbrev=False,
     )
     parser.add_argument("system", metavar="SYSTEM", help=SYSTEM_HELP)
     parser.add_argument(
@@ -35,38 +60,30 @@ def add_parser(commands: Commands) -> None:
         metavar="ROWS.csv",
         help="Measurements with a column iteration_time_ms, or columns m,k,n,time_us.",
     )
-    parser.add_argument(
-        "--fit", metavar="NAME[,NAME]", default="", help="Also fit link parameters, e.g."
-        " intra_node.bandwidth_GBps."
-    )  # fmt: skip
-    parser.add_argument(
-        "-o", dest="output", metavar="FILE", help="Write the fitted system to FILE."
-    )
+    add_options(parser, CalibrateOptions, ("fit",))
     add_options(parser, WorkerOptions)
-    parser.add_argument("--json", action="store_true", help="Print JSON instead of text.")
+    add_options(parser, CalibrateOptions, ("write",))
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Fit, write the system, print the errors."""
     outputs = Outputs({"ROWS": arguments.rows, "SYSTEM": arguments.system})
-    target = outputs.reserve(arguments.output, "-o")
+    options = read_options(arguments, CalibrateOptions)
+    target = outputs.reserve(options.output, "-o")
     from tvm_distir.hardware import System, to_data
     from tvm_distir.planning import calibrate
 
     with asked_by("SYSTEM", "DIST0701"):
         system = System.load(arguments.system)
     calibration = calibrate(
-        system,
-        arguments.rows,
-        fit_also=tuple(filter(None, arguments.fit.split(","))),
-        source=f"tvm-distir calibrate, {arguments.rows}",
-        workers=read_options(arguments, WorkerOptions).workers,
-    )
+        system, arguments.rows, fit_also=options.fit,
+        source=f"tvm-distir calibrate, {arguments.rows}", workers=options.workers,
+    )  # fmt: skip
     if target is not None:
         text = json.dumps(to_data(calibration.system), indent=1) + "\n"
         outputs.add(target, text)
     outputs.commit()
     print_result(json.dumps({"schema_version": 1, **calibration.to_dict()}, indent=1) + "\n"
-        if arguments.json else calibration.to_text())  # fmt: skip
+        if options.json else calibration.to_text())  # fmt: skip
     return 0

@@ -44,7 +44,6 @@ def add_parser(commands: Commands) -> None:
         usage="tvm-distir compare RESULT...\n"
         "       tvm-distir compare MODEL [RESULT...] --system S... [--plan P.json]... "
         "[--strategy S --mesh M]...",
-        allow_abbrev=False,
     )
     parser.set_defaults(run=run, registers=True, operands_by_option=[])
     parser.add_argument(

@@ -15,7 +15,6 @@ from .formats import FORMATS, format_of
 from .options import add_model_options, model_inputs, read_planned_step
 from .outputs import Outputs
 from .stages import study_of
-from .terminal import print_message
 
 if TYPE_CHECKING:
     from tvm import ir
@@ -38,7 +37,6 @@ def add_parser(commands: Commands) -> None:
         help="Convert a model to another format and IR level.",
         description="Convert a model to the format of the output file's extension. Weights become "
         "parameters of the module.",
-        allow_abbrev=False,
     )
     add_model_options(parser)
     endings = ", ".join(
@@ -69,8 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     outputs = Outputs(model_inputs(step))
     target = outputs.reserve(arguments.out, "OUT")
     outputs.add(target, module_format.write(_converted(study_of(step, planless=True), level)))
-    for path in outputs.commit():
-        print_message(f"wrote {path}")
+    outputs.write()
     return 0
 
 
@@ -85,11 +82,9 @@ def _level(text: str | None) -> str | None:
         return text
     if text not in numbers:
         raise UsageError(
-            "DIST0152",
-            f'there is no level "{text}"',
-            place="--level",
-            remedy=f"Use {', '.join(_LEVELS)}, or 1 to 5.",
-        )
+            "DIST0152", f'there is no level "{text}"',
+            place="--level", remedy=f"Use {', '.join(_LEVELS)}, or 1 to 5.",
+        )  # fmt: skip
     return numbers[text]
 
 

@@ -7,19 +7,58 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tvm_distir.planning import StepOptions
-from tvm_distir.support import parse_count
+from tvm_distir.support import option, parse_count
 
-from .options import add_dispatch, add_model_options, asked_by, model_inputs, read_planned_step
-from .outputs import Outputs, add_force
+from .options import (
+    add_dispatch,
+    add_model_options,
+    add_options,
+    asked_by,
+    model_inputs,
+    read_options,
+    read_planned_step,
+)
+from .outputs import Outputs
 from .stages import study_of
 from .terminal import print_result, with_warnings
 
 if TYPE_CHECKING:
     from .help import Commands
+
+
+@dataclass(frozen=True)
+class DeployOptions:
+    """Options of ``deploy``.
+
+    Parameters
+    ----------
+    weights : str, optional
+        Read the weights from a .safetensors, .npz or .npy file or a folder of them (default: the
+        weights of the model).
+    target : str, optional
+        Compile for a target, such as cuda:sm_90 or llvm:x86-64-v3, or a tag of TVM, such as
+        nvidia/nvidia-h100 (default: this machine's CPU).
+    hosts : int
+        Write the scripts run.sh and run.sbatch for N hosts (default: 1).
+    folder : str
+        Write to a new or empty folder, or replace a folder of `deploy`.
+    force : bool
+        Replace files in the output folder that tvm-distir did not write.
+    json : bool
+        Print JSON instead of text.
+    """
+
+    weights: str | None = option("build", "FILE", frequent=True)
+    target: str | None = option("build", "KIND:ARCH", frequent=True)
+    hosts: int = option("build", "N", parse_count, usual="1", frequent=True)
+    folder: str = option("write", "FOLDER", flag="-o", frequent=True)
+    force: bool = option("write", default=False)
+    json: bool = option("write", default=False, frequent=True)
 
 
 def add_parser(commands: Commands) -> None:
@@ -31,77 +70,42 @@ def add_parser(commands: Commands) -> None:
             "Distribute a model, compile it for each mesh, shard its weights, and write the result "
             "to a folder that `tvm-distir run` executes with the TVM runtime only."
         ),
-        allow_abbrev=False,
     )
     add_model_options(parser)
-    parser.add_argument(
-        "--weights",
-        metavar="FILE",
-        help="Read the weights from a .safetensors, .npz or .npy file or a folder of them "
-        "(default: the weights of the model).",
-    )
-    parser.add_argument(
-        "--target",
-        metavar="KIND:ARCH",
-        help="Compile for a target, such as cuda:sm_90 or llvm:x86-64-v3, or a tag of TVM, such as "
-        "nvidia/nvidia-h100 (default: this machine's CPU).",
-    )
-    parser.add_argument(
-        "--hosts",
-        default="1",
-        metavar="N",
-        help="Write the scripts run.sh and run.sbatch for N hosts (default: 1).",
-    )
+    add_options(parser, DeployOptions, ("build",))
     add_dispatch(parser)
-    parser.add_argument(
-        "-o",
-        dest="folder",
-        required=True,
-        metavar="FOLDER",
-        help="Write to a new or empty folder, or replace a folder of `deploy`.",
-    )
-    add_force(parser)
-    parser.add_argument("--json", action="store_true", help="Print JSON instead of text.")
+    add_options(parser, DeployOptions, ("write",), required=("folder",))
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Load, run the passes, write the folder, list its files."""
     step = read_planned_step(arguments, StepOptions)
-    outputs = Outputs({**model_inputs(step), "--weights": arguments.weights})
-    outputs.protect_folder(arguments.folder, "-o")
+    options = read_options(arguments, DeployOptions)
+    outputs = Outputs({**model_inputs(step), "--weights": options.weights})
+    outputs.protect_folder(options.folder, "-o")
     from tvm_distir.execution import as_target, check_dispatch, deploy, replaceable
 
     with asked_by("--target", "DIST0622"):
-        target = as_target(arguments.target)
+        target = as_target(options.target)
     with asked_by("--dispatch", "DIST0623"):
         check_dispatch(arguments.dispatch)
-    hosts = parse_count(arguments.hosts, "--hosts")
-    replaceable(Path(os.path.realpath(arguments.folder)), arguments.force)
+    replaceable(Path(os.path.realpath(options.folder)), options.force)
     study = study_of(step)
     local = study.local
     with study.watch.stage("deploy"):
-        weights = arguments.weights or study.source.read_weights()
+        weights = options.weights or study.source.read_weights()
         deployed = deploy(
-            local,
-            arguments.folder,
-            weights,
-            target=target,
-            dispatch=arguments.dispatch,
-            hosts=hosts,
-            force=arguments.force,
-        )
+            local, options.folder, weights, target=target, dispatch=arguments.dispatch,
+            hosts=options.hosts, force=options.force,
+        )  # fmt: skip
     inputs = [{"name": p.name, "shape": list(p.shape), "dtype": p.dtype} for p in deployed.inputs]
     files = {name: size for name, (size, _) in deployed.manifest.files.items()}
-    if arguments.json:
-        data = {
-            "schema_version": 1,
-            "folder": str(deployed.folder),
-            "target": deployed.manifest.target,
-            "inputs": inputs,
-            "files": files,
-        }
-        data |= {"timings_s": study.watch.timings_s}
+    if options.json:
+        about = {"folder": str(deployed.folder), "target": deployed.manifest.target}
+        timings_s = study.watch.timings_s
+        data = {"schema_version": 1, **about, "inputs": inputs, "files": files}
+        data |= {"timings_s": timings_s}
         print_result(json.dumps(with_warnings(data), indent=1) + "\n")
         return 0
     ranks = sum(len(e.ranks) for e in deployed.entries)

@@ -6,16 +6,34 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tvm_distir.planning import StepOptions
+from tvm_distir.support import option
 
-from .options import add_model_options, read_planned_step
+from .options import add_model_options, add_options, read_planned_step
 from .stages import study_of
 from .terminal import print_result, with_warnings
 
 if TYPE_CHECKING:
     from .help import Commands
+
+
+@dataclass(frozen=True)
+class ExplainOptions:
+    """Options of ``explain``.
+
+    Parameters
+    ----------
+    json : bool
+        Print JSON instead of text.
+    no_alternatives : bool
+        Omit the cost of alternative placements.
+    """
+
+    json: bool = option("explain", default=False, frequent=True)
+    no_alternatives: bool = option("explain", default=False, frequent=True)
 
 
 def add_parser(commands: Commands) -> None:
@@ -27,21 +45,11 @@ def add_parser(commands: Commands) -> None:
             "Explain the placement of a value: the annotations that determine it, the ops and "
             "calls it propagates through, the cost of alternatives, and the shard of each device."
         ),
-        allow_abbrev=False,
     )
     add_model_options(parser)
-    parser.add_argument(
-        "value",
-        metavar="VALUE",
-        help="A parameter or variable (lv19), optionally of a function (layer/lv3, layer_1/lv3).",
-    )
-    parser.add_argument("--json", action="store_true", help="Print JSON instead of text.")
-    parser.add_argument(
-        "--no-alternatives",
-        dest="alternatives",
-        action="store_false",
-        help="Omit the cost of alternative placements.",
-    )
+    about = "A parameter or variable (lv19), optionally of a function (layer/lv3, layer_1/lv3)."
+    parser.add_argument("value", metavar="VALUE", help=about)
+    add_options(parser, ExplainOptions)
     parser.set_defaults(run=run)
 
 
@@ -53,7 +61,10 @@ def run(arguments: argparse.Namespace) -> int:
 
     annotated = AnnotateSharding(study.step_plan.by_rules())(study.step)
     explanation = explain(
-        annotated, arguments.value, system=study.known_system, alternatives=arguments.alternatives
+        annotated,
+        arguments.value,
+        system=study.known_system,
+        alternatives=not arguments.no_alternatives,
     )
     if arguments.json:
         print_result(json.dumps(with_warnings(explanation.to_dict()), indent=1) + "\n")

@@ -13,7 +13,7 @@ from tvm_distir.support import UsageError, nearest
 from .options import add_model_options, model_inputs, read_planned_step
 from .outputs import Outputs
 from .stages import study_of
-from .terminal import print_message, print_result
+from .terminal import print_result
 
 if TYPE_CHECKING:
     from .help import Commands
@@ -31,7 +31,6 @@ def add_parser(commands: Commands) -> None:
             "options of Megatron-LM (megatron) or torchtitan (torchtitan), or as JSON of DeepSpeed "
             "(deepspeed). What a format cannot express is refused."
         ),
-        allow_abbrev=False,
     )
     add_model_options(parser)
     parser.add_argument(
@@ -45,11 +44,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Load, plan, write."""
     if arguments.form not in FORMATS:
         raise UsageError(
-            "DIST0152",
-            f'there is no format "{arguments.form}"',
-            place="--form",
-            remedy=nearest(arguments.form, FORMATS),
-        )
+            "DIST0152", f'there is no format "{arguments.form}"',
+            place="--form", remedy=nearest(arguments.form, FORMATS),
+        )  # fmt: skip
     step = read_planned_step(arguments, StepOptions)
     outputs = Outputs(model_inputs(step))
     target = outputs.reserve(arguments.out, "-o")
@@ -61,6 +58,5 @@ def run(arguments: argparse.Namespace) -> int:
         print_result(text)
         return 0
     outputs.add(target, text)
-    for path in outputs.commit():
-        print_message(f"wrote {path}")
+    outputs.write()
     return 0

@@ -84,8 +84,6 @@ def format_of(path: str) -> ModuleFormat:
         if path.lower().endswith(module_format.ending):
             return module_format
     raise UsageError(
-        "DIST0152",
-        f"{path} has an unknown extension",
-        place="OUT",
-        remedy=f"Use {', '.join(module_format.ending for module_format in FORMATS)}.",
-    )
+        "DIST0152", f"{path} has an unknown extension",
+        place="OUT", remedy=f"Use {', '.join(module_format.ending for module_format in FORMATS)}.",
+    )  # fmt: skip

@@ -94,11 +94,9 @@ def run_job(folder: str, options: JobRunOptions) -> int:
     check_array_file(options.output)
     if options.every and options.checkpoints is None:
         raise UsageError(
-            "DIST0151",
-            "it needs the folder of the checkpoints",
-            place="--every",
-            remedy="Add --checkpoints.",
-        )
+            "DIST0151", "it needs the folder of the checkpoints",
+            place="--every", remedy="Add --checkpoints.",
+        )  # fmt: skip
     from tvm_distir.execution import ServeOptions, check_trace_path, serve
 
     engine = _engine(options)
@@ -144,18 +142,15 @@ def _engine(options: JobRunOptions) -> Any:
             return TorchEngine(options.timeout_s, options.reduce, options.check)
     if options.engine != "mpi":
         raise UsageError(
-            "DIST0152",
-            f'no job runs with the engine "{options.engine}"',
-            place="--engine",
-            remedy=nearest(str(options.engine), ("torch", "mpi")),
-        )
+            "DIST0152", f'no job runs with the engine "{options.engine}"',
+            place="--engine", remedy=nearest(str(options.engine), ("torch", "mpi")),
+        )  # fmt: skip
     if options.reduce is not None or options.check:
         raise UsageError(
             "DIST0151",
             "it is an option of the engine torch; mpi reduces in rank order and compares all calls",
-            place="--check" if options.reduce is None else "--reduce",
-            remedy="Leave it out.",
-        )
+            place="--check" if options.reduce is None else "--reduce", remedy="Leave it out.",
+        )  # fmt: skip
     return MpiEngine(options.timeout_s)
 
 

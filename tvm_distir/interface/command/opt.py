@@ -7,13 +7,14 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tvm_distir.planning import StepOptions
-from tvm_distir.support import parse_dims
+from tvm_distir.support import option, parse_dims
 
 from .help import HelpPasses, get_to_work
-from .options import add_options
+from .options import add_options, read_options
 from .outputs import Outputs
 from .stages import load_system, stopwatch
 from .terminal import print_message, print_result
@@ -24,53 +25,56 @@ if TYPE_CHECKING:
     from .help import Commands
 
 
+@dataclass(frozen=True)
+class PassOptions:
+    """Options of ``opt``.
+
+    Parameters
+    ----------
+    plan : str, optional
+        Set the plan of annotate{plan=...}.
+    system : str, optional
+        Set the system of the passes, a name or a .json file.
+    output : str, optional
+        Write to out.py instead of stdout.
+    print_after_all : bool
+        Print the module after each pass to stderr.
+    verify_each : bool
+        Check the IR level of the module after each pass.
+    traffic : bool
+        Print the collectives before and after each pass to stderr.
+    time_passes : bool
+        Print the time of each pass to stderr.
+    """
+
+    plan: str | None = option("read", "P.json", frequent=True)
+    system: str | None = option("read", "S", frequent=True)
+    output: str | None = option("run", "out.py", flag="-o", frequent=True)
+    print_after_all: bool = option("run", default=False, frequent=True)
+    verify_each: bool = option("run", default=False, frequent=True)
+    traffic: bool = option("run", default=False, frequent=True)
+    time_passes: bool = option("run", default=False, frequent=True)
+
+
 def add_parser(commands: Commands) -> None:
     """Add the sub-command."""
     parser = commands.add_parser(
         "opt",
         help="Run passes on a module.",
         description="Run passes on a module and print the result as TVMScript.",
-        allow_abbrev=False,
     )
-    parser.add_argument(
-        "input",
-        metavar="in.py",
-        help="A .py file with a module, a .onnx, .pt2 or .mlir file, or zoo:NAME.",
+    about = "A .py file with a module, a .onnx, .pt2 or .mlir file, or zoo:NAME."
+    parser.add_argument("input", metavar="in.py", help=about)
+    passes, about = (
+        "P{k=v,...},P,...",
+        "Set the passes to run, with their options (see --help-passes).",
     )
-    parser.add_argument(
-        "-p",
-        "--passes",
-        required=True,
-        metavar="P{k=v,...},P,...",
-        help="Set the passes to run, with their options (see --help-passes).",
-    )
-    parser.add_argument(
-        "--help-passes", action=HelpPasses, help="List the passes with their options and exit."
-    )
-    parser.add_argument("--plan", metavar="P.json", help="Set the plan of annotate{plan=...}.")
-    parser.add_argument(
-        "--system", metavar="S", help="Set the system of the passes, a name or a .json file."
-    )
+    parser.add_argument("-p", "--passes", required=True, metavar=passes, help=about)
+    about = "List the passes with their options and exit."
+    parser.add_argument("--help-passes", action=HelpPasses, help=about)
+    add_options(parser, PassOptions, ("read",))
     add_options(parser, StepOptions, names=("dims",))
-    parser.add_argument(
-        "-o", dest="output", metavar="out.py", help="Write to out.py instead of stdout."
-    )
-    parser.add_argument(
-        "--print-after-all", action="store_true", help="Print the module after each pass to stderr."
-    )
-    parser.add_argument(
-        "--verify-each",
-        action="store_true",
-        help="Check the IR level of the module after each pass.",
-    )
-    parser.add_argument(
-        "--traffic",
-        action="store_true",
-        help="Print the collectives before and after each pass to stderr.",
-    )
-    parser.add_argument(
-        "--time-passes", action="store_true", help="Print the time of each pass to stderr."
-    )
+    add_options(parser, PassOptions, ("run",))
     parser.set_defaults(run=run, registers=True)
 
 
@@ -79,25 +83,23 @@ def run(arguments: argparse.Namespace) -> int:
     from tvm_distir.models import check_model
     from tvm_distir.transforms import PASSES, levels_after, parse_passes
 
-    dims = parse_dims(arguments.dim)
+    dims, chosen = parse_dims(arguments.dim), read_options(arguments, PassOptions)
     if PASSES.offered():  # passes of other packages may need our ops when they are imported
         get_to_work()
     specs = parse_passes(arguments.passes, "-p")
     levels = levels_after(specs, "-p")
     check_model(arguments.input)
     get_to_work()
-    outputs = Outputs(_inputs(arguments, specs))
-    target = outputs.reserve(arguments.output, "-o")
+    outputs = Outputs(_inputs(arguments.input, chosen, specs))
+    target = outputs.reserve(chosen.output, "-o")
     watch = stopwatch()
     with watch.stage("read"):
         from tvm_distir.core.analysis import check_level
         from tvm_distir.core.plan import Plan
         from tvm_distir.models import load_model
 
-        options: dict[str, object] = (
-            {} if arguments.plan is None else {"plan": Plan.load(arguments.plan)}
-        )
-        system = load_system(arguments.system, watch)
+        options: dict[str, object] = {} if chosen.plan is None else {"plan": Plan.load(chosen.plan)}
+        system = load_system(chosen.system, watch)
         if system is not None:
             options["system"] = system
         steps = [spec.make(**options) for spec in specs]
@@ -106,11 +108,11 @@ def run(arguments: argparse.Namespace) -> int:
         before, name = mod, spec.name
         with watch.stage(name):
             mod = step(mod)
-        if arguments.traffic:
+        if chosen.traffic:
             print_message(_change(name, before, mod))
-        if arguments.print_after_all:
+        if chosen.print_after_all:
             print_message(f"# after {spec}\n{script(mod)}")
-        if arguments.verify_each and level is not None:
+        if chosen.verify_each and level is not None:
             with watch.stage("verify-each"):
                 check_level(mod, level)
     with watch.stage("print"):
@@ -120,13 +122,13 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         outputs.add(target, text)
         outputs.commit()
-    if arguments.time_passes:
+    if chosen.time_passes:
         for stage, took_s in watch.timings_s.items():
             print_message(f"{took_s:9.4f} s  {stage}")
     return 0
 
 
-def _inputs(arguments: argparse.Namespace, specs: Iterable[Any]) -> dict[str, str | None]:
+def _inputs(path: str, chosen: PassOptions, specs: Iterable[Any]) -> dict[str, str | None]:
     """Return the paths that the command reads, including those in options of passes."""
     from tvm_distir.models import model_file
 
@@ -136,8 +138,8 @@ def _inputs(arguments: argparse.Namespace, specs: Iterable[Any]) -> dict[str, st
         for key, value in spec.options.items()
         if key in ("plan", "system") and isinstance(value, str)
     }
-    paths = {"--plan": arguments.plan, "--system": arguments.system}
-    return {"in.py": model_file(arguments.input), **paths, **options}
+    paths = {"--plan": chosen.plan, "--system": chosen.system}
+    return {"in.py": model_file(path), **paths, **options}
 
 
 def _change(name: str, before: ir.IRModule, after: ir.IRModule) -> str:

@@ -148,11 +148,8 @@ def add_model_options(
 
 def add_help_strategies(parser: argparse.ArgumentParser) -> None:
     """Add ``--help-strategies``."""
-    parser.add_argument(
-        "--help-strategies",
-        action=HelpStrategies,
-        help="List the strategies with their options and exit.",
-    )
+    about = "List the strategies with their options and exit."
+    parser.add_argument("--help-strategies", action=HelpStrategies, help=about)
 
 
 def add_dispatch(parser: argparse.ArgumentParser) -> None:
@@ -192,9 +189,7 @@ def without_training(declared: CommandOption, command: str) -> UsageError:
 
 
 def read_step(
-    arguments: argparse.Namespace,
-    options: Callable[..., _Options],
-    without: Collection[str] = (),
+    arguments: argparse.Namespace, options: Callable[..., _Options], without: Collection[str] = ()
 ) -> _Options:
     """Read the options of a step, and refuse those of a training step without ``--train``.
 
@@ -218,9 +213,7 @@ def read_step(
 
 
 def read_planned_step(
-    arguments: argparse.Namespace,
-    options: Callable[..., _Options],
-    planless: bool = False,
+    arguments: argparse.Namespace, options: Callable[..., _Options], planless: bool = False
 ) -> _Options:
     """Read the options of a step, look for the file of its model, and import TVM.
 
@@ -236,9 +229,8 @@ def read_planned_step(
         raise UsageError(
             "DIST0151",
             "--plan and --strategy are mutually exclusive" if both else "no --plan or --strategy",
-            place=location,
-            remedy="Give exactly one of them.",
-        )
+            place=location, remedy="Give exactly one of them.",
+        )  # fmt: skip
     step = read_step(arguments, options)
     if step.mesh is None and step.strategy is not None:
         raise UsageError(

@@ -20,7 +20,7 @@ from pathlib import Path
 from tvm_distir.support import RECORD, OutputRecord, UsageError
 
 from .help import mark_rare
-from .terminal import print_result
+from .terminal import print_message, print_result
 
 Content = str | bytes | Callable[[str], object]
 """A file's content, or a function that writes it to the path it is given."""
@@ -28,11 +28,9 @@ Content = str | bytes | Callable[[str], object]
 
 def _fault(path: Path, problem: str, option: str) -> UsageError:
     return UsageError(
-        "DIST0153",
-        f"{path} cannot be written: {problem}",
-        place=option,
-        remedy="Name a path in an existing, writable folder.",
-    )
+        "DIST0153", f"{path} cannot be written: {problem}",
+        place=option, remedy="Name a path in an existing, writable folder.",
+    )  # fmt: skip
 
 
 def _usable(path: str, option: str) -> Path:
@@ -66,11 +64,9 @@ def _check_folder(folder: Path, path: Path, option: str) -> None:
 
 def _overwrites(option: str, target: Path, other: str) -> UsageError:
     return UsageError(
-        "DIST0151",
-        f"{target} is read by the command ({other}), and would be overwritten",
-        place=option,
-        remedy="Name another path for the output.",
-    )
+        "DIST0151", f"{target} is read by the command ({other}), and would be overwritten",
+        place=option, remedy="Name another path for the output.",
+    )  # fmt: skip
 
 
 def _same(path: Path, other: Path) -> bool:
@@ -142,11 +138,10 @@ class Outputs:
             raise UsageError("DIST0152", "the path is empty", place=option, remedy="Name a file.")
         if path == "-":
             raise UsageError(
-                "DIST0152",
-                '"-" does not stand for standard output',
+                "DIST0152", '"-" does not stand for standard output',
                 place=option,
                 remedy="Use /dev/stdout for standard output, or ./- for a file of this name.",
-            )
+            )  # fmt: skip
         target = _usable(path, option)
         if target.is_dir():
             raise _fault(target, "it is a folder", option)
@@ -160,11 +155,7 @@ class Outputs:
         return target
 
     def reserve_folder(
-        self,
-        path: str | None,
-        option: str,
-        files: Iterable[str] = (),
-        claims: Iterable[str] = (),
+        self, path: str | None, option: str, files: Iterable[str] = (), claims: Iterable[str] = ()
     ) -> Path | None:
         """Check that ``files`` can be written into the folder ``path``, which is made if missing.
 
@@ -213,11 +204,9 @@ class Outputs:
         before = next((self._promised[key] for key in keys if key in self._promised), None)
         if before is not None:
             raise UsageError(
-                "DIST0151",
-                f"{before} and {option} both name {target}",
-                place=option,
-                remedy="Name two different files.",
-            )
+                "DIST0151", f"{before} and {option} both name {target}",
+                place=option, remedy="Name two different files.",
+            )  # fmt: skip
         self._promised.update(dict.fromkeys(keys, option))
 
     def add(self, path: Path | None, content: Content) -> None:
@@ -266,6 +255,11 @@ class Outputs:
                         folder.rmdir()
         return [path for path, _ in self._content]
 
+    def write(self) -> None:
+        """Write all outputs, and say what was written."""
+        for path in self.commit():
+            print_message(f"wrote {path}")
+
     def _record(self) -> None:
         """Record the files written to folders of outputs, or to folders with a record."""
         names: dict[Path, list[str]] = {}
@@ -278,12 +272,8 @@ class Outputs:
 
 def add_force(parser: argparse.ArgumentParser) -> None:
     """Add the option to replace files of the user."""
-    action = parser.add_argument(
-        "--force",
-        action="store_true",
-        help="Replace files in the output folder that tvm-distir did not write.",
-    )
-    mark_rare(action)
+    about = "Replace files in the output folder that tvm-distir did not write."
+    mark_rare(parser.add_argument("--force", action="store_true", help=about))
 
 
 _STDOUT = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")

@@ -25,7 +25,6 @@ def add_parser(commands: Commands) -> None:
         "run",
         help="Run a folder of `tvm-distir deploy`.",
         description="Run a deployed model on inputs from a file, with the TVM runtime only.",
-        allow_abbrev=False,
     )
     parser.add_argument("folder", metavar="FOLDER", help="A folder of `tvm-distir deploy`.")
     add_options(parser, RunOptions)

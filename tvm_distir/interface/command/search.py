@@ -10,11 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tvm_distir.planning import StepOptions, TrainingOptions
-from tvm_distir.support import (
-    option_fields,
-    parse_count,
-    shortened,
-)
+from tvm_distir.support import option_fields, parse_count, shortened
 
 from .options import (
     TRAINING,
@@ -50,7 +46,6 @@ def add_parser(commands: Commands) -> None:
         "search",
         help="Search for the fastest plans of a model on a cluster.",
         description="Search for the fastest plans of a model on a cluster, with a lower bound.",
-        allow_abbrev=False,
     )
     add_model(parser)
     parser.add_argument("--devices", required=True, metavar="N", help="Set the number of devices.")
@@ -159,8 +154,7 @@ def _write_page(
     from tvm_distir.interface.report.search_page import search_page
 
     outputs.add(path, search_page(result, title, capacity_bytes))
-    for file in outputs.commit():
-        print_message(f"wrote {file}")
+    outputs.write()
 
 
 def _model(step: StepOptions) -> tuple[ir.IRModule | _Maker, int | None]:

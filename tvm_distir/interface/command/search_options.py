@@ -9,13 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tvm_distir.support import (
-    UsageError,
-    option,
-    parse_count,
-    parse_mesh,
-    shortened,
-)
+from tvm_distir.support import UsageError, option, parse_count, parse_mesh, shortened
 
 from .options import WorkerOptions
 
@@ -36,11 +30,9 @@ def parse_size(text: str, option: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     if match is None or not float(match.group(1)):
         raise UsageError(
-            "DIST0152",
-            f'"{shortened(text)}" is not a size',
-            place=option,
-            remedy=f"Give a number and a unit: {option} 80GiB.",
-        )
+            "DIST0152", f'"{shortened(text)}" is not a size',
+            place=option, remedy=f"Give a number and a unit: {option} 80GiB.",
+        )  # fmt: skip
     return int(float(match.group(1)) * _SIZES[match.group(2)])
 
 
@@ -53,11 +45,9 @@ def parse_share(text: str, option: str) -> float:
         share = -1.0
     if rest or not 0 <= share < 1:
         raise UsageError(
-            "DIST0152",
-            f'"{shortened(text)}" is not a share below 1',
-            place=option,
-            remedy=f"Give a share: {option} 1% or {option} 0.01.",
-        )
+            "DIST0152", f'"{shortened(text)}" is not a share below 1',
+            place=option, remedy=f"Give a share: {option} 1% or {option} 0.01.",
+        )  # fmt: skip
     return share
 
 

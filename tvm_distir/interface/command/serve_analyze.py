@@ -16,7 +16,7 @@ from tvm_distir.support import UsageError, option, parse_count, parse_mesh, pars
 from .options import add_options, read_options, read_step
 from .outputs import Outputs
 from .resumable import begin
-from .terminal import print_message, print_result, with_warnings
+from .terminal import print_result, with_warnings
 
 if TYPE_CHECKING:
     from .help import Commands
@@ -131,7 +131,6 @@ def add_parser(commands: Commands) -> None:
         help="Predict how a model is served: latencies, throughput, memory, cost.",
         description="Serve requests by a simulated engine with paged caches: latencies and their "
         "percentiles, throughput, use of the caches, what breaks the service levels.",
-        allow_abbrev=False,
     )
     add_served_model(parser)
     add_options(parser, AnalyzedServing, required=("mesh",))
@@ -172,6 +171,5 @@ def run(arguments: argparse.Namespace) -> int:
     print_result("\n")
     if trace is not None:
         outputs.add(trace, request_trace(report.served))
-        for path in outputs.commit():
-            print_message(f"wrote {path}")
+        outputs.write()
     return 0

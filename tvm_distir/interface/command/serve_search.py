@@ -15,7 +15,7 @@ from tvm_distir.support import option, parse_count
 from .options import add_options, read_options, read_step
 from .resumable import begin
 from .serve_analyze import ServingOptions, add_served_model
-from .terminal import print_message, print_result, with_warnings
+from .terminal import print_result, with_warnings
 
 if TYPE_CHECKING:
     from .help import Commands
@@ -66,7 +66,6 @@ def add_parser(commands: Commands) -> None:
         help="Search the way of serving a model that keeps its service levels.",
         description="Search the plans, schedulers and replicas that serve the most requests per "
         "second within --ttft, --tpot and --e2e, and those of the least cost.",
-        allow_abbrev=False,
     )
     add_served_model(parser)
     parser.add_argument("--devices", required=True, metavar="N", help="Set the number of devices.")
@@ -109,6 +108,5 @@ def run(arguments: argparse.Namespace) -> int:
     title = f"{step.model} on {devices} x {system.name}, {serving.workload}"
     outputs.add(picture, front_svg(result, title))
     outputs.add(page, serving_page(result, title))
-    for path in outputs.commit():
-        print_message(f"wrote {path}")
+    outputs.write()
     return 0

@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tvm_distir.planning import StepOptions
+from tvm_distir.support import option, option_fields
 
 from .help import SYSTEM_HELP
-from .options import add_options, asked_by
+from .options import add_options, asked_by, read_options
 from .outputs import Outputs, add_force
 from .stages import stopwatch
 from .terminal import print_page, print_result, wants_colour
@@ -21,26 +23,32 @@ if TYPE_CHECKING:
     from .help import Commands
 
 
+@dataclass(frozen=True)
+class StreamOptions:
+    """Options of ``simulate``.
+
+    Parameters
+    ----------
+    blocking : bool
+        Block the compute stream during collectives without separate start and done.
+    contention : bool
+        Model link contention between messages and collectives of a pipelined step.
+    """
+
+    blocking: bool = option("simulate", default=False, frequent=True)
+    contention: bool = option("simulate", default=False, frequent=True)
+
+
 def add_parser(commands: Commands) -> None:
     """Add the sub-command."""
     parser = commands.add_parser(
         "simulate",
         help="Predict a step of an exported program.",
         description="Predict time, memory and traffic of an exported program on a system.",
-        allow_abbrev=False,
     )
     parser.add_argument("program", metavar="program.json", help="A program of `analyze -o DIR`.")
     parser.add_argument("--system", required=True, metavar="S", help=SYSTEM_HELP)
-    parser.add_argument(
-        "--blocking",
-        action="store_true",
-        help="Block the compute stream during collectives without separate start and done.",
-    )
-    parser.add_argument(
-        "--contention",
-        action="store_true",
-        help="Model link contention between messages and collectives of a pipelined step.",
-    )
+    add_options(parser, StreamOptions)
     add_options(parser, StepOptions, names=("allocator", "kernels"))
     parser.add_argument("--json", action="store_true", help="Print JSON instead of text.")
     add_trace(parser)
@@ -51,9 +59,9 @@ def add_parser(commands: Commands) -> None:
 def command_line(arguments: argparse.Namespace) -> str:
     """Return the command that repeats the prediction, without its output files."""
     words = ["tvm-distir", "simulate", arguments.program, "--system", arguments.system]
-    words += ["--blocking"] if arguments.blocking else []
-    words += ["--contention"] if arguments.contention else []
-    return shlex.join([*words, *(["--kernels", arguments.kernels] if arguments.kernels else [])])
+    for name, declared in option_fields(StreamOptions).items():
+        words += declared.words(getattr(arguments, name))
+    return shlex.join(words + option_fields(StepOptions)["kernels"].words(arguments.kernels))
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -79,10 +87,9 @@ def run(arguments: argparse.Namespace) -> int:
             result = simulate(
                 program,
                 system,
-                blocking=arguments.blocking,
                 kernels=arguments.kernels,
                 allocator=arguments.allocator or "framework",
-                contention=arguments.contention,
+                **vars(read_options(arguments, StreamOptions)),
             )
     analysis = analysis_of(
         result,

@@ -101,7 +101,6 @@ def add_parser(commands: Commands) -> None:
             "combinations of a grid: model sizes, parallelism, micro-batches, schedule, "
             "recomputation, ZeRO."
         ),
-        allow_abbrev=False,
     )
     parser.set_defaults(registers=True)
     parser.add_argument(

@@ -23,7 +23,6 @@ def add_parser(commands: Commands) -> None:
         description="List the systems of this package and of installed packages, with data-sheet "
         "numbers per device and how many numbers are assumed. With SYSTEM, list all numbers of it "
         "with their sources.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "systems", metavar="SYSTEM", nargs="*", help="The name of a system, or a JSON file."

@@ -32,16 +32,10 @@ class Trace(NamedTuple):
 def add_trace(parser: argparse.ArgumentParser) -> None:
     """Add the options of traces."""
     forms = ", ".join(f"{name} ({title})" for name, title in {**FILES, **FOLDERS}.items())
-    parser.add_argument(
-        "--trace",
-        metavar="t.pftrace",
-        help="Write a trace to a file (t.pftrace or t.json) or, for other formats, a folder.",
-    )
-    parser.add_argument(
-        "--trace-format",
-        metavar="F",
-        help=f"Set the trace format: {forms} (default: by the extension of --trace).",
-    )
+    about = "Write a trace to a file (t.pftrace or t.json) or, for other formats, a folder."
+    parser.add_argument("--trace", metavar="t.pftrace", help=about)
+    about = f"Set the trace format: {forms} (default: by the extension of --trace)."
+    parser.add_argument("--trace-format", metavar="F", help=about)
 
 
 def reserve_trace(path: str | None, format: str | None, outputs: Outputs) -> Trace | None:
@@ -55,20 +49,16 @@ def reserve_trace(path: str | None, format: str | None, outputs: Outputs) -> Tra
     """
     if format is not None and format not in (*FILES, *FOLDERS):
         raise UsageError(
-            "DIST0152",
-            f'unknown format "{format}"',
-            place="--trace-format",
-            remedy=nearest(format, (*FILES, *FOLDERS)),
-        )
+            "DIST0152", f'unknown format "{format}"',
+            place="--trace-format", remedy=nearest(format, (*FILES, *FOLDERS)),
+        )  # fmt: skip
     if path is None:
         if format is None:
             return None
         raise UsageError(
-            "DIST0151",
-            "--trace-format needs --trace",
-            place="--trace-format",
-            remedy="Add --trace PATH.",
-        )
+            "DIST0151", "--trace-format needs --trace",
+            place="--trace-format", remedy="Add --trace PATH.",
+        )  # fmt: skip
     if format in FOLDERS:
         folder = outputs.reserve_folder(path, "--trace", _NAMES[format])
         return None if folder is None else Trace(folder, format)

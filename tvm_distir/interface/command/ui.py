@@ -22,18 +22,12 @@ def add_parser(commands: Commands) -> None:
         help="Write a page that sorts, filters and compares saved results.",
         description="Write an HTML page of all analyses (`analyze --json` and `-o`), searches "
         "(`search -o`) and sweeps (CSV) in files and folders. The page needs no server.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "folders", metavar="FOLDER", nargs="+", help="A folder with results, or a file."
     )
-    parser.add_argument(
-        "-o",
-        dest="out",
-        metavar="FILE",
-        default="results.html",
-        help="Write to a file (default: results.html).",
-    )
+    about = "Write to a file (default: results.html)."
+    parser.add_argument("-o", dest="out", metavar="FILE", default="results.html", help=about)
     parser.set_defaults(run=run, registers=True)
 
 

@@ -6,20 +6,54 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tvm_distir.planning import StepOptions
-from tvm_distir.support import parse_seed
+from tvm_distir.support import option, parse_seed
 
-from .options import add_dispatch, add_model_options, asked_by, read_planned_step
+from .options import (
+    add_dispatch,
+    add_model_options,
+    add_options,
+    asked_by,
+    read_options,
+    read_planned_step,
+)
 from .stages import stopwatch, study_of
 from .terminal import print_result, wants_colour, with_warnings
 
 if TYPE_CHECKING:
     from .help import Commands
 
-ENGINES = ("virtual", "threads", "mpi", "torch", "xla")
+
+def _seed(text: str, _option: str) -> int:
+    return parse_seed(text)
+
+
+@dataclass(frozen=True)
+class VerifyOptions:
+    """Options of ``verify``.
+
+    Parameters
+    ----------
+    engine : str
+        Set the engine: virtual, threads, mpi, torch, xla (default: virtual).
+    seed : int
+        Set the seed of the random inputs (default: 0).
+    exact : bool
+        Sample inputs from {-2..2} and require bitwise equality.
+    symbolic : bool
+        Keep symbolic dims in the program; --dim gives the sizes of the inputs alone.
+    json : bool
+        Print JSON instead of text.
+    """
+
+    engine: str = option("build", "E", usual="virtual", frequent=True)
+    seed: int = option("run", "N", _seed, usual="0", frequent=True)
+    exact: bool = option("run", default=False, frequent=True)
+    symbolic: bool = option("run", default=False, frequent=True)
+    json: bool = option("run", default=False, frequent=True)
 
 
 def add_parser(commands: Commands) -> None:
@@ -28,37 +62,18 @@ def add_parser(commands: Commands) -> None:
         "verify",
         help="Verify a distributed model against the original by running both.",
         description="Run the distributed program and the original on the same inputs, and compare.",
-        allow_abbrev=False,
     )
     add_model_options(parser)
-    parser.add_argument(
-        "--engine",
-        default="virtual",
-        metavar="E",
-        help=f"Set the engine: {', '.join(ENGINES)} (default: virtual).",
-    )
+    add_options(parser, VerifyOptions, ("build",))
     add_dispatch(parser)
-    parser.add_argument(
-        "--seed", default="0", metavar="N", help="Set the seed of the random inputs (default: 0)."
-    )
-    parser.add_argument(
-        "--exact",
-        action="store_true",
-        help="Sample inputs from {-2..2} and require bitwise equality.",
-    )
-    parser.add_argument(
-        "--symbolic",
-        action="store_true",
-        help="Keep symbolic dims in the program; --dim gives the sizes of the inputs alone.",
-    )
-    parser.add_argument("--json", action="store_true", help="Print JSON instead of text.")
+    add_options(parser, VerifyOptions, ("run",))
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Load, run both, compare. A difference is printed as a result, then raised (exit code 70)."""
     step = read_planned_step(arguments, StepOptions)
-    seed = parse_seed(arguments.seed)
+    options = read_options(arguments, VerifyOptions)
     watch = stopwatch()
     with watch.stage("load"):
         from tvm_distir.execution import engine, verify
@@ -66,25 +81,19 @@ def run(arguments: argparse.Namespace) -> int:
         from tvm_distir.interface.report.verification import verdict_dict, verdict_text
 
         with asked_by("--engine", "DIST0601"), asked_by("--dispatch", "DIST0623"):
-            chosen = engine(arguments.engine, arguments.dispatch)
+            chosen = engine(options.engine, arguments.dispatch)
         chosen.check_available()
-    sizes: Mapping[str, int] = (step.dims or {}) if arguments.symbolic else {}
-    study = study_of(replace(step, dims={}) if arguments.symbolic else step, watch=watch)
+    sizes: Mapping[str, int] = (step.dims or {}) if options.symbolic else {}
+    study = study_of(replace(step, dims={}) if options.symbolic else step, watch=watch)
     with watch.stage("draw"):
-        weights = {} if arguments.exact else study.source.read_weights()
+        weights = {} if options.exact else study.source.read_weights()
     local = study.local
     with watch.stage("verify"):
         outcome = verify(
-            study.step,
-            study.step_plan,
-            engine=chosen,
-            seed=seed,
-            exact=arguments.exact,
-            weights=weights,
-            dist=local,
-            dims=sizes,
-        )
-    if arguments.json:
+            study.step, study.step_plan, engine=chosen, seed=options.seed, exact=options.exact,
+            weights=weights, dist=local, dims=sizes,
+        )  # fmt: skip
+    if options.json:
         print_result(
             to_json(with_warnings(verdict_dict(outcome, str(step.model), watch.timings_s)))
         )

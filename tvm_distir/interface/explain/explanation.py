@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from tvm_distir.core.rewriting import dims_remedy
-from tvm_distir.support import Column, DataTable, Displayed
+from tvm_distir.support import Column, DataTable, Displayed, align
 
 from .findings import AxisReason, ChainStep, Dim, ExplainedCollective, OtherPlacement, Resharding
 
@@ -160,16 +160,8 @@ _LEGEND = (
 MOST_STEPS = 12
 
 _HEAD = [
-    "axis",
-    "label",
-    "requested",
-    "cost",
-    "objective",
-    "wire bytes",
-    "FLOPs",
-    "memory bytes",
-    "parameter bytes",
-    "collectives",
+    *("axis", "label", "requested", "cost", "objective", "wire bytes", "FLOPs", "memory bytes"),
+    *("parameter bytes", "collectives"),
 ]
 
 
@@ -177,10 +169,9 @@ def _lines(e: Explanation) -> Iterator[str]:
     axes = ", ".join(f"{name}={size}" for name, size in e.mesh_axes)
     yield f"{e.name}: {e.made_by}, shape {_shape(e.shape)}"
     yield f"  placement {e.placement} on {e.mesh} ({axes})"
-    size_text = (
-        f"{e.bytes_per_device:,} of {e.size_bytes:,} bytes" if e.size_bytes is not None else ""
-    )
-    yield f"  {_shape(e.local_shape)} per device: {size_text or 'bytes unknown'}"
+    known = e.size_bytes is not None
+    size_text = f"{e.bytes_per_device:,} of {e.size_bytes:,} bytes" if known else "bytes unknown"
+    yield f"  {_shape(e.local_shape)} per device: {size_text}"
     if len(e.specialisations) > 1:
         each = "; ".join(f"{name}: {placement}" for name, placement in e.specialisations)
         yield f"  specialisations of {e.function}: {each}"
@@ -195,7 +186,8 @@ def _lines(e: Explanation) -> Iterator[str]:
     if e.users:
         yield ""
         yield "Used by"
-        yield from _table([[user, form] for user, form in e.users])
+        (first, *rest) = e.users
+        yield from align(first, rest, "ll")
     if e.moves:
         yield ""
         yield "Resharding"
@@ -269,8 +261,7 @@ def _collective(c: ExplainedCollective) -> str:
 
 
 def _alternatives(alternatives: Sequence[OtherPlacement]) -> Iterator[str]:
-    rows = [_HEAD]
-    notes = []
+    rows, notes = list[list[str]](), list[str]()
     for x in alternatives:
         label = x.label if x.becomes == x.label else f"{x.label} (becomes {x.becomes})"
         if x.cost is None:
@@ -280,30 +271,13 @@ def _alternatives(alternatives: Sequence[OtherPlacement]) -> Iterator[str]:
             f"{f'{c.count:+,} ' if c.count else ''}{c.kind} {c.axis} ({c.wire_bytes:+,} bytes)"
             for c in x.collectives
         )
-        rows.append(
-            [
-                x.axis,
-                label,
-                "yes" if x.asked else "no",
-                f"{x.price:+,.0f}",
-                f"{x.cost:+,.0f}",
-                f"{x.wire_bytes:+,}",
-                f"{x.flops:+,}",
-                f"{x.memory_bytes:+,}",
-                f"{x.held_bytes:+,}",
-                changes or "unchanged",
-            ]
-        )
-    if len(rows) > 1:
-        yield from _table(rows)
+        costs = [f"{cost:+,.0f}" for cost in (x.price, x.cost)]
+        sizes = [f"{n:+,}" for n in (x.wire_bytes, x.flops, x.memory_bytes, x.held_bytes)]
+        asked = "yes" if x.asked else "no"
+        rows.append([x.axis, label, asked, *costs, *sizes, changes or "unchanged"])
+    if rows:
+        yield from align(_HEAD, rows, "l" * len(_HEAD))
         yield from _indent(_LEGEND)
     if notes:
         yield "  Infeasible"
         yield from _indent([f"  {note}" for note in notes])
-
-
-def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    for row in rows:
-        line = "  ".join(word.ljust(n) for word, n in zip(row, widths))
-        yield f"  {line.rstrip()}"

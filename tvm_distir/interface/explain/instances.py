@@ -125,11 +125,9 @@ class InstanceIndex:
             if len(groups) > 1:
                 positions = [f"{function}/{text}" for function in groups]
                 raise PropagationError(
-                    "DIST0431",
-                    f"{len(groups)} functions have a value of this name",
-                    place=text,
-                    remedy=f"Name one: {', '.join(positions)}.",
-                )
+                    "DIST0431", f"{len(groups)} functions have a value of this name",
+                    place=text, remedy=f"Name one: {', '.join(positions)}.",
+                )  # fmt: skip
             if groups:
                 return _only(next(iter(groups.values())), text)
         raise self._unknown(text, self.instances)
@@ -196,20 +194,16 @@ def _only(targets: list[Target], text: str) -> Target:
     tensors = [t for t in targets if t.value >= 0]
     if not tensors:
         raise PropagationError(
-            "DIST0431",
-            "this is a constant or not a tensor",
-            place=text,
-            remedy="Name a tensor: a variable or a parameter.",
-        )
+            "DIST0431", "this is a constant or not a tensor",
+            place=text, remedy="Name a tensor: a variable or a parameter.",
+        )  # fmt: skip
     variables = {str(t.var.name) for t in targets if t.var is not None}
     same = all(t.var is not None and t.var.same_as(targets[0].var) for t in targets)
     if len(targets) > 1 and same:
         raise PropagationError(
-            "DIST0431",
-            f"a tuple of {len(targets)} tensors",
-            place=text,
-            remedy=f"Name a field: {text}.0 to {text}.{len(targets) - 1}.",
-        )
+            "DIST0431", f"a tuple of {len(targets)} tensors",
+            place=text, remedy=f"Name a field: {text}.0 to {text}.{len(targets) - 1}.",
+        )  # fmt: skip
     if len({t.value for t in targets}) > 1:
         raise PropagationError(
             "DIST0431",

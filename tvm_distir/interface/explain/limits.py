@@ -27,31 +27,22 @@ class Limits:
         s = self.subject
         size = s.value.shape[d]
         sharding = tuple(s.axis_name(i) for i, label in enumerate(s.labels) if label == d)
-        result: dict[str, None] = {}
-        for i in range(len(s.axes)):
-            text = self.size_obstacle(d, i)
-            if text:
-                result[text] = None
-        for inst, k, j in s.producers(s.inst, s.v):
-            rule = inst.graph.nodes[k].rule
-            why = rule.why_whole.get(f"out{j}.dim{d}") if rule is not None else None
-            if why:
-                result[f"{s.node_text(inst, k)} produces it replicated: {why}"] = None
-        for inst, k, j in s.consumers(s.inst, s.v):
-            rule = inst.graph.nodes[k].rule
-            why = rule.why_whole.get(f"in{j}.dim{d}") if rule is not None else None
-            if why:
-                result[f"{s.node_text(inst, k)} requires it replicated: {why}"] = None
-        return Dim(d, str(size), sharding, tuple(result))
+        obstacles = [self.size_obstacle(d, i) for i in range(len(s.axes))]
+        for uses, side, verb in (
+            (s.producers(s.inst, s.v), "out", "produces"),
+            (s.consumers(s.inst, s.v), "in", "requires"),
+        ):
+            for inst, k, j in uses:
+                rule = inst.graph.nodes[k].rule
+                why = rule.why_whole.get(f"{side}{j}.dim{d}") if rule is not None else None
+                if why:
+                    obstacles.append(f"{s.node_text(inst, k)} {verb} it replicated: {why}")
+        return Dim(d, str(size), sharding, tuple(dict.fromkeys(filter(None, obstacles))))
 
     def size_obstacle(self, d: int, i: int) -> str:
         """Return how the size of a dim limits an axis: not at all, by padding, or always."""
         s = self.subject
-        size, ranks, occupied = (
-            s.value.shape[d],
-            s.ranks(i),
-            s.other_ranks(d, i),
-        )
+        size, ranks, occupied = s.value.shape[d], s.ranks(i), s.other_ranks(d, i)
         if divisible(size, ranks * occupied):
             return ""
         over = f'"{s.axis_name(i)}" ({ranks})'

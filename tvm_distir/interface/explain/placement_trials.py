@@ -54,9 +54,8 @@ class PlacementTrials:
             return
         fn = s.index.mod[s.target.function]
         binding = annotation_of(fn, var)
-        labels: OpenLabels = (None,) * len(s.axes)
-        if binding is not None:
-            labels = annotated_labels(fn, binding)
+        none: OpenLabels = (None,) * len(s.axes)
+        labels = none if binding is None else annotated_labels(fn, binding)
         for i in range(len(s.axes)):
             claims = {label for label, _ in reasons[i].claims}
             current = s.labels[i] if labels[i] is None else labels[i]
@@ -97,13 +96,8 @@ class PlacementTrials:
         label, name = labels[i], s.axis_name(i)
         text = "?" if label is None else placement_text((label,))
         try:
-            other = annotate_otherwise(
-                s.index.mod,
-                s.target.function,
-                var,
-                s.value.mesh,
-                labels,
-            )
+            mod, function = s.index.mod, s.target.function
+            other = annotate_otherwise(mod, function, var, s.value.mesh, labels)
             decision = propagate(other, self.costs, complete=self.complete)
         except DistIRError as error:  # the answer to what this placement would cost: it cannot be
             why = f"{error.code} {error.what}"

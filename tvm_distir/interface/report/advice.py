@@ -66,12 +66,7 @@ def advice(analysis: Analysis) -> list[Advice]:
     """Return the parts of the busiest device's step, the largest first and compute last."""
     step_s = analysis.spent_s
     total_s = sum(step_s.values())
-    writers = {
-        "communication": _communication,
-        "idle": _idle,
-        "memory": _memory,
-        "launch": _launch,
-    }
+    writers = {"communication": _communication, "idle": _idle, "memory": _memory, "launch": _launch}
     parts = [
         write(analysis, step_s[kind])
         for kind, write in writers.items()

@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,15 +28,7 @@ from tvm_distir.performance import (
 from tvm_distir.support.display import units
 
 from .links import links_of
-from .model import (
-    Analysis,
-    Hardware,
-    LinkUse,
-    ReportEvent,
-    ReportLane,
-    ReportMesh,
-    ReportParameter,
-)
+from .model import Analysis, Hardware, LinkUse, ReportEvent, ReportLane, ReportMesh, ReportParameter
 from .text_table import ranges
 
 ASSUMPTIONS = (
@@ -205,21 +197,19 @@ class _Events(Sequence[ReportEvent]):
         return self._made[index]
 
 
+_FACTS: Mapping[str, Callable[[Any], str]] = {
+    "flops": lambda flops: units.count(flops, "FLOP"),
+    "bytes": lambda size: f"{units.size(size)} read and written",
+    "payload_bytes": lambda size: f"{units.size(size)} per device",
+    "wire_bytes": lambda size: f"{units.size(size)} on the wire",
+    "group_size": "groups of {}".format,
+    "bound_by": "bound by {}".format,
+}
+
+
 def _event(event: Event) -> ReportEvent:
     args = event.args
-    facts = []
-    if args.get("flops"):
-        facts.append(units.count(args["flops"], "FLOP"))
-    if args.get("bytes"):
-        facts.append(f"{units.size(args['bytes'])} read and written")
-    if args.get("payload_bytes"):
-        facts.append(f"{units.size(args['payload_bytes'])} per device")
-    if args.get("wire_bytes"):
-        facts.append(f"{units.size(args['wire_bytes'])} on the wire")
-    if args.get("group_size"):
-        facts.append(f"groups of {args['group_size']}")
-    if args.get("bound_by"):
-        facts.append(f"bound by {args['bound_by']}")
+    facts = [words(args[key]) for key, words in _FACTS.items() if args.get(key)]
     return ReportEvent(
         name=str(args.get("binding", event.name)),
         op=event.name,
@@ -284,13 +274,11 @@ def hardware_of(system: System, products: Mapping[str, int], use: StepUse) -> Ha
     dtype = " and ".join(sorted(products, key=lambda name: (-products[name], name)))
     near, far = system.intra_node, system.inter_node
     bandwidth = system.memory_bandwidth_bytes_per_s
+    capacity = units.size(system.memory_capacity_bytes)
     facts = [
         ("device", f"{system.device.name}, {near.devices_per_node} per node"),
         ("peak compute", f"{units.count(peak, 'FLOP/s')} in {dtype} (matrix units)"),
-        (
-            "memory",
-            f"{units.size(system.memory_capacity_bytes)} at {units.count(bandwidth, 'B/s')}",
-        ),
+        ("memory", f"{capacity} at {units.count(bandwidth, 'B/s')}"),
         ("launch floor", f"{system.device.launch_floor_us:g} us per kernel"),
         (
             "intra-node links",

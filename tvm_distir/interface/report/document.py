@@ -45,18 +45,11 @@ def to_dict(analysis: Analysis) -> dict[str, object]:
         "bound_by": analysis.bound_by,
         "spent_s": analysis.spent_s,
         "meshes": [
-            {
-                "name": mesh.name,
-                "axes": dict(zip(mesh.axes, mesh.shape)),
-                "device_ids": list(mesh.device_ids),
-            }
-            for mesh in analysis.meshes
+            {"name": m.name, "axes": dict(zip(m.axes, m.shape)), "device_ids": list(m.device_ids)}
+            for m in analysis.meshes
         ],
         "devices": [device.to_dict() for device in analysis.devices],
-        "collectives": [
-            {**collective.to_dict(), "time_s": collective.time_s}
-            for collective in analysis.collectives
-        ],
+        "collectives": [{**c.to_dict(), "time_s": c.time_s} for c in analysis.collectives],
         "ops": [dict(vars(op)) for op in analysis.ops],
         "memory": [
             {"mesh": lane.mesh, "devices": list(lane.devices), **lane.account.to_dict()}
@@ -69,9 +62,7 @@ def to_dict(analysis: Analysis) -> dict[str, object]:
         "links": [dict(vars(link)) for link in analysis.links],
         "unmodelled_ops": list(analysis.unmodelled_ops),
         "branches": [dict(vars(branch)) for branch in analysis.branches],
-        "timings_s": {
-            stage: round(duration_s, 6) for stage, duration_s in analysis.timings_s.items()
-        },
+        "timings_s": {stage: round(took_s, 6) for stage, took_s in analysis.timings_s.items()},
         **({} if analysis.pipeline is None else {"pipeline": analysis.pipeline.to_dict()}),
     }
 

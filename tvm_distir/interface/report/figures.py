@@ -79,23 +79,13 @@ def figures(analysis: Analysis) -> Figures:
 
 def throughput_words(step_figures: Figures) -> str:
     """Return tokens (without a token input, samples) per second; empty where unknown."""
-    if step_figures.tokens_per_s is not None and step_figures.tokens_per_s_per_device is not None:
-        total, each, unit = (
-            step_figures.tokens_per_s,
-            step_figures.tokens_per_s_per_device,
-            "tokens/s",
-        )
-    elif (
-        step_figures.samples_per_s is not None and step_figures.samples_per_s_per_device is not None
+    for unit, total, each in (
+        ("tokens/s", step_figures.tokens_per_s, step_figures.tokens_per_s_per_device),
+        ("samples/s", step_figures.samples_per_s, step_figures.samples_per_s_per_device),
     ):
-        total, each, unit = (
-            step_figures.samples_per_s,
-            step_figures.samples_per_s_per_device,
-            "samples/s",
-        )
-    else:
-        return ""
-    return f"{units.count(total)} {unit}, {units.count(each)} per device"
+        if total is not None and each is not None:
+            return f"{units.count(total)} {unit}, {units.count(each)} per device"
+    return ""
 
 
 def utilisation_words(analysis: Analysis, step_figures: Figures) -> str:

@@ -185,17 +185,11 @@ def results_page(steps: SavedSteps, title: str) -> str:
     page : str
         The same for the same steps, byte by byte. Columns without any value are left out.
     """
-    columns = [
-        column for column in COLUMNS if any(row.get(column.name) is not None for row in steps.rows)
-    ]
-    data = {
-        "columns": [
-            {"title": column.title, "number": column.text is not None} for column in columns
-        ],
-        "rows": [
-            [[row.get(column.name), column.cell(row.get(column.name))] for column in columns]
-            for row in steps.rows
-        ],
-    }
+    filled = {key for row in steps.rows for key, value in row.items() if value is not None}
+    columns = [column for column in COLUMNS if column.name in filled]
+    heads = [{"title": column.title, "number": column.text is not None} for column in columns]
+    values = [[(row.get(c.name), c) for c in columns] for row in steps.rows]
+    rows = [[[value, column.cell(value)] for value, column in cells] for cells in values]
+    data = {"columns": heads, "rows": rows}
     return render("results.html.j2", title=title, count=len(steps.rows), skipped=steps.skipped,
                   data=data)  # fmt: skip

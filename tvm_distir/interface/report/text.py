@@ -4,6 +4,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from tvm_distir.performance import OpTime
 from tvm_distir.support import align, printable
 from tvm_distir.support.display import units
 
@@ -71,16 +74,9 @@ def _time(analysis: Analysis, paint: Painter) -> list[str]:
     total = analysis.time_s
     rows = []
     for ids, d in analysis.device_groups:
-        rows.append(
-            [
-                ranges(ids),
-                f"{units.duration(d.compute_s)} ({units.share(d.compute_s, total)})",
-                f"{units.duration(d.exposed_comm_s)} ({units.share(d.exposed_comm_s, total)})",
-                f"{units.duration(d.idle_s)} ({units.share(d.idle_s, total)})",
-                units.duration(d.comm_s),
-                work(d.flops),
-            ]
-        )
+        parts = (d.compute_s, d.exposed_comm_s, d.idle_s)
+        shares = [f"{units.duration(part)} ({units.share(part, total)})" for part in parts]
+        rows.append([ranges(ids), *shares, units.duration(d.comm_s), work(d.flops)])
     head = ["devices", "compute", "exposed comm", "idle", "total comm", "FLOPs"]
     return ["", paint("bold", "Time"), *align(head, rows, "lrrrrr")]
 
@@ -118,31 +114,18 @@ def _ops(analysis: Analysis, paint: Painter) -> list[str]:
     if not analysis.ops:
         return []
     ordered = analysis.ops_by_time
-    total = sum(op.time_s for op in ordered)
-    rows = [
-        [
-            op.op,
-            str(op.count),
-            units.duration(op.time_s),
-            units.share(op.time_s, total),
-            work(op.flops),
-            units.size(op.bytes_moved),
-        ]
-        for op in ordered[:_ROWS]
-    ]
+    total_s = sum(op.time_s for op in ordered)
+
+    def cells(name: str, ops: Sequence[OpTime]) -> list[str]:
+        count, time_s = sum(op.count for op in ops), sum(op.time_s for op in ops)
+        flops, moved = sum(op.flops for op in ops), sum(op.bytes_moved for op in ops)
+        share = units.share(time_s, total_s)
+        return [name, str(count), units.duration(time_s), share, work(flops), units.size(moved)]
+
+    rows = [cells(op.op, [op]) for op in ordered[:_ROWS]]
     rest = ordered[_ROWS:]
     if rest:
-        rest_s = sum(op.time_s for op in rest)
-        rows.append(
-            [
-                f"{len(rest)} more",
-                str(sum(op.count for op in rest)),
-                units.duration(rest_s),
-                units.share(rest_s, total),
-                work(sum(op.flops for op in rest)),
-                units.size(sum(op.bytes_moved for op in rest)),
-            ]
-        )
+        rows.append(cells(f"{len(rest)} more", rest))
     head = ["op", "count", "time", "share", "FLOPs", "bytes moved"]
     return ["", paint("bold", f"Time by op{_on(analysis)}"), *align(head, rows, "lrrrrr")]
 
@@ -164,11 +147,8 @@ def _functions(analysis: Analysis, paint: Painter) -> list[str]:
     if hidden > 0:
         rows.append([f"{hidden} more", "", "", "", ""])
     head = ["function", "calls", "compute", "comm", "FLOPs"]
-    return [
-        "",
-        paint("bold", f"Functions{_on(analysis)}, including callees"),
-        *align(head, rows, "lrrrr"),
-    ]
+    title = paint("bold", f"Functions{_on(analysis)}, including callees")
+    return ["", title, *align(head, rows, "lrrrr")]
 
 
 def _timings(analysis: Analysis, paint: Painter) -> list[str]:

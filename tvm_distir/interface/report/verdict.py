@@ -53,9 +53,8 @@ def check_fits(analysis: Analysis) -> None:
         raise InfeasibleError(
             "DIST0804",
             f"a device needs {units.size(peak)} of memory and has {units.size(capacity)}{largest}",
-            place=analysis.hardware.name,
-            remedy=remedy,
-        )
+            place=analysis.hardware.name, remedy=remedy,
+        )  # fmt: skip
 
 
 def to_verdict(analysis: Analysis, colour: bool = False) -> str:

@@ -66,16 +66,6 @@ class Loads:
     slows: Ints
     beside: float
 
-    @staticmethod
-    def none(units: RankPrograms) -> Loads:
-        """Return loads without contention."""
-        classes = len(units.steps) + len(units.edges)
-        return Loads(
-            np.zeros(0), np.arange(classes + 1), np.full(classes, ENDLESS), np.ones(classes),
-            np.zeros(classes + 1, np.int64), np.zeros(0, np.int64), np.zeros(0),
-            np.full((classes, 2), -1, np.int64), 1.0,
-        )  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Activities:
@@ -153,25 +143,17 @@ class ActivityGraphBuilder(RankWalk[int]):
         sizes = [matrix.size for matrix in self.matrices]
         rows = np.array(self.rows, np.int64).reshape(-1, 4)
         kind, group, owner, duration = np.ascontiguousarray(rows.T)
+        tokens = (np.array(part, np.int64) for part in (self.in_begin, self.ins, self.out_begin))
         activities = Activities(
             np.concatenate([np.zeros(0, np.int64), *(matrix.ravel() for matrix in self.matrices)]),
             np.cumsum([0, *sizes])[:-1].astype(np.int64),
             np.array([matrix.shape[1] for matrix in self.matrices], np.int64),
-            kind,
-            group,
-            owner,
-            duration,
-            np.array(self.in_begin, np.int64),
-            np.array(self.ins, np.int64),
-            np.array(self.out_begin, np.int64),
+            *(kind, group, owner, duration),
+            *tokens,
         )
-        return ActivityGraph(
-            activities,
-            np.array([run for runs in self.runs for run in runs], np.int64),
-            self.sent,
-            np.array(self.streams, np.int64),
-            np.array(self.position, np.int64),
-        )
+        runs = np.array([run for runs in self.runs for run in runs], np.int64)
+        ends = (np.array(part, np.int64) for part in (self.streams, self.position))
+        return ActivityGraph(activities, runs, self.sent, *ends)
 
     def _add(
         self, kind: int, group: int, rank: int, duration: int, ins: list[int], outs: int

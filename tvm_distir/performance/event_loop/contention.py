@@ -90,24 +90,11 @@ def run_contended(maps: FunctionSummaries, units: RankPrograms, loads: Loads) ->
 
 
 def _contend_native(activities: Activities, loads: Loads) -> tuple[Ints, Ints]:
-    ints = (
-        activities.matrix, activities.matrix_begin, activities.matrix_ports, activities.kind,
-        activities.group, activities.rank, activities.spent,
-        activities.in_begin, activities.ins, activities.out_begin,
-    )  # fmt: skip
     know_overflows()
-    sizes, outcome = load_library()["contention"](
-        *ints,
-        loads.capacity.view(np.int64),
-        loads.piece_begin,
-        loads.until.view(np.int64),
-        loads.speed.view(np.int64),
-        loads.load_begin,
-        loads.link,
-        loads.load.view(np.int64),
-        np.ascontiguousarray(loads.slows).ravel(),
-        float(loads.beside),
-    )
+    *arrays, beside = vars(loads).values()
+    bits = (np.ascontiguousarray(array).ravel().view(np.int64) for array in arrays)
+    native = load_library()["contention"]
+    sizes, outcome = native(*vars(activities).values(), *bits, float(beside))
     time, clock = (np.empty(size, np.int64) for size in sizes())
     outcome(time, clock)
     return time, clock.reshape(-1, 3)

@@ -82,11 +82,10 @@ def representable() -> Iterator[None]:
         yield
     except OverflowError as err:
         raise SimulationError(
-            "DIST0721",
-            "the simulated time does not fit in 64-bit picoseconds (13 days)",
+            "DIST0721", "the simulated time does not fit in 64-bit picoseconds (13 days)",
             place="schedule",
             remedy="Check the numbers of the system and the sizes of the program.",
-        ) from err
+        ) from err  # fmt: skip
 
 
 class FunctionSummaries(Protocol):

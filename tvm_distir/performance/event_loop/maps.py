@@ -39,19 +39,9 @@ class NativeMaps:
     """See :class:`.function_summaries.FunctionSummaries`."""
 
     def __init__(self, table: FunctionTable) -> None:
-        (
-            self._origins,
-            self._apart,
-            self._open,
-            self._ports,
-            self._matrix,
-            self._expand,
-            self._spans,
-            self._run,
-            self._outcome,
-            self._busy,
-            self._sweep,
-        ) = load_library()["simulation"](*table.arrays())
+        functions = load_library()["simulation"](*table.arrays())
+        self._origins, self._apart, self._open, self._ports, self._matrix, *others = functions
+        self._expand, self._spans, self._run, self._outcome, self._busy, self._sweep = others
         know_overflows()
         self._results = table.functions[3::4]
 
@@ -111,13 +101,8 @@ class NativeMaps:
     def sweep(self, columns: Ints, duration: Ints, sent: Ints, units: RankPrograms) -> Ints:
         """See :class:`.function_summaries.FunctionSummaries`."""
         result = np.empty(duration.shape[1], np.int64)
-        self._sweep(
-            columns,
-            np.ascontiguousarray(duration).ravel(),
-            np.ascontiguousarray(sent).ravel(),
-            *units.arrays(),
-            result,
-        )
+        tables = (np.ascontiguousarray(table).ravel() for table in (duration, sent))
+        self._sweep(columns, *tables, *units.arrays(), result)
         return result
 
     def busy(self, runs: Ints, times: Ints, computing: Ints, talking: Ints) -> tuple[int, int, int]:

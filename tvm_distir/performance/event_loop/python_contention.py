@@ -10,14 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from .activities import (
-    ALL_ALONG,
-    AT_ZERO,
-    FLOW,
-    JOIN,
-    Activities,
-    Loads,
-)
+from .activities import ALL_ALONG, AT_ZERO, FLOW, JOIN, Activities, Loads
 from .function_summaries import NEVER, Ints
 from .python_units import times_of
 

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from .tasks import Ints, Tasks
@@ -24,55 +26,60 @@ def schedule_tasks(tasks: Tasks) -> tuple[Ints, Ints, int]:
     done : int
         How many tasks were scheduled; -1 when an end does not fit in 64 bits.
     """
-    count = tasks.size
-    start, end = [-1] * count, [-1] * count
-    queues: dict[int, list[int]] = {}
-    members: dict[int, list[int]] = {}
-    for task in range(count):
-        if tasks.stream[task] >= 0:
-            queues.setdefault(int(tasks.stream[task]), []).append(task)
-        if tasks.group[task] >= 0:
-            members.setdefault(int(tasks.group[task]), []).append(task)
-    free_at = dict.fromkeys(queues, 0)
+    return _Queues(tasks).run()
 
-    def ready_at(task: int) -> int | None:
-        """Return when the task could start; None when something before it is not done."""
-        times = [0]
-        stream = int(tasks.stream[task])
-        if stream >= 0:
-            if queues[stream][0] != task:
+
+class _Queues:
+    """Tasks in the queues of their streams, and in their groups."""
+
+    def __init__(self, tasks: Tasks) -> None:
+        self.tasks = tasks
+        self.start, self.end = [-1] * tasks.size, [-1] * tasks.size
+        self.queues: dict[int, list[int]] = {}
+        self.members: dict[int, list[int]] = {}
+        for of, numbers in ((self.queues, tasks.stream), (self.members, tasks.group)):
+            for task, number in enumerate(numbers.tolist()):
+                if number >= 0:
+                    of.setdefault(number, []).append(task)
+        self.free_at = dict.fromkeys(self.queues, 0)
+
+    def run(self) -> tuple[Ints, Ints, int]:
+        """Schedule all tasks that can start."""
+        waiting, moved = list(range(self.tasks.size)), True
+        while moved:
+            moved = False
+            for task in waiting:
+                together = self.members.get(int(self.tasks.group[task]), [task])
+                ready = self._ready_at(together) if self.end[task] < 0 else None
+                if ready is None:
+                    continue
+                finish = ready + max(int(self.tasks.duration[member]) for member in together)
+                if finish > _LARGEST:
+                    return _array(self.start), _array(self.end), -1
+                self._place(together, ready, finish)
+                moved = True
+            waiting = [task for task in waiting if self.end[task] < 0]
+        return _array(self.start), _array(self.end), self.tasks.size - len(waiting)
+
+    def _ready_at(self, together: Sequence[int]) -> int | None:
+        """Return when tasks could start; None when something before them is not done."""
+        times, tasks = [0], self.tasks
+        for task in together:
+            stream = int(tasks.stream[task])
+            deps = tasks.dep[tasks.dep_begin[task] : tasks.dep_begin[task + 1]]
+            ends = [self.end[dep] for dep in deps]
+            if min(ends, default=0) < 0 or (stream >= 0 and self.queues[stream][0] != task):
                 return None
-            times.append(free_at[stream])
-        for dep in tasks.dep[tasks.dep_begin[task] : tasks.dep_begin[task + 1]]:
-            if end[dep] < 0:
-                return None
-            times.append(end[dep])
+            times += [*ends, self.free_at.get(stream, 0)]
         return max(times)
 
-    waiting = list(range(count))
-    moved = True
-    while moved:
-        moved = False
-        for task in waiting:
-            if end[task] >= 0:
-                continue
-            together = members.get(int(tasks.group[task]), [task])
-            times = [ready_at(member) for member in together]
-            known = [time for time in times if time is not None]
-            if len(known) < len(times):
-                continue
-            finish = max(known) + max(int(tasks.duration[member]) for member in together)
-            if finish > _LARGEST:
-                return _array(start), _array(end), -1
-            for member in together:
-                start[member], end[member] = max(known), finish
-                stream = int(tasks.stream[member])
-                if stream >= 0:
-                    queues[stream].pop(0)
-                    free_at[stream] = finish
-            moved = True
-        waiting = [task for task in waiting if end[task] < 0]
-    return _array(start), _array(end), count - len(waiting)
+    def _place(self, together: Sequence[int], start: int, finish: int) -> None:
+        for task in together:
+            self.start[task], self.end[task] = start, finish
+            stream = int(self.tasks.stream[task])
+            if stream >= 0:
+                self.queues[stream].pop(0)
+                self.free_at[stream] = finish
 
 
 def _array(values: list[int]) -> Ints:

@@ -6,13 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .function_summaries import (
-    LATEST,
-    NEVER,
-    STREAM_PORTS,
-    FunctionSummaries,
-    Ints,
-)
+from .function_summaries import LATEST, NEVER, STREAM_PORTS, FunctionSummaries, Ints
 from .rank_programs import RANK_STREAMS, ActionTimes, RankPrograms
 from .rank_walk import RankWalk
 

@@ -38,11 +38,10 @@ def schedule(tasks: Tasks, names: Sequence[str] | None = None) -> tuple[Ints, In
     start, end, done = (reference("schedule") or _schedule_native)(tasks)
     if done < 0:
         raise SimulationError(
-            "DIST0721",
-            "the simulated time does not fit in 64-bit picoseconds (106 days)",
+            "DIST0721", "the simulated time does not fit in 64-bit picoseconds (106 days)",
             place="schedule",
             remedy="Check the numbers of the system and the sizes of the program.",
-        )
+        )  # fmt: skip
     if done < tasks.size:
         cycle = find_cycle(tasks, start)
         shown = [names[t] if names is not None else f"task {t}" for t in cycle]
@@ -63,17 +62,9 @@ def _schedule_native(tasks: Tasks) -> tuple[Ints, Ints, int]:
     import tvm_ffi
 
     start, end = np.empty(tasks.size, np.int64), np.empty(tasks.size, np.int64)
-    view = tvm_ffi.from_dlpack
+    arguments = (*vars(tasks).values(), start, end)
     done = load_library()["schedule"](
-        view(tasks.duration),
-        view(tasks.stream),
-        tasks.stream_count,
-        view(tasks.dep_begin),
-        view(tasks.dep),
-        view(tasks.group),
-        tasks.group_count,
-        view(start),
-        view(end),
+        *(x if isinstance(x, int) else tvm_ffi.from_dlpack(x) for x in arguments)
     )
     return start, end, int(done)
 

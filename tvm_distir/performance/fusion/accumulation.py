@@ -133,11 +133,6 @@ def _maker(functions: Mapping[str, Function], place: Place) -> Place:
 
 
 def _without_work(fn: Function, moved: set[int]) -> Function:
-    """Return a function some of whose kernels, by their ids, take no time."""
-    ops = tuple(
-        op._replace(flops=0, bytes_read=0, bytes_written=0, kernel_class="view")
-        if id(op) in moved
-        else op
-        for op in fn.ops
-    )
+    """Return a function whose moved ops, by identity, take no time."""
+    ops = tuple(op.without_work() if id(op) in moved else op for op in fn.ops)
     return dataclasses.replace(fn, ops=ops)

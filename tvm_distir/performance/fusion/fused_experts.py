@@ -7,7 +7,6 @@ from __future__ import annotations
 import dataclasses
 
 from tvm_distir.core.ir.operators import EXPERT_MATMUL_OP
-from tvm_distir.core.ops import VIEW
 from tvm_distir.performance.program.parts import Function, Op
 from tvm_distir.performance.program.program import Program
 
@@ -41,7 +40,7 @@ def _without_moves(fn: Function) -> Function:
         readers = {r for v in fn.ops[number].outputs for r in flow.readers.get(flow.source[v], ())}
         if readers and readers <= inside and _moves(fn.ops[number]):
             inside.add(number)
-    ops = tuple(_free(op) if number in inside else op for number, op in enumerate(fn.ops))
+    ops = tuple(op.without_work() if number in inside else op for number, op in enumerate(fn.ops))
     return dataclasses.replace(fn, ops=ops)
 
 
@@ -83,7 +82,3 @@ def _behind(fn: Function, flow: Dataflow, products: set[int], selected: set[int]
         if inside and number not in products and _moves(op) and makers <= selected | products:
             numbers.add(number)
     return numbers
-
-
-def _free(op: Op) -> Op:
-    return op._replace(flops=0, bytes_read=0, bytes_written=0, kernel_class=VIEW)

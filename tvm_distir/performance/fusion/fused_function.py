@@ -46,7 +46,7 @@ class Writer:
             elif number not in self.group_of and number not in self.grouping.absorbed:
                 nodes.append((number, self._alone(op)))
         for number in self.grouping.absorbed:
-            nodes.append((number, self._absorbed(fn.ops[number])))
+            nodes.append((number, fn.ops[number].without_work()))
         nodes += fused
         values = list(fn.values)
         for value, (dtype, size) in self.narrowed.items():
@@ -87,9 +87,6 @@ class Writer:
         read = op.bytes_read - sum(map(self._saved, dict.fromkeys(op.inputs)))
         written_bytes = op.bytes_written - sum(map(self._saved, op.outputs))
         return op._replace(bytes_read=max(read, 0), bytes_written=max(written_bytes, 0))
-
-    def _absorbed(self, op: Op) -> Op:
-        return op._replace(flops=0, bytes_read=0, bytes_written=0, kernel_class="view")
 
     def _fused(self, group: Group) -> Op:
         fn, flow = self.flow.fn, self.flow

@@ -22,10 +22,7 @@ HALF = ("float16", "bfloat16")
 EXPERTS = "relax.dist.expert_matmul"
 QUANTIZE = "quantize"
 """Name of the kernels that quantize an operand."""
-PRODUCTS = (
-    *("relax.matmul", "relax.einsum", "relax.dist.grouped_matmul", EXPERTS),
-    "linear",
-)
+PRODUCTS = (*("relax.matmul", "relax.einsum", "relax.dist.grouped_matmul", EXPERTS), "linear")
 
 
 def quantized(program: Program, profile: Profile) -> Program:
@@ -91,9 +88,8 @@ def check_products(profile: Profile, system: System) -> None:
             "DIST0705",
             f'the device of the system "{system.name}" has no peak for products of {chosen.dtype}, '
             f'which the kernel profile "{profile.name}" uses',
-            place="kernels",
-            remedy=f"Use a profile for one of its types: {listed}.",
-        )
+            place="kernels", remedy=f"Use a profile for one of its types: {listed}.",
+        )  # fmt: skip
 
 
 def half_matrices(flow: Dataflow, number: int) -> list[int]:

@@ -67,10 +67,6 @@ class Arenas:
         self.framework = framework
         self._cache: dict[CallVariant, int] = {}
 
-    def inside(self, use: CallVariant) -> int:
-        """Return the bytes of a use's buffers that it does not return."""
-        return unrolled(self._inside(use))
-
     def _inside(self, use: CallVariant) -> Steps[int]:
         if use not in self._cache:
             self._cache[use] = yield from self._place(use, False)

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tvm_distir.core.analysis import last_reads
@@ -114,7 +114,8 @@ class ProgramBuffers:
         for callee in (callee for op in self.functions[name].ops for callee in op.callees):
             if callee not in self._cache:
                 yield self._take(callee)
-        self._cache[name] = self._read(name, self.functions[name])
+        reader = _Reader(self, name, self.functions[name])
+        self._cache[name] = reader.run(self._in_place.get(name, frozenset()))
 
     def called(self, op: Op, reads: Sequence[int]) -> list[tuple[FunctionBuffers, Sequence[int]]]:
         """Return the functions that a call or branch may run, with their argument buffers."""
@@ -125,72 +126,88 @@ class ProgramBuffers:
             first += callee.params
         return callees
 
-    def _read(self, name: str, fn: Function) -> FunctionBuffers:
-        lives = FunctionBuffers(name, len(fn.params))
-        at = [CONSTANT] * len(fn.values)
-        read: list[tuple[int, ...]] = []
-        buffers_of: dict[int, tuple[int, ...]] = {}
 
-        def make(value: int, role: int, maker: int, size: int = -1) -> int:
-            lives.sizes.append(self.rounded(fn.values[value].bytes) if size < 0 else size)
-            lives.roles.append(VALUE_ROLES.get(fn.values[value].role, role))
-            lives.values.append(value)
-            lives.makers.append(maker)
-            return len(lives.makers) - 1
+class _Reader:
+    """Reader of a function: the buffer of each value, and what each step reads."""
 
-        for value in fn.params:
-            at[value] = make(value, TEMPORARIES, -1)
-        in_place = self._in_place.get(name, frozenset())
-        for index, op in enumerate(fn.ops):
+    def __init__(self, program: ProgramBuffers, name: str, fn: Function) -> None:
+        self.program, self.fn = program, fn
+        self.lives = FunctionBuffers(name, len(fn.params))
+        self.at = [CONSTANT] * len(fn.values)
+        self.read: list[tuple[int, ...]] = []
+        self.buffers_of: dict[int, tuple[int, ...]] = {}
+
+    def run(self, in_place: Collection[int]) -> FunctionBuffers:
+        """Read all steps; those ``in_place`` write their results over their operands."""
+        for value in self.fn.params:
+            self.at[value] = self._make(value, TEMPORARIES, -1)
+        for index, op in enumerate(self.fn.ops):
             if op.kind == "view":
-                at[op.outputs[0]] = at[op.inputs[0]]
-                continue
-            number, before = len(lives.steps), len(lives.sizes)
-            reads = tuple(at[i] for i in op.inputs)
-            if op.callees:
-                known: dict[int, int] = {}
-                for value, (exists, buffer_made, role, size) in zip(
-                    op.outputs, self._returned(op, reads)
-                ):
-                    if buffer_made is None:
-                        at[value] = exists
-                    elif buffer_made in known:
-                        at[value] = known[buffer_made]
-                    else:
-                        at[value] = known[buffer_made] = make(value, role, number, size)
-                callee = self[op.callees[0]]
-                for place, lent_buffer in callee.lent:
-                    value = op.outputs[place]
-                    more = make(value, callee.roles[lent_buffer], number, callee.sizes[lent_buffer])
-                    buffers_of[at[value]] = (*buffers_of.get(at[value], ()), more)
-            elif op.kind == "wait" or (op.kind == "transfer" and op.collective == "send"):
-                at[op.outputs[0]] = reads[0]  # the result is the operand
-            elif op.op == KV_APPEND_OP:
-                at[op.outputs[0]] = reads[0]  # rows are written into the cache
-            elif index in in_place:
-                for value, buffer in zip(op.outputs, reads, strict=True):
-                    at[value] = buffer
+                self.at[op.outputs[0]] = self.at[op.inputs[0]]
             else:
-                for value in op.outputs:
-                    role = TEMPORARIES if op.kind == "compute" else COMMUNICATION
-                    at[value] = make(value, role, number)
-            new = tuple(range(before, len(lives.sizes)))
-            if op.is_start:
-                buffers_of.update((buffer, reads) for buffer in new)
-            ended = reads if op.kind == "wait" or op.callees else ()
-            read.append(
-                (*reads, *(buffer for r in ended for buffer in buffers_of.pop(r, ())), *new)
-            )
-            lives.steps.append(MemoryStep(op, reads, tuple(at[i] for i in op.outputs), new))
-        results = tuple(at[i] for i in fn.results)
+                self._step(op, index in in_place)
+        self._finish(tuple(self.at[i] for i in self.fn.results))
+        return self.lives
+
+    def _make(self, value: int, role: int, maker: int, size: int = -1) -> int:
+        known, lives = self.fn.values[value], self.lives
+        lives.sizes.append(self.program.rounded(known.bytes) if size < 0 else size)
+        lives.roles.append(VALUE_ROLES.get(known.role, role))
+        lives.values.append(value)
+        lives.makers.append(maker)
+        return len(lives.makers) - 1
+
+    def _step(self, op: Op, in_place: bool) -> None:
+        lives, at = self.lives, self.at
+        number, before = len(lives.steps), len(lives.sizes)
+        reads = tuple(at[i] for i in op.inputs)
+        if op.callees:
+            self._call(op, reads, number)
+        elif op.kind == "wait" or (op.kind == "transfer" and op.collective == "send"):
+            at[op.outputs[0]] = reads[0]  # the result is the operand
+        elif op.op == KV_APPEND_OP:
+            at[op.outputs[0]] = reads[0]  # rows are written into the cache
+        elif in_place:
+            for value, buffer in zip(op.outputs, reads, strict=True):
+                at[value] = buffer
+        else:
+            role = TEMPORARIES if op.kind == "compute" else COMMUNICATION
+            for value in op.outputs:
+                at[value] = self._make(value, role, number)
+        new = tuple(range(before, len(lives.sizes)))
+        if op.is_start:
+            self.buffers_of.update((buffer, reads) for buffer in new)
+        ended = reads if op.kind == "wait" or op.callees else ()
+        others = (buffer for r in ended for buffer in self.buffers_of.pop(r, ()))
+        self.read.append((*reads, *others, *new))
+        lives.steps.append(MemoryStep(op, reads, tuple(at[i] for i in op.outputs), new))
+
+    def _call(self, op: Op, reads: Sequence[int], number: int) -> None:
+        known: dict[int, int] = {}
+        for value, (exists, made, role, size) in zip(op.outputs, self._returned(op, reads)):
+            if made is None:
+                self.at[value] = exists
+                continue
+            if made not in known:
+                known[made] = self._make(value, role, number, size)
+            self.at[value] = known[made]
+        callee = self.program[op.callees[0]]
+        for place, lent in callee.lent:
+            value = op.outputs[place]
+            more = self._make(value, callee.roles[lent], number, callee.sizes[lent])
+            buffer = self.at[value]
+            self.buffers_of[buffer] = (*self.buffers_of.get(buffer, ()), more)
+
+    def _finish(self, results: tuple[int, ...]) -> None:
+        lives = self.lives
         lives.lent = tuple(
             (place, buffer)
             for place, result in enumerate(results)
-            for buffer in dict.fromkeys(buffers_of.get(result, ()))
+            for buffer in dict.fromkeys(self.buffers_of.get(result, ()))
             if buffer >= lives.params and buffer not in results
         )
         lives.results = (*results, *(buffer for _, buffer in lives.lent))
-        last = last_reads(read)
+        last = last_reads(self.read)
         lives.last = tuple(last.get(buffer, -1) for buffer in range(len(lives.sizes)))
         escaping = set(lives.results)
         ends: list[list[int]] = [[] for _ in lives.steps]
@@ -199,7 +216,6 @@ class ProgramBuffers:
                 ends[step].append(buffer)
         lives.ends = [tuple(sorted(buffers)) for buffers in ends]
         lives.unread = frozenset(range(lives.params)) - last.keys() - escaping
-        return lives
 
     def _returned(self, op: Op, reads: Sequence[int]) -> list[tuple[int, int | None, int, int]]:
         """Return, per result of a call, the argument's buffer or the callee's role and size.
@@ -207,7 +223,7 @@ class ProgramBuffers:
         A result of a branch of which a side passes on an argument counts as a result that the
         branch makes.
         """
-        called = self.called(op, reads)
+        called = self.program.called(op, reads)
         callee = called[0][0]
         result: list[tuple[int, int | None, int, int]] = []
         for place, buffer in enumerate(callee.results):

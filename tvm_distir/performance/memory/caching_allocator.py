@@ -180,9 +180,7 @@ class CachingAllocator:
         return BufferNames(self._program)
 
     def held(
-        self,
-        use: CallVariant,
-        labels: Mapping[int, Label] | None = None,
+        self, use: CallVariant, labels: Mapping[int, Label] | None = None
     ) -> Iterator[LiveBuffer]:
         """Yield the buffers of a call at its peak, with owned parameters, named by ``labels``."""
         path: CallPath | None = None

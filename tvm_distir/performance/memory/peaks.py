@@ -20,6 +20,7 @@ from tvm_distir.core.plan import RankStep, Schedule, programs
 from tvm_distir.performance.program.numbers import Numbers
 from tvm_distir.performance.program.parts import Value
 from tvm_distir.performance.program.program import Program
+from tvm_distir.support import memoized
 
 from .caching_allocator import CachingAllocator
 from .call_variants import BLOCK_BYTES, MemoryLevel
@@ -166,21 +167,18 @@ class Peaks:
         level = functools.partial(PeakFormula, self.kinds.count)
         framework = CachingAllocator(program, level=level)
         self._memories = RankMemories(program, framework, places=False)
-        self._moments: dict[int, Ints] = {}
 
     def of(self, quantities: Ints, micro_batches: int = 1) -> Ints:
         """Return the bytes of the fullest device of steps, (rows,), from (quantities, rows)."""
         return self.kinds.highest_bytes(self.moments(micro_batches), quantities)
 
+    @memoized
     def moments(self, micro_batches: int) -> Ints:
         """Return how many tensors of each size are there, (moments, quantities)."""
-        if micro_batches not in self._moments:
-            schedule = dataclasses.replace(self._schedule, micro_batches=micro_batches)
-            moments = [
-                self._rank(rank, steps, schedule) for rank, steps in enumerate(programs(schedule))
-            ]
-            self._moments[micro_batches] = highest(np.concatenate(moments))
-        return self._moments[micro_batches]
+        schedule = dataclasses.replace(self._schedule, micro_batches=micro_batches)
+        steps_of_ranks = enumerate(programs(schedule))
+        moments = [self._rank(rank, steps, schedule) for rank, steps in steps_of_ranks]
+        return highest(np.concatenate(moments))
 
     def _rank(self, rank: int, steps: Sequence[RankStep], schedule: Schedule) -> Ints:
         """Return the moments of a rank that takes these steps."""

@@ -42,11 +42,10 @@ def planned_account(program: Program, number: int) -> MemoryAccount:
     storage = program.storage
     if storage is None:
         raise SimulationError(
-            "DIST0716",
-            "the program has no storage plan",
+            "DIST0716", "the program has no storage plan",
             place="program",
             remedy="Add a plan: dataclasses.replace(program, storage=td.plan_storage(module)).",
-        )
+        )  # fmt: skip
     resident = resident_buffers(program, number, CachingAllocator(program, block_bytes=1))
     function = storage.entries[number]
     walk = storage.walk(function)

@@ -270,36 +270,17 @@ class RankEvents:
         self.events.append(RankEvent(kind, stage, micro, None, ids))
 
     def _sum(self, number: int) -> None:
-        """Compute a sum over stages: each adds its term, the last broadcasts the total."""
-        stage_sum = self.staged.sums[number]
-        chain = {e.target[0]: e for e in stage_sum.edges if e.direction == "sum"}
-        for stage in stage_sum.stages:
-            here = stage in self._once
-            if here:
-                place = self.staged.sums_of(stage).index(number)
-                self._unit(stage, f"part:{place}", -1)
-            if stage in chain:
-                self._move(chain[stage])
-            if here and stage in chain:
-                self._unit(stage, f"add:{place}", -1)
-            elif here:
-                part, total = self.staged.role_of(stage).sums[place]
-                self._once[stage][total] = self._once[stage][part]
-        totals = [e for e in stage_sum.edges if e.direction == "total"]
-        for edge in totals:
-            self._move(edge)
-        knowing = [
-            s for s in (*(e.target[0] for e in totals), stage_sum.stages[-1]) if s in self._once
-        ]
-        for stage in stage_sum.stages:
-            if stage in self._once:
-                self._once[stage][self._total(stage, number)] = self._once[knowing[-1]][
-                    self._total(knowing[-1], number)
-                ]
+        """Add a sum over stages up, as far as the stages of this rank take part."""
 
-    def _total(self, stage: int, number: int) -> int:
-        """Return the slot of a sum."""
-        return self.staged.role_of(stage).sums[self.staged.sums_of(stage).index(number)][1]
+        def run(stage: int, name: str) -> None:
+            if stage in self._once:
+                self._unit(stage, name, -1)
+
+        def copy(source: tuple[int, int], target: tuple[int, int]) -> None:
+            if target[0] in self._once:
+                self._once[target[0]][target[1]] = self._once[source[0]][source[1]]
+
+        self.staged.add_up(number, run, copy, self._move)
 
     def _move(self, edge: Edge) -> None:
         source, target = (end[0] in self._once for end in (edge.source, edge.target))

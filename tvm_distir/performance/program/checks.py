@@ -81,11 +81,9 @@ def call_order(functions: Functions, place: str = "program") -> list[str]:
                 names = [name for name, _ in path]
                 cycle = [*names[names.index(callee) :], callee]
                 raise SimulationError(
-                    "DIST0713",
-                    f"functions call each other in a cycle: {' -> '.join(cycle)}",
-                    place=place,
-                    remedy="Unroll the recursion.",
-                )
+                    "DIST0713", f"functions call each other in a cycle: {' -> '.join(cycle)}",
+                    place=place, remedy="Unroll the recursion.",
+                )  # fmt: skip
             if callee not in state:
                 path.append((callee, 0))
     return order

@@ -10,15 +10,7 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core.ir import (
-    check_module,
-    mesh_axes,
-    mesh_devices,
-    mesh_key,
-    mesh_names,
-    mesh_shape,
-    meshes,
-)
+from tvm_distir.core.ir import check_module, mesh_axes, mesh_key, mesh_names, meshes
 from tvm_distir.core.ir.attributes import IO_ATTR, NUM_INPUT_ATTR
 from tvm_distir.core.plan import Pipeline, plain_name
 from tvm_distir.core.rewriting import dims_remedy, entry_family, gc_paused, no_single_entry
@@ -77,15 +69,9 @@ def export(mod: ir.IRModule) -> Program:
     families = {entry_family(name) for name in entries}
     if len(families) > 1:
         raise no_single_entry(families)
-    names = mesh_names(mod)
     mesh_list = [
-        Mesh(
-            name,
-            tuple(axes),
-            mesh_shape(mesh),
-            tuple(mesh_devices(mesh).ravel().tolist()),
-        )
-        for name, axes, mesh in zip(names, mesh_axes(mod), meshes(mod), strict=True)
+        Mesh.of(name, axes, mesh)
+        for name, axes, mesh in zip(mesh_names(mod), mesh_axes(mod), meshes(mod), strict=True)
     ]
     functions = _reachable(mod, entries)
     program = Program(
@@ -107,11 +93,9 @@ def _refuse_symbolic_dims(entries: Mapping[str, relax.Function]) -> None:
         if "dims" in io:
             dims = [str(dim) for dim in io["dims"]]
             raise SimulationError(
-                "DIST0714",
-                f"costs need the sizes of {', '.join(dims)}",
-                place=name,
-                remedy=dims_remedy(dims),
-            )
+                "DIST0714", f"costs need the sizes of {', '.join(dims)}",
+                place=name, remedy=dims_remedy(dims),
+            )  # fmt: skip
 
 
 def _entry(name: str, fn: relax.Function) -> Entry:
@@ -129,11 +113,10 @@ def _entry_functions(mod: ir.IRModule) -> dict[str, relax.Function]:
     }
     if not entries:
         raise SimulationError(
-            "DIST0714",
-            f"no function has the attribute {IO_ATTR}",
+            "DIST0714", f"no function has the attribute {IO_ATTR}",
             place="module",
             remedy="Export the module of td.distribute(mod, plan), or lower it with LowerDistIR.",
-        )
+        )  # fmt: skip
     mains = {name: fn for name, fn in entries.items() if entry_family(name) == "main"}
     chosen = [(int(fn.attrs[IO_ATTR]["mesh"]), name) for name, fn in (mains or entries).items()]
     return {name: entries[name] for _, name in sorted(chosen)}
@@ -155,11 +138,9 @@ def _roles(mod: ir.IRModule, fn: relax.Function) -> list[dict[str, Any]]:
     items = fn.attrs[IO_ATTR]["inputs"][:]
     if len(items) != len(fn.params):
         raise SimulationError(
-            "DIST0714",
-            f"{IO_ATTR} lists {len(items)} inputs, there are {len(fn.params)}",
-            place="entry",
-            remedy="Lower the module with LowerDistIR first.",
-        )
+            "DIST0714", f"{IO_ATTR} lists {len(items)} inputs, there are {len(fn.params)}",
+            place="entry", remedy="Lower the module with LowerDistIR first.",
+        )  # fmt: skip
     data_count = int(fn.attrs[NUM_INPUT_ATTR]) if NUM_INPUT_ATTR in fn.attrs else None
     known = [mesh_key(mesh) for mesh in meshes(mod)]
     states = state_names(fn)
@@ -192,9 +173,7 @@ def _mesh_number(known: Sequence[Any], mesh: Mapping[str, Any]) -> int:
     key = tuple(tuple(int(n) for n in mesh[part]) for part in ("shape", "devices"))
     if key not in known:
         raise SimulationError(
-            "DIST0714",
-            f"{IO_ATTR} names a mesh of shape {key[0]} that the module does not have",
-            place="entry",
-            remedy="Lower the module with LowerDistIR first.",
-        )
+            "DIST0714", f"{IO_ATTR} names a mesh of shape {key[0]} that the module does not have",
+            place="entry", remedy="Lower the module with LowerDistIR first.",
+        )  # fmt: skip
     return known.index(key)

@@ -70,10 +70,7 @@ class FunctionExporter:
         self.devices: Sequence[int] = ()
 
     def run(
-        self,
-        mesh: int,
-        roles: Sequence[Mapping[str, Any]] | None,
-        devices: Sequence[int] = (),
+        self, mesh: int, roles: Sequence[Mapping[str, Any]] | None, devices: Sequence[int] = ()
     ) -> Function:
         """Export; ``roles`` describes the parameters of an entry.
 

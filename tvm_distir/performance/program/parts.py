@@ -12,7 +12,9 @@ from typing import Annotated, NamedTuple, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
+from tvm.relax.distributed import DeviceMesh
 
+from tvm_distir.core.ir import mesh_devices, mesh_shape
 from tvm_distir.core.ir.operators import COLLECTIVES, TRANSFERS
 from tvm_distir.core.ops import KERNEL_CLASSES
 from tvm_distir.support import (
@@ -43,6 +45,11 @@ class Mesh:
     axes: tuple[Text, ...]
     shape: tuple[PositiveCount, ...]
     device_ids: tuple[Count, ...]
+
+    @staticmethod
+    def of(name: str, axes: Iterable[str], mesh: DeviceMesh) -> Mesh:
+        """Return the mesh of a module, with the names of its axes."""
+        return Mesh(name, tuple(axes), mesh_shape(mesh), tuple(mesh_devices(mesh).ravel().tolist()))
 
     def groups(self, axes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
         """Return the groups of devices that differ in the coordinates along ``axes`` only."""
@@ -200,6 +207,10 @@ class Op(NamedTuple):
     def is_start(self) -> bool:
         """Return whether it is a collective that other work may overlap, until its ``wait``."""
         return self.kind == "collective" and self.op.endswith("_start")
+
+    def without_work(self) -> Op:
+        """Return the op as a view, which takes no time."""
+        return self._replace(flops=0, bytes_read=0, bytes_written=0, kernel_class="view")
 
     @property
     def callees(self) -> tuple[str, ...]:

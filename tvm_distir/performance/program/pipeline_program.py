@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -13,6 +13,7 @@ from tvm_distir.core.plan import Schedule
 from tvm_distir.support import Count, Text, one_of
 
 from .parts import ReadValue, Value
+from .writing import plain
 
 COUNT, COUNT_NEXT = "count", "count_next"
 BEGIN, ROWS, END = "begin", "rows", "end"
@@ -37,6 +38,7 @@ DIRECTIONS = ("forward", "backward", "sum", "total")
 """Activations, gradients, a sum on its way along the stages, a whole sum."""
 
 _Pair = tuple[Count, Count]
+_Port = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -260,55 +262,46 @@ class PipelineProgram:
         """Numbers of the sums that a stage takes part in, in the order of its role's."""
         return [i for i, stage_sum in enumerate(self.sums) if stage in stage_sum.stages]
 
-    def to_dict(self, values: Any) -> dict[str, Any]:
-        """Return the plain data; ``values`` gives that of a :class:`Value`."""
-        return {
-            "roles": [
-                {
-                    "name": role.name,
-                    "slots": [values(slot) for slot in role.slots],
-                    "params": list(role.params),
-                    "results": list(role.results),
-                    "sums": [list(pair) for pair in role.sums],
-                    "updates": [list(pair) for pair in role.updates],
-                    "phases": [
-                        {
-                            "name": phase.name,
-                            "function": phase.function,
-                            "inputs": list(phase.inputs),
-                            "outputs": list(phase.outputs),
-                        }
-                        for phase in role.phases
-                    ],
-                }
-                for role in self.roles
-            ],
-            "schedule": self.schedule.to_dict(),
-            "stages": [
-                {"role": s.role, "names": list(s.names), "results": list(s.results)}
-                for s in self.stages
-            ],
-            "edges": _edges(self.edges),
-            "sums": [
-                {
-                    "name": stage_sum.name,
-                    "stages": list(stage_sum.stages),
-                    "edges": _edges(stage_sum.edges),
-                }
-                for stage_sum in self.sums
-            ],
-        }
+    def add_up(
+        self,
+        number: int,
+        run: Callable[[int, str], None],
+        copy: Callable[[_Port, _Port], None],
+        move: Callable[[Edge], None],
+    ) -> None:
+        """Call the parts of a sum over stages in order, for the stages of all ranks.
 
+        Parameters
+        ----------
+        number : int
+            The sum.
+        run : callable
+            Takes a stage and the name of a unit.
+        copy : callable
+            Takes two slots of a rank, each a stage and a slot.
+        move : callable
+            Takes an edge, whose value is handed over or sent.
+        """
+        stage_sum, rank_of = self.sums[number], self.schedule.rank_of
+        chain = {e.target[0]: e for e in stage_sum.edges if e.direction == "sum"}
+        places = {s: self.sums_of(s).index(number) for s in stage_sum.stages}
+        slots = {s: self.role_of(s).sums[place] for s, place in places.items()}
+        for stage, place in places.items():
+            run(stage, f"part:{place}")
+            if stage in chain:
+                move(chain[stage])
+                run(stage, f"add:{place}")
+            else:
+                copy((stage, slots[stage][0]), (stage, slots[stage][1]))
+        totals = [e for e in stage_sum.edges if e.direction == "total"]
+        for edge in totals:
+            move(edge)
+        known = {rank_of[s]: s for s in (*(e.target[0] for e in totals), stage_sum.stages[-1])}
+        for stage in stage_sum.stages:  # those that were not told take the sum of one of their rank
+            other = known[rank_of[stage]]
+            copy((other, slots[other][1]), (stage, slots[stage][1]))
 
-def _edges(edges: Sequence[Edge]) -> list[dict[str, Any]]:
-    return [
-        {
-            "from": list(edge.source),
-            "to": list(edge.target),
-            "direction": edge.direction,
-            "bytes": list(edge.bytes),
-            "wire_bytes": list(edge.wire_bytes),
-            "placements": list(edge.placements),
-        }
-        for edge in edges
-    ]
+    def to_dict(self) -> dict[str, Any]:
+        """Return the keys of a pipelined program."""
+        parts = {key: plain(getattr(self, key)) for key in ("roles", "stages", "edges", "sums")}
+        return {"roles": parts.pop("roles"), "schedule": self.schedule.to_dict(), **parts}

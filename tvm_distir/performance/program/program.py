@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,25 +15,11 @@ from tvm_distir.core.rewriting import gc_paused
 from tvm_distir.support import align
 
 from .checks import check_program
-from .parts import (
-    COMMON_KEYS,
-    EXTRA_KEYS,
-    SCHEMA_VERSION,
-    STAGED_VERSION,
-    Entry,
-    Function,
-    Mesh,
-    Op,
-    Value,
-)
+from .parts import SCHEMA_VERSION, STAGED_VERSION, Entry, Function, Mesh, Op, Value
 from .pipeline_program import BEGIN, Phase, PipelineProgram, Stage, StageKind
 from .reading import load, parse, parse_text
 from .storage import Storage
-
-_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
-
-_DEEPEST = 3
-"""The depth of the objects whose keys have separate lines: program, functions, function."""
+from .writing import lines_of, plain
 
 
 @dataclass(frozen=True)
@@ -83,28 +68,19 @@ class Program:
 
     def to_dict(self) -> dict[str, Any]:
         """Give the program as plain data, the content of its JSON file."""
-        out = {
+        steps = {"entries": plain(self.entries)} if self.staged is None else self.staged.to_dict()
+        return {
             "schema_version": SCHEMA_VERSION if self.staged is None else STAGED_VERSION,
-            "meshes": [
-                {
-                    "name": mesh.name,
-                    "axes": list(mesh.axes),
-                    "shape": list(mesh.shape),
-                    "device_ids": list(mesh.device_ids),
-                }
-                for mesh in self.meshes
-            ],
-            "functions": {name: _function_dict(fn) for name, fn in self.functions.items()},
+            "meshes": plain(self.meshes),
+            "functions": plain(self.functions),
             **({} if self.storage is None else {"storage": self.storage.to_dict()}),
+            **steps,
         }
-        if self.staged is None:
-            return {**out, "entries": [_entry_dict(entry) for entry in self.entries]}
-        return {**out, **self.staged.to_dict(_value_dict)}
 
     @gc_paused()
     def to_json(self) -> str:
         """Give the program as JSON text, a line for each value and op."""
-        return _lines_of(self.to_dict())
+        return lines_of(self.to_dict())
 
     def save(self, path: str | Path) -> None:
         """Write the JSON file."""
@@ -197,79 +173,6 @@ class Program:
 
 def _collectives(fn: Function) -> int:
     return sum(op.kind == "collective" for op in fn.ops)
-
-
-def _entry_dict(entry: Entry) -> dict[str, Any]:
-    out: dict[str, Any] = {"mesh": entry.mesh, "function": entry.function}
-    if entry.device_ids:
-        out["device_ids"] = list(entry.device_ids)
-    if entry.alias:
-        out["alias"] = [list(pair) for pair in entry.alias]
-    return out
-
-
-def _function_dict(fn: Function) -> dict[str, Any]:
-    return {
-        "mesh": fn.mesh,
-        "params": list(fn.params),
-        "results": list(fn.results),
-        "values": [_value_dict(value) for value in fn.values],
-        "ops": [_op_dict(op) for op in fn.ops],
-    }
-
-
-def _value_dict(value: Value) -> dict[str, Any]:
-    out: dict[str, Any] = {
-        "name": value.name,
-        "shape": list(value.shape),
-        "dtype": value.dtype,
-        "bytes": value.bytes,
-    }
-    if value.role != "activation":
-        out["role"] = value.role
-    if value.whole_shape is not None:
-        out["whole_shape"] = list(value.whole_shape)
-    if value.placement is not None:
-        out["placement"] = value.placement
-    if value.mesh is not None:
-        out["mesh"] = value.mesh
-    return out
-
-
-def _op_dict(op: Op) -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for key in (*COMMON_KEYS, *EXTRA_KEYS[op.kind]):
-        value = getattr(op, key)
-        out[key] = list(value) if isinstance(value, tuple) else value
-    if not op.modelled:
-        out["reason"] = op.reason
-    if op.measured_ps:
-        out["measured_ps"] = op.measured_ps
-    if op.selects:
-        out["selects"] = list(op.selects)
-    return out
-
-
-def _lines_of(data: Any, depth: int = 0) -> str:
-    """Return the JSON text with a line per function key, value and op.
-
-    Examples
-    --------
-    >>> print(_lines_of({"version": 1, "functions": {"f": {"params": [0, 1], "ops": [{"a": 2}]}}}))
-    {
-    "version":1,
-    "functions":{
-    "f":{
-    "params":[0,1],
-    "ops":[
-    {"a":2}]}}}
-    """
-    if isinstance(data, dict) and data and depth < _DEEPEST:
-        pairs = (f"{_ENCODER.encode(k)}:{_lines_of(v, depth + 1)}" for k, v in data.items())
-        return "{\n" + ",\n".join(pairs) + "}"
-    if isinstance(data, list) and any(isinstance(item, dict) for item in data):
-        return "[\n" + ",\n".join(map(_ENCODER.encode, data)) + "]"
-    return _ENCODER.encode(data)
 
 
 def _stages_of(functions: Mapping[str, Function], entries: Sequence[Entry]) -> PipelineProgram:

@@ -46,9 +46,7 @@ class ProgramTemplate:
 
     @staticmethod
     def of(
-        programs: Sequence[Program],
-        sizes: Sequence[Sequence[int]],
-        extra: Sequence[Exponents] = (),
+        programs: Sequence[Program], sizes: Sequence[Sequence[int]], extra: Sequence[Exponents] = ()
     ) -> ProgramTemplate:
         """Fit formulas to programs of the same skeleton, given the symbols of each.
 

@@ -19,6 +19,8 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
+from tvm_distir.support import memoized
+
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Exponents = tuple[int, ...]
@@ -66,7 +68,6 @@ class FormulaFit:
         logs = np.log(np.array(sizes, np.float64)).reshape(len(sizes), -1)
         self.used = independent(logs[1:] - logs[0])
         self._solve = np.linalg.pinv((logs[1:] - logs[0])[:, self.used])
-        self._powers: dict[Exponents, list[Fraction]] = {}
 
     def monomial(self, values: Sequence[int]) -> Formula | None:
         """Return the monomial that a number is; None where it is none."""
@@ -88,11 +89,10 @@ class FormulaFit:
             return None
         return Formula(((factor, tuple(exponents)),))
 
+    @memoized
     def powers(self, exponents: Exponents) -> list[Fraction]:
         """Return a monomial without its coefficient at all samples."""
-        if exponents not in self._powers:
-            self._powers[exponents] = [power(row, exponents) for row in self.sizes]
-        return self._powers[exponents]
+        return [power(row, exponents) for row in self.sizes]
 
     def total(self, values: Sequence[int], basis: Iterable[Exponents]) -> Formula | None:
         """Return the sum of few monomials of a basis that a number is; None where it is none."""

@@ -11,7 +11,7 @@ from tvm import ir
 from tvm.relax.distributed import DeviceMesh
 
 from tvm_distir.core.collectives import Transfer
-from tvm_distir.core.ir import mesh_axes, mesh_devices, mesh_shape, parse_placement
+from tvm_distir.core.ir import mesh_axes, mesh_shape, parse_placement
 from tvm_distir.core.ops import size_bytes
 from tvm_distir.core.plan import ACTIVATION, GRADIENT, PART, TOTAL, Pipeline, plain_name
 from tvm_distir.transforms import NEXT_STAGE, IoPlacement, MessageEndpoints
@@ -82,12 +82,7 @@ class _Staging:
         axes = mesh_axes(self.mod)
         program = Program(
             meshes=tuple(
-                Mesh(
-                    name,
-                    tuple(axes[k]),
-                    mesh_shape(mesh),
-                    tuple(int(device) for device in mesh_devices(mesh).ravel()),
-                )
+                Mesh.of(name, axes[k], mesh)
                 for name, k, mesh in zip(
                     self.wires.names, self.wires.of_rank, self.wires.meshes, strict=True
                 )
@@ -105,16 +100,11 @@ class _Staging:
         for stage, note in enumerate(self.pipeline.stages):
             for kind, step in ((ACTIVATION, 1), (GRADIENT, -1)):
                 for slot in [w for w in note.results if w.startswith(f"{kind}:")]:
-                    source_placement, read = (
-                        self.wires.made(stage, slot),
-                        self.wires.read(stage + step, slot),
-                    )
+                    layouts = self.wires.made(stage, slot), self.wires.read(stage + step, slot)
                     source = (stage, self._slot(stage, slot))
                     target = (stage + step, self._slot(stage + step, slot, True))
                     direction = "forward" if step > 0 else "backward"
-                    neighbours.append(
-                        self._edge(source, target, direction, slot, source_placement, read)
-                    )
+                    neighbours.append(self._edge(source, target, direction, slot, *layouts))
         return neighbours
 
     def _sums(self) -> list[StageSum]:
@@ -125,12 +115,9 @@ class _Staging:
             slots = {k: self._slot(k, total, True) for k in stage_sum.stages}
             edges = []
             for source, target in itertools.pairwise(stage_sum.stages):
-                source_placement, read = (
-                    self.wires.made(source, term),
-                    self.wires.made(target, term),
-                )
+                layouts = self.wires.made(source, term), self.wires.made(target, term)
                 ends = (source, slots[source]), (target, slots[target])
-                edges.append(self._edge(*ends, "sum", term, source_placement, read))
+                edges.append(self._edge(*ends, "sum", term, *layouts))
             last = stage_sum.stages[-1]
             ranks: set[int] = {self.schedule.rank_of[last]}
             for stage in stage_sum.stages[:-1]:
@@ -139,11 +126,8 @@ class _Staging:
                     continue
                 ranks.add(rank)
                 ends = (last, slots[last]), (stage, slots[stage])
-                source_placement, read = (
-                    self.wires.made(last, term),
-                    self.wires.read(stage, total),
-                )
-                edges.append(self._edge(*ends, "total", total, source_placement, read))
+                layouts = self.wires.made(last, term), self.wires.read(stage, total)
+                edges.append(self._edge(*ends, "total", total, *layouts))
             sums.append(StageSum(plain_name(stage_sum.name), stage_sum.stages, tuple(edges)))
         return sums
 
@@ -161,10 +145,8 @@ class _Staging:
     ) -> Edge:  # fmt: skip
         first, second = (self.schedule.rank_of[end[0]] for end in (source, target))
         ends = ((source_layout, self.wires.meshes[first]), (read, self.wires.meshes[second]))
-        wire = (0, 0)
-        if first != second:
-            wire = _wire_bytes(*ends)
-        else:
+        wire = _wire_bytes(*ends) if first != second else (0, 0)
+        if first == second:
             self.wires.agree(source[0], slot, source_layout, read, NEXT_STAGE)
         return Edge(
             source, target, direction,

@@ -10,6 +10,8 @@ from typing import Annotated, Any, NamedTuple
 
 from tvm_distir.support import Check, Count, InvalidValue, Steps, Text, one_of, unrolled
 
+from .writing import plain
+
 TAKE, FREE, CALL, BRANCH, RETURN = "take", "free", "call", "branch", "return"
 _COUNTS = {TAKE: (1, 1), FREE: (1, None), CALL: (None, 1), BRANCH: (None, 2), RETURN: (None, None)}
 """The numbers of blocks and names of a step of each kind; None: any number."""
@@ -104,19 +106,7 @@ class Storage:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plain data."""
-        return {
-            "entries": list(self.entries),
-            "functions": {
-                name: {
-                    "steps": [
-                        [step.kind, list(step.blocks), step.bytes, list(step.names)]
-                        for step in fn.steps
-                    ],
-                    "results": list(fn.results),
-                }
-                for name, fn in self.functions.items()
-            },
-        }
+        return {"entries": list(self.entries), "functions": plain(self.functions)}
 
 
 class StorageWalk:

@@ -19,10 +19,7 @@ from tvm_distir.performance.program.numbers import Numbers
 from tvm_distir.performance.program.parts import Mesh
 from tvm_distir.performance.program.program import Program
 from tvm_distir.performance.simulation.pipeline.rank_arrays import StageSteps
-from tvm_distir.performance.simulation.pipeline.rank_classes import (
-    axes_used,
-    layout_key,
-)
+from tvm_distir.performance.simulation.pipeline.rank_classes import axes_used, layout_key
 
 from .batched_costs import BOUNDS, BatchPrices, main_bound
 from .op_costs import COMM, COMPUTE

@@ -323,8 +323,6 @@ class _Run:
 
 def _unsupported(feature: str, place: str) -> SimulationError:
     return SimulationError(
-        "DIST0760",
-        f"steps with {feature} cannot be simulated together",
-        place=place,
-        remedy="Simulate them one by one with td.simulate.",
-    )
+        "DIST0760", f"steps with {feature} cannot be simulated together",
+        place=place, remedy="Simulate them one by one with td.simulate.",
+    )  # fmt: skip

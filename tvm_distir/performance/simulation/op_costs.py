@@ -15,6 +15,7 @@ from tvm_distir.hardware import Clock, GroupLayout, System, picoseconds
 from tvm_distir.performance.program.parts import Function, Op
 from tvm_distir.performance.program.pipeline_program import Edge
 from tvm_distir.performance.program.program import Program
+from tvm_distir.support import memoized
 
 from .kernel_sizes import sizes_of
 
@@ -112,9 +113,6 @@ class OpCosts:
 
     def __init__(self, program: Program, system: System) -> None:
         self.program, self.clock = program, Clock(system)
-        self._layouts: dict[tuple[int, tuple[int, ...]], GroupLayout] = {}
-        self._pairs: dict[tuple[int, int], GroupLayout] = {}
-        self._parts: dict[tuple[int, int], GroupLayout] = {}
 
     def row(self, function: str, number: int) -> OpRow:
         """Return the cost of the op ``number`` of a function (not a call or view)."""
@@ -220,31 +218,22 @@ class OpCosts:
         """Return the duration of a copy between a device and the memory of its host."""
         return picoseconds(self.clock.system.host_copy_time_s(size_bytes), place)
 
+    @memoized
     def layout(self, mesh: int, axes: tuple[int, ...]) -> GroupLayout:
         """Return the layout on the nodes of groups along axes of a mesh."""
-        key = (mesh, axes)
-        if key not in self._layouts:
-            groups = self.program.meshes[mesh].group_table(axes)
-            self._layouts[key] = self.clock.system.layout(groups)
-        return self._layouts[key]
+        return self.clock.system.layout(self.program.meshes[mesh].group_table(axes))
 
+    @memoized
     def parts_layout(self, mesh: int, parts: int) -> GroupLayout:
         """Return the layout of devices of a mesh that gather so many parts of a message."""
-        key = (mesh, parts)
-        if key not in self._parts:
-            ids = self.program.meshes[mesh].device_ids
-            self._parts[key] = self.clock.system.layout(
-                [ids[k : k + parts] for k in range(0, len(ids), parts)]
-            )
-        return self._parts[key]
+        ids = self.program.meshes[mesh].device_ids
+        return self.clock.system.layout([ids[k : k + parts] for k in range(0, len(ids), parts)])
 
+    @memoized
     def pair_layout(self, mesh: int, peer: int) -> GroupLayout:
         """Return the layout of the devices of two meshes, paired with each other."""
-        key = (mesh, peer)
-        if key not in self._pairs:
-            source, target = (self.program.meshes[number].device_ids for number in key)
-            self._pairs[key] = self.clock.transfer_layout(source, target)
-        return self._pairs[key]
+        source, target = (self.program.meshes[number].device_ids for number in (mesh, peer))
+        return self.clock.transfer_layout(source, target)
 
     def _transfer_ps(self, op: Op, place: str) -> int:
         """Return the duration of a transfer in which devices of two meshes are paired."""

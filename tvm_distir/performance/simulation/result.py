@@ -15,7 +15,7 @@ from tvm_distir.performance.traces.files import trace_form, write_trace
 from tvm_distir.performance.traces.kineto import chrome_trace, hta_pages
 from tvm_distir.performance.traces.perfetto import write_perfetto
 from tvm_distir.performance.traces.records import Event
-from tvm_distir.support import DataTable, Displayed, UsageError
+from tvm_distir.support import Displayed, UsageError
 
 from .device_results import Branch, CollectiveTotal, DeviceGroupResult
 from .devices import Devices
@@ -113,14 +113,9 @@ class Result(Displayed):
         """Return the live memory over time of the first device of every lane."""
         return {lane.devices[0]: lane.memory for lane in self.lanes}
 
-    def _headline(self) -> str:
-        return result_headline(self)
-
-    def _tables(self) -> list[DataTable]:
-        return result_tables(self)
-
-    def _draw(self, axes: Any) -> None:
-        draw_result(self, axes)
+    _headline = result_headline
+    _tables = result_tables
+    _draw = draw_result
 
     def to_pandas(self) -> Any:
         """Return a row per device as a ``pandas.DataFrame`` (DIST0111 without pandas)."""

@@ -106,11 +106,9 @@ def simulate(
     system = System.required(system)
     if allocator not in ALLOCATORS:
         raise UsageError(
-            "DIST0152",
-            f'there is no allocator "{allocator}"',
-            place="simulate",
-            remedy=nearest(allocator, ALLOCATORS),
-        )
+            "DIST0152", f'there is no allocator "{allocator}"',
+            place="simulate", remedy=nearest(allocator, ALLOCATORS),
+        )  # fmt: skip
     watch = Stopwatch()
     with watch.stage("kernels"):
         profile = Profile.resolve(system.kernels if kernels is None else kernels)
@@ -119,11 +117,9 @@ def simulate(
     if program.staged is not None:
         if not fold_devices:
             raise SimulationError(
-                "DIST0723",
-                "a pipelined step is simulated with a single device per mesh",
-                place="program",
-                remedy="Expand it with ExpandSchedule, then export it.",
-            )
+                "DIST0723", "a pipelined step is simulated with a single device per mesh",
+                place="program", remedy="Expand it with ExpandSchedule, then export it.",
+            )  # fmt: skip
         from tvm_distir.performance.simulation.pipeline.staged import simulate_stages
 
         result = simulate_stages(program, system, blocking, contention, overlap_optimizer, watch)
@@ -133,9 +129,8 @@ def simulate(
             "DIST0724",
             "contention is simulated between the units and messages of a pipelined step, and the "
             "program is not one",
-            place="program",
-            remedy="Remove contention, or create the step with a schedule.",
-        )
+            place="program", remedy="Remove contention, or create the step with a schedule.",
+        )  # fmt: skip
     result = simulate_flat(program, system, fold_devices, blocking, watch)
     return result if allocator == "framework" else _with_allocator(result, program, allocator)
 

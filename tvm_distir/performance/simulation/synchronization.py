@@ -143,11 +143,10 @@ def _collective_key(row: OpRow) -> tuple[str, tuple[int, ...], int]:
 
 def _another_order(mesh: Mesh, row: OpRow, problem: str) -> SimulationError:
     return SimulationError(
-        "DIST0712",
-        f"a {row.op.collective} on the mesh {mesh.name}: {problem}",
+        "DIST0712", f"a {row.op.collective} on the mesh {mesh.name}: {problem}",
         place=f"{row.function}/{row.op.name}",
         remedy="Order the collectives of a mesh equally on all of its devices.",
-    )
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -214,9 +213,8 @@ class Groups:
                     "DIST0722",
                     f"{sent} sends and {received} receives with the tag {tag} from "
                     f"{program.meshes[src].name} to {program.meshes[dst].name}",
-                    place=ends.place,
-                    remedy="Give every send exactly one receive with its tag.",
-                )
+                    place=ends.place, remedy="Give every send exactly one receive with its tag.",
+                )  # fmt: skip
 
             def goes(part: DeviceTasks, task: int) -> bool:
                 entry_tasks = entries[program.entries[part.entry].function]

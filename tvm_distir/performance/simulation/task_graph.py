@@ -137,9 +137,8 @@ def _check_meshes(
             raise SimulationError(
                 "DIST0712",
                 f"a {row.op.collective} on the mesh {names[0]} in a program of the mesh {names[1]}",
-                place=f"{row.function}/{row.op.name}",
-                remedy="Export the program again.",
-            )
+                place=f"{row.function}/{row.op.name}", remedy="Export the program again.",
+            )  # fmt: skip
         known.add(row.op.mesh)
 
 

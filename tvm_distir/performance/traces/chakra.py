@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 
 from tvm_distir.hardware import pair_up
 from tvm_distir.performance.program.parts import Mesh
+from tvm_distir.support import memoized
 
 from .protobuf import block, integer, varint
 from .records import Task, TracedDevices
@@ -63,30 +64,27 @@ class _Ends:
 
     def __init__(self, meshes: Sequence[Mesh], tasks: Sequence[Sequence[Task]]) -> None:
         self._meshes = meshes
-        self._partners: dict[tuple[int, int], dict[int, list[int]]] = {}
         self._sizes: dict[tuple[int, int, int], int] = {}
         most = 1
         for task in (
             task for lane_tasks in tasks for task in lane_tasks if task.kind in ("send", "recv")
         ):
-            partners = self._of(task)
+            partners = self._of(task.kind, task.mesh, task.peer)
             count = max(map(len, partners.values()), default=1)
             key = self._key(task)
             self._sizes[key] = max(self._sizes.get(key, 1), -(-task.bytes // count))
             most = max(most, count)
         self.most = most
 
-    def _of(self, task: Task) -> dict[int, list[int]]:
-        """Return the partners of each device of the mesh of a task."""
-        key = task.mesh, task.peer
-        if key not in self._partners:
-            source, target = (self._meshes[number].device_ids for number in key)
-            first, other = (source, target) if task.kind == "send" else (target, source)
-            partners = self._partners[key] = {}
-            for pair in pair_up(first, other):
-                task_number, partner = pair if task.kind == "send" else pair[::-1]
-                partners.setdefault(task_number, []).append(partner)
-        return self._partners[key]
+    @memoized
+    def _of(self, kind: str, mesh: int, peer: int) -> dict[int, list[int]]:
+        """Return the partners on another mesh of each device of the mesh of a task."""
+        source, target = (self._meshes[number].device_ids for number in (mesh, peer))
+        partners: dict[int, list[int]] = {}
+        for pair in pair_up(source, target) if kind == "send" else pair_up(target, source):
+            device, partner = pair if kind == "send" else pair[::-1]
+            partners.setdefault(device, []).append(partner)
+        return partners
 
     def _key(self, task: Task) -> tuple[int, int, int]:
         ends = (task.mesh, task.peer)
@@ -94,7 +92,7 @@ class _Ends:
 
     def partners(self, task: Task, device: int) -> list[int]:
         """Return the devices that a device sends to, or that send to it."""
-        return self._of(task).get(device, [])
+        return self._of(task.kind, task.mesh, task.peer).get(device, [])
 
     def size(self, task: Task) -> int:
         """Return the bytes for each partner."""

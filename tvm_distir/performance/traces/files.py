@@ -29,11 +29,9 @@ def write_trace(path: str | Path, content: bytes | Callable[[BinaryIO], object])
         write_whole(path, content)
     except OSError as err:
         raise UsageError(
-            "DIST0153",
-            f"the trace cannot be written: {err.strerror or err}",
-            place=str(path),
-            remedy="Give a file in an existing, writable folder.",
-        ) from err
+            "DIST0153", f"the trace cannot be written: {err.strerror or err}",
+            place=str(path), remedy="Give a file in an existing, writable folder.",
+        ) from err  # fmt: skip
 
 
 def trace_form(path: str | Path) -> str:

@@ -28,10 +28,7 @@ _NCCL = {
 }
 """NCCL's words; what else moves is made of sends and receives."""
 
-_COPIES = {
-    "store": "Memcpy DtoH (Device -> Pinned)",
-    "fetch": "Memcpy HtoD (Pinned -> Device)",
-}
+_COPIES = {"store": "Memcpy DtoH (Device -> Pinned)", "fetch": "Memcpy HtoD (Pinned -> Device)"}
 """CUDA's words for stashes on their way to the host's memory and back."""
 
 _COMPUTE, _COMM, _SEND, _RECV = 7, 20, 21, 22

@@ -171,11 +171,9 @@ def calibrate(
             "there are no rows" if not measured else f"the system {known.name} has no constants"
         )
         raise SimulationError(
-            "DIST0730",
-            problem,
-            place="calibrate",
-            remedy='Give rows, and a system with "constants".',
-        )
+            "DIST0730", problem,
+            place="calibrate", remedy='Give rows, and a system with "constants".',
+        )  # fmt: skip
     unknown = [name for name in fit_also if name not in LINKS and name not in MEANINGS]
     if unknown:
         raise SimulationError(

@@ -75,11 +75,9 @@ def export_plan(mod: ir.IRModule, plan: PlanLike, form: str) -> str:
     """
     if form not in PLAN_FORMATS:
         raise UsageError(
-            "DIST0152",
-            f'there is no format "{form}"',
-            place="export_plan",
-            remedy=nearest(form, PLAN_FORMATS),
-        )
+            "DIST0152", f'there is no format "{form}"',
+            place="export_plan", remedy=nearest(form, PLAN_FORMATS),
+        )  # fmt: skip
     facts, plan = placed if form == "jax" else describe, as_plan(plan, mod)
     mod = fused_for(mod, plan)
     return PLAN_FORMATS[form](mod, facts(mod, plan))

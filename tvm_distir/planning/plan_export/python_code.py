@@ -23,6 +23,13 @@ from .axis_roles import (
 )
 
 _SHOWN = 3
+_TENSOR_IMPORTS = """\
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)""".split("\n")
 """The most names of intermediate values that a docstring has."""
 
 
@@ -111,9 +118,8 @@ def dtensor_code(mod: ir.IRModule, exported: ExportedPlan) -> str:
         )
     for axis, role in exported.roles.items():
         if role == CONTEXT or (role == ZERO and exported.zero_stage < 3):
-            subject = (
-                "shards of the sequence" if role == CONTEXT else "sharded optimizer states alone"
-            )
+            context = role == CONTEXT
+            subject = "shards of the sequence" if context else "sharded optimizer states alone"
             raise unsupported(
                 f'{subject} (axis "{axis}") are not expressed by parallelize_module and '
                 "fully_shard",
@@ -139,18 +145,7 @@ def dtensor_code(mod: ir.IRModule, exported: ExportedPlan) -> str:
         "from torch import nn",
         "from torch.distributed.device_mesh import DeviceMesh, init_device_mesh",
         *(["from torch.distributed.fsdp import fully_shard"] if shards else []),
-        *(
-            [
-                "from torch.distributed.tensor import Replicate",
-                "from torch.distributed.tensor.parallel import (",
-                "    ColwiseParallel,",
-                "    RowwiseParallel,",
-                "    parallelize_module,",
-                ")",
-            ]
-            if tensor
-            else []
-        ),
+        *(_TENSOR_IMPORTS if tensor else ()),
         "",
         "",
         "def make_mesh(device_type: str) -> DeviceMesh:",

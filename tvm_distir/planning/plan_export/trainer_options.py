@@ -9,7 +9,7 @@ from typing import Any
 
 from tvm import ir
 
-from tvm_distir.core.plan import FULL, MEGATRON, NONE, SELECTIVE
+from tvm_distir.core.plan import FULL, MEGATRON, NONE, SELECTIVE, Schedule
 
 from .axis_roles import (
     CONTEXT,
@@ -33,45 +33,30 @@ _TORCHTITAN_CHUNKS = 2
 def megatron_options(mod: ir.IRModule, exported: ExportedPlan) -> str:
     """Write the command-line options of Megatron-LM, one a line."""
     check_megatron(mod, exported)
-    schedule = exported.plan.schedule
-    options: list[str] = []
-    if exported.degree(TENSOR) > 1:
-        options.append(f"--tensor-model-parallel-size {exported.degree(TENSOR)}")
-    if exported.sequence:
-        options.append("--sequence-parallel")
-    if exported.degree(CONTEXT) > 1:
-        options.append(f"--context-parallel-size {exported.degree(CONTEXT)}")
-        options.append(f"--cp-comm-type {_CONTEXT_FORMS[context_form(mod, exported)]}")
-    if exported.expert_axes:
-        if exported.degree(CONTEXT) > 1:
-            raise unsupported(
-                "its ranks of context parallelism divide the experts too", "Use one of both."
-            )
-        options.append(f"--expert-model-parallel-size {exported.expert_degree}")
-    if schedule is not None and schedule.stages > 1:
-        if schedule.kind not in ("1f1b", "interleaved"):
-            raise unsupported(
-                f'Megatron-LM has no schedule "{schedule.kind}"', "Use 1f1b or interleaved."
-            )
-        options.append(f"--pipeline-model-parallel-size {schedule.stages}")
-        if schedule.chunks > 1:
-            options.append(f"--num-virtual-stages-per-pipeline-rank {schedule.chunks}")
-    shares_context = exported.degree(CONTEXT) == 1 or exported.context_state
+    staged = _staged(exported)
+    contexts, replicas = exported.degree(CONTEXT), exported.degree(DATA)
+    if exported.expert_axes and contexts > 1:
+        raise unsupported(
+            "its ranks of context parallelism divide the experts too", "Use one of both."
+        )
+    if staged is not None and staged.kind not in ("1f1b", "interleaved"):
+        raise unsupported(
+            f'Megatron-LM has no schedule "{staged.kind}"', "Use 1f1b or interleaved."
+        )
     if exported.zero_stage:
-        if exported.zero_stage != 1:
-            raise unsupported(
-                f"ZeRO stage {exported.zero_stage} is no option of its distributed optimizer",
-                "Use zero:stage=1, or the format deepspeed.",
-            )
-        if not shares_context:
-            raise unsupported(
-                "its distributed optimizer shards states over the ranks of context parallelism too",
-                'Use zero:stage=1 without "axis=".',
-            )
-        options.append("--use-distributed-optimizer")
-        if exported.degree(DATA) > 1:
-            _check_instances(exported)
-            options.append(f"--num-distributed-optimizer-instances {exported.degree(DATA)}")
+        _check_distributed_optimizer(exported)
+    sizes: dict[str, object] = {
+        "tensor-model-parallel-size": exported.degree(TENSOR),
+        "sequence-parallel": exported.sequence,
+        "context-parallel-size": contexts,
+        "cp-comm-type": contexts > 1 and _CONTEXT_FORMS[context_form(mod, exported)],
+        "expert-model-parallel-size": exported.expert_axes and exported.expert_degree,
+        "pipeline-model-parallel-size": staged and staged.stages,
+        "num-virtual-stages-per-pipeline-rank": staged and staged.chunks,
+        "use-distributed-optimizer": exported.zero_stage > 0,
+        "num-distributed-optimizer-instances": exported.zero_stage and replicas,
+    }
+    options = [option for name, size in sizes.items() for option in _option(name, size)]
     batch = _batch(exported)
     if batch is not None:
         micro, whole = batch
@@ -85,6 +70,33 @@ def megatron_options(mod: ir.IRModule, exported: ExportedPlan) -> str:
     elif policy != NONE:
         raise unsupported(f'Megatron-LM has no recomputation "{policy}"', "Use full or selective.")
     return "".join(f"{option}\n" for option in options)
+
+
+def _option(name: str, size: object) -> list[str]:
+    """Return an option where there is more than one, or where it is a word or a switch."""
+    if isinstance(size, bool):
+        return [f"--{name}"] if size else []
+    return [f"--{name} {size}"] if isinstance(size, str) or (size and size != 1) else []
+
+
+def _check_distributed_optimizer(exported: ExportedPlan) -> None:
+    if exported.zero_stage != 1:
+        raise unsupported(
+            f"ZeRO stage {exported.zero_stage} is no option of its distributed optimizer",
+            "Use zero:stage=1, or the format deepspeed.",
+        )
+    if exported.degree(CONTEXT) > 1 and not exported.context_state:
+        raise unsupported(
+            "its distributed optimizer shards states over the ranks of context parallelism too",
+            'Use zero:stage=1 without "axis=".',
+        )
+    if exported.degree(DATA) > 1:
+        _check_instances(exported)
+
+
+def _staged(exported: ExportedPlan) -> Schedule | None:
+    schedule = exported.plan.schedule
+    return schedule if schedule is not None and schedule.stages > 1 else None
 
 
 def _check_instances(exported: ExportedPlan) -> None:
@@ -117,18 +129,15 @@ def torchtitan_options(mod: ir.IRModule, exported: ExportedPlan) -> str:
             "torchtitan shards weights over the ranks of context parallelism too",
             'Use a training step with fsdp without "axis=", or the format megatron.',
         )
-    if _policy(exported) != NONE:
-        raise unsupported(
-            "torchtitan chooses recomputation in the configuration of the model",
-            "Choose a plan without recomputation, and set it there.",
-        )
+    _check_no_recomputation(
+        exported, "torchtitan chooses recomputation in the configuration of the model", "set"
+    )
     replicas = [axis for axis, role in exported.roles.items() if role == DATA]
     if exported.roles and list(exported.roles)[: len(replicas)] != replicas:
         raise unsupported(
             "its ranks that share the training state are consecutive",
             f"Put {' and '.join(replicas)} first in the mesh.",
         )
-    schedule = exported.plan.schedule
     options: dict[str, int | str] = {
         "data_parallel_replicate_degree": exported.degree(DATA),
         "data_parallel_shard_degree": exported.degree(ZERO),
@@ -146,30 +155,34 @@ def torchtitan_options(mod: ir.IRModule, exported: ExportedPlan) -> str:
     if exported.expert_axes:
         _check_torchtitan_experts(exported)
         options["expert_parallel_degree"] = exported.expert_degree
+    staged, batch = _staged(exported), _batch(exported)
+    if staged is not None:
+        options |= _torchtitan_stages(staged)
     lines = [f"--parallelism.{name}={value}" for name, value in options.items()]
-    if schedule is not None and schedule.stages > 1:
-        if schedule.kind not in _SCHEDULES:
-            raise unsupported(
-                f'torchtitan has no schedule "{schedule.kind}"', f"Use {', '.join(_SCHEDULES)}."
-            )
-        if schedule.chunks > 1 and schedule.chunks != _TORCHTITAN_CHUNKS:
-            raise unsupported(
-                f"torchtitan gives each rank {_TORCHTITAN_CHUNKS} stages, the plan "
-                f"{schedule.chunks}", f"Use chunks={_TORCHTITAN_CHUNKS}.",
-            )  # fmt: skip
-        lines.append(f"--parallelism.pipeline_parallel_degree={schedule.stages}")
-        lines.append(f"--parallelism.pipeline_parallel_schedule={_SCHEDULES[schedule.kind]}")
-    batch = _batch(exported)
     if batch is not None:
-        staged = schedule is not None and schedule.stages > 1
-        local = batch[0] * (schedule.micro_batches if schedule is not None and staged else 1)
-        if staged:
+        local = batch[0] * (1 if staged is None else staged.micro_batches)
+        if staged is not None:
             lines.append(f"--parallelism.pipeline_parallel_microbatch_size={batch[0]}")
-        lines += [
-            f"--training.local_batch_size={local}",
-            f"--training.global_batch_size={batch[1]}",
-        ]
+        sizes = {"local": local, "global": batch[1]}
+        lines += [f"--training.{name}_batch_size={size}" for name, size in sizes.items()]
     return "\n".join([*lines, ""])
+
+
+def _torchtitan_stages(schedule: Schedule) -> dict[str, int | str]:
+    """Return the options of pipeline stages."""
+    if schedule.kind not in _SCHEDULES:
+        raise unsupported(
+            f'torchtitan has no schedule "{schedule.kind}"', f"Use {', '.join(_SCHEDULES)}."
+        )
+    if schedule.chunks > 1 and schedule.chunks != _TORCHTITAN_CHUNKS:
+        raise unsupported(
+            f"torchtitan gives each rank {_TORCHTITAN_CHUNKS} stages, the plan {schedule.chunks}",
+            f"Use chunks={_TORCHTITAN_CHUNKS}.",
+        )
+    return {
+        "pipeline_parallel_degree": schedule.stages,
+        "pipeline_parallel_schedule": _SCHEDULES[schedule.kind],
+    }
 
 
 def _check_torchtitan_experts(exported: ExportedPlan) -> None:
@@ -190,7 +203,7 @@ def _check_torchtitan_experts(exported: ExportedPlan) -> None:
 def deepspeed_config(mod: ir.IRModule, exported: ExportedPlan) -> str:
     """Write the JSON configuration of DeepSpeed."""
     schedule = exported.plan.schedule
-    if schedule is not None and schedule.stages > 1:
+    if _staged(exported) is not None:
         raise unsupported(
             "stages of DeepSpeed are built in Python, by PipelineModule",
             "Choose a plan without stages.",
@@ -216,17 +229,9 @@ def deepspeed_config(mod: ir.IRModule, exported: ExportedPlan) -> str:
     batch = _batch(exported)
     if batch is not None:
         steps = schedule.micro_batches if schedule is not None else 1
-        config = {
-            "train_batch_size": batch[1],
-            "train_micro_batch_size_per_gpu": batch[0],
-            "gradient_accumulation_steps": steps,
-            **config,
-        }
-    if _policy(exported) != NONE:
-        raise unsupported(
-            "recomputation is switched on in the model",
-            "Choose a plan without recomputation, and switch it on there.",
-        )
+        sizes = {"train_batch_size": batch[1], "train_micro_batch_size_per_gpu": batch[0]}
+        config = {**sizes, "gradient_accumulation_steps": steps, **config}
+    _check_no_recomputation(exported, "recomputation is switched on in the model", "switch", " on")
     return json.dumps(config, indent=2) + "\n"
 
 
@@ -248,3 +253,9 @@ def _policy(exported: ExportedPlan) -> str:
     if len(policies) > 1:
         raise unsupported("layers have different recomputation policies", "Use one policy.")
     return policies.pop()
+
+
+def _check_no_recomputation(exported: ExportedPlan, problem: str, verb: str, on: str = "") -> None:
+    if _policy(exported) != NONE:
+        remedy = f"Choose a plan without recomputation, and {verb} it{on} there."
+        raise unsupported(problem, remedy)

@@ -14,14 +14,7 @@ from tvm_distir.core.passes import AnnotateSharding
 from tvm_distir.core.plan import DEFAULT_MESH, MeshSpec, Plan
 from tvm_distir.core.propagation import Decision, PlacedModule, labels_of_decision
 from tvm_distir.core.rewriting import gc_paused
-from tvm_distir.hardware import (
-    PICOSECONDS,
-    Labeller,
-    MeshPriceCache,
-    System,
-    on_stages,
-    plan_of,
-)
+from tvm_distir.hardware import PICOSECONDS, Labeller, MeshPriceCache, System, on_stages, plan_of
 from tvm_distir.performance import Program, export
 from tvm_distir.support import PlanError
 from tvm_distir.transforms import pipeline

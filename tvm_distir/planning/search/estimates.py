@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tvm_distir.hardware import PICOSECONDS, MeshPrices, System
+from tvm_distir.support import memoized
 
-from .candidates import BATCH, Candidate
+from .candidates import BATCH, Axes, Candidate
 from .layers import Layers
 from .stage_partition import partition_stages
 
@@ -57,8 +58,7 @@ class Estimate(NamedTuple):
             longer = min(1.0, longer)
         larger = min((so.peak_bytes / x.peak_bytes for x, so in seen), default=1.0)
         return self._replace(
-            time_s=longer * self.time_s,
-            peak_bytes=int(max(1.0, larger) * self.peak_bytes),
+            time_s=longer * self.time_s, peak_bytes=int(max(1.0, larger) * self.peak_bytes)
         )
 
 
@@ -74,7 +74,6 @@ class Estimator:
 
     def __init__(self, system: System, limit: int) -> None:
         self.system, self.limit = system, limit
-        self._prices: dict[tuple[tuple[str, int], ...], MeshPrices] = {}
 
     def of(self, candidate: Candidate, table: Layers) -> Estimate:
         """Return the fastest estimate that fits, or the smallest where none does."""
@@ -153,7 +152,7 @@ class Estimator:
         parts = mesh.get(BATCH, 1)
         if parts == 1:
             return step_ps
-        price, axis = self._prices_of(candidate).collective_ps, list(mesh).index(BATCH)
+        price, axis = self._prices_of(candidate.axes).collective_ps, list(mesh).index(BATCH)
         if zero == 1:
             return step_ps + price("all_reduce", weights, axis)
         gather = price("all_gather", weights, axis)
@@ -167,14 +166,13 @@ class Estimator:
         mesh = dict(candidate.axes)
         if mesh.get(BATCH, 1) == 1:
             return 0
-        return self._prices_of(candidate).collective_ps(
+        return self._prices_of(candidate.axes).collective_ps(
             "all_reduce", weights, list(mesh).index(BATCH)
         )
 
-    def _prices_of(self, candidate: Candidate) -> MeshPrices:
-        if candidate.axes not in self._prices:
-            self._prices[candidate.axes] = MeshPrices(self.system, candidate.mesh.device_mesh())
-        return self._prices[candidate.axes]
+    @memoized
+    def _prices_of(self, axes: Axes) -> MeshPrices:
+        return MeshPrices(self.system, Candidate(axes).mesh.device_mesh())
 
 
 def in_flight(candidate: Candidate, rank: int) -> int:

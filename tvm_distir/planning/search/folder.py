@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -112,23 +113,8 @@ class Folder:
         data = self._known.get(candidate.key)
         if data is None:
             return None
-        fields = (
-            "state",
-            "least_s",
-            "price_s",
-            "gap",
-            "time_s",
-            "peak_bytes",
-            "why",
-            "likely_s",
-            "needs_bytes",
-            "whole_bytes",
-            "hidden",
-            "parts",
-            "compute_s",
-            "exposed_comm_s",
-        )
-        row = CandidateRow(candidate, **{key: data[key] for key in fields if key in data})
+        known = {field.name for field in fields(CandidateRow)} & data.keys()
+        row = CandidateRow(candidate, **{key: data[key] for key in known})
         plan = self._plan(candidate)
         return row, Plan.load(plan) if plan.exists() else None
 
@@ -173,8 +159,6 @@ class Folder:
 
 def _unwritable(path: Path, error: OSError) -> UsageError:
     return UsageError(
-        "DIST0153",
-        f"{path} cannot be written: {error.strerror or error}",
-        place="-o",
-        remedy="Give an existing, writable folder.",
-    )
+        "DIST0153", f"{path} cannot be written: {error.strerror or error}",
+        place="-o", remedy="Give an existing, writable folder.",
+    )  # fmt: skip

@@ -62,11 +62,7 @@ def _has_candidate(
     """Return whether some candidate is left."""
     batch = enumeration.devices if any_batch else enumeration.batch  # of which all parts are whole
     trial = Enumeration(
-        rules,
-        enumeration.devices,
-        enumeration.system,
-        batch,
-        stages=enumeration.stages,
+        rules, enumeration.devices, enumeration.system, batch, stages=enumeration.stages
     )
     return next(iter(trial), None) is not None
 

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tvm import ir
 
@@ -70,7 +70,7 @@ class LayerTables:
         self.source, self.system = source, system
         self._cache: dict[tuple[object, ...], Layers | None] = {}
         self._functions: dict[tuple[object, ...], list[str]] = {}
-        self.ends = _ends(source.forward(1))
+        self.ends = layer_ends(source.forward(1))
         """Names of the values of ``main`` that the layers give."""
 
     @property
@@ -176,10 +176,12 @@ def stash_bytes(labelled: ShardedCandidate, entry: str) -> int:
     return total
 
 
-def _ends(model: ir.IRModule) -> list[str]:
-    """Return the names of the results of the most called function, call by call."""
+def layer_ends(model: ir.IRModule) -> list[str]:
+    """Return the names of the results of the calls of the repeated layer, in order."""
     calls: dict[str, list[str]] = {}
-    for b in all_bindings(model["main"].body):
-        if isinstance(getattr(b, "value", None), ir.Call) and isinstance(b.value.op, ir.GlobalVar):
-            calls.setdefault(str(b.value.op.name_hint), []).append(str(b.var.name))
-    return max(calls.values(), key=len, default=[])
+    for binding in all_bindings(model["main"].body):
+        value: Any = getattr(binding, "value", None)
+        if type(value) is ir.Call and type(value.op) is ir.GlobalVar:
+            calls.setdefault(value.op.name_hint, []).append(str(binding.var.name))
+    layers = max(calls.values(), key=len, default=[])
+    return layers if len(layers) > 1 else []

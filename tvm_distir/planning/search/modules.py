@@ -10,7 +10,7 @@ from typing import Any
 from tvm import ir
 
 from tvm_distir.core.ir import check_module
-from tvm_distir.core.plan import FULL, Schedule, data_positions
+from tvm_distir.core.plan import FULL, Schedule
 from tvm_distir.hardware import System
 from tvm_distir.performance import Profile
 from tvm_distir.planning.study import Study
@@ -54,16 +54,13 @@ class Source:
                 raise UsageError(
                     "DIST0151",
                     "both a batch and a module are given, and the batch of a module is fixed",
-                    place="search",
-                    remedy="Give a function from a batch to a module, or no batch.",
-                )
+                    place="search", remedy="Give a function from a batch to a module, or no batch.",
+                )  # fmt: skip
         elif batch is None:
             raise UsageError(
-                "DIST0151",
-                "no batch is given for a function from a batch to a module",
-                place="search",
-                remedy="Give the number of samples of a full step.",
-            )
+                "DIST0151", "no batch is given for a function from a batch to a module",
+                place="search", remedy="Give the number of samples of a full step.",
+            )  # fmt: skip
         else:
             self.batch = batch
 
@@ -98,10 +95,7 @@ class Source:
         return self._cache[key]
 
     def _step(
-        self,
-        model: ir.IRModule,
-        schedule: Schedule | None,
-        recompute: str | Mapping[str, str],
+        self, model: ir.IRModule, schedule: Schedule | None, recompute: str | Mapping[str, str]
     ) -> ir.IRModule:
         """Return the training step of a model."""
         return train_step(
@@ -109,13 +103,3 @@ class Source:
             recomputed_ops=Profile.resolve(self.system.kernels).recomputed_ops,
             **(self.train or {}),
         )  # fmt: skip
-
-    @property
-    def samples(self) -> int:
-        """Return the samples of a full step, as the first data input has them; else 1."""
-        if self.batch is not None:
-            return self.batch
-        main = self._cache[None]["main"]
-        positions = data_positions(main)
-        shape = main.params[positions[0]].ty.shape if positions else None
-        return int(shape[0]) if shape is not None and len(shape) else 1

@@ -107,9 +107,8 @@ class Queue:
                 "DIST0802",
                 f"no mesh of {enumeration.devices} devices is possible: "
                 f"{reason} exclude all of them",
-                place="search",
-                remedy="Remove one of these constraints.",
-            )
+                place="search", remedy="Remove one of these constraints.",
+            )  # fmt: skip
 
     def pop(self) -> QueuedCandidate:
         """Return the next candidate."""
@@ -161,20 +160,14 @@ class Queue:
         worst_s : float
             The time that a plan must be better than.
         """
+        row = CandidateRow(queued.candidate, BOUND, queued.least_s, likely_s=queued.likely_s)
         if queued.least_s >= worst_s:
-            return CandidateRow(queued.candidate, BOUND, queued.least_s, likely_s=queued.likely_s)
+            return row
         needs_bytes = self._least_bytes(queued.candidate)
         if needs_bytes > (1 + self.trials.margin) * self.trials.limit:
             self._add_smaller(queued.candidate, queued.least_s, needs_bytes)
             reason = f"on a mesh of any shape it stores at least {needs_bytes / 2**30:.2f} GiB"
-            return CandidateRow(
-                queued.candidate,
-                MEMORY,
-                queued.least_s,
-                why=reason,
-                likely_s=queued.likely_s,
-                needs_bytes=needs_bytes,
-            )
+            return replace(row, state=MEMORY, why=reason, needs_bytes=needs_bytes)
         if queued.estimate is None:
             return None
         kind = _kind(queued.candidate)
@@ -182,21 +175,12 @@ class Queue:
         expected = queued.estimate.corrected(seen)
         margin = self.trials.margin * (1 if len(seen) >= SURE else 2)
         if seen and expected.time_s >= (1 + margin) * worst_s:
-            return CandidateRow(
-                queued.candidate, ESTIMATE, queued.least_s, likely_s=queued.likely_s
-            )
+            return replace(row, state=ESTIMATE)
         if expected.peak_bytes <= self.trials.limit:
             return None
         self._add_smaller(queued.candidate, queued.least_s, expected.peak_bytes)
         reason = f"its layers store about {expected.peak_bytes / 2**30:.2f} GiB"
-        return CandidateRow(
-            queued.candidate,
-            ESTIMATE,
-            queued.least_s,
-            why=reason,
-            likely_s=queued.likely_s,
-            needs_bytes=expected.peak_bytes,
-        )
+        return replace(row, state=ESTIMATE, why=reason, needs_bytes=expected.peak_bytes)
 
     def _least_bytes(self, candidate: Candidate) -> int:
         """Return the bytes that each device stores at least, as another mesh of as many showed."""

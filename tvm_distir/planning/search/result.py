@@ -222,14 +222,11 @@ class SearchResult(Displayed):
         """Return a lower bound on the time of all plans of the space."""
         return min((row.least_s for row in self.rows), default=0.0)
 
-    def _headline(self) -> str:
-        return search_headline(self)
+    _headline = search_headline
+    _draw = draw_search
 
     def _tables(self) -> list[DataTable]:
         return [plan_table(self), placement_table(self)]
-
-    def _draw(self, axes: Any) -> None:
-        draw_search(self, axes)
 
     def to_pandas(self) -> Any:
         """Return a row per candidate as a ``pandas.DataFrame`` (DIST0111 without pandas)."""

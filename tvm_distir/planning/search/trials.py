@@ -278,9 +278,8 @@ class Trials:
             raise UsageError(
                 "DIST0151",
                 f"the plan to compare with is for {used} devices, the search for {devices}",
-                place=name,
-                remedy="Compare with a plan for the same number of devices.",
-            )
+                place=name, remedy="Compare with a plan for the same number of devices.",
+            )  # fmt: skip
         axes = tuple(plan.meshes[0].axes.items())
         word = plan.recompute.get("*", "given" if plan.recompute else "none")
         candidate = Candidate(axes, recompute=word)

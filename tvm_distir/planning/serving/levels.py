@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from tvm_distir.hardware import PICOSECONDS
 
-from .batching import ServedRequests, seconds
+from .engine_loop import ServedRequests, seconds
 from .steady_window import Floats, whole_cycles
 
 PERCENTILES = (50, 90, 99)

@@ -14,14 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .batching import (
-    UNIT,
-    Replicas,
-    SchedulerOptions,
-    ServedRequests,
-    StepTimes,
-    too_long,
-)
+from .engine_loop import UNIT, EngineLoop, ServedRequests, too_long
 from .workload import Ints, Requests
 
 Chunks = list[tuple[int, int]]
@@ -86,44 +79,23 @@ class _Prefix:
 class PythonReplicas:
     """Serves requests by engines in order of time, and routes each when it arrives.
 
-    Parameters are those of :func:`.batching.serve_by_replicas`.
+    Parameters are the requests and the :class:`.engine_loop.EngineLoop` that serves them.
     """
 
-    def __init__(
-        self,
-        requests: Requests,
-        times: StepTimes,
-        options: SchedulerOptions,
-        pages: int,
-        page: int,
-        users: int,
-        filled: bool,
-        pools: int,
-        replicas: Replicas,
-        host_ps: int = 0,
-    ) -> None:
-        self.requests, self.users, self.router = requests, users, replicas.router
-        self.host_ps = host_ps
-        columns = (
-            requests.arrival_ps, requests.input_tokens, requests.output_tokens,
-            requests.prefix_id, requests.prefix_tokens,
-        )  # fmt: skip
+    def __init__(self, requests: Requests, loop: EngineLoop) -> None:
+        self.requests, self.loop, filled = requests, loop, loop.filled
         self.entries = [
-            _Request(arrival, tokens, output, prefix, shared, filled, 0 if filled else tokens)
-            for arrival, tokens, output, prefix, shared in np.stack(columns, axis=1).tolist()
+            _Request(*columns, filled, 0 if filled else columns[1])
+            for columns in np.stack(list(vars(requests).values()), axis=1).tolist()
         ]
         self.unfinished = len(self.entries)
-        stages = times.stages
-        options = replace(options, requests=max(1, options.requests // stages))
         self.engines: list[_PythonEngine] = []
-        for _ in range(replicas.count):
-            free = [0] * stages
-            self.engines += [
-                _PythonEngine(self, times, options, pages // stages, page, pools, free)
-                for _ in range(stages)
-            ]
-        first = min(users, len(self.entries)) if users else len(self.entries)
-        self.arriving = sorted((e.arrival + host_ps, n) for n, e in enumerate(self.entries[:first]))
+        for _ in range(loop.replicas.count):
+            free = [0] * loop.times.stages
+            self.engines += [_PythonEngine(self, free) for _ in free]
+        first = min(loop.users, len(self.entries)) if loop.users else len(self.entries)
+        arrivals = enumerate(self.entries[:first])
+        self.arriving = sorted((e.arrival + loop.host_ps, n) for n, e in arrivals)
         self.later = list(range(first, len(self.entries)))
 
     def run(self) -> list[tuple[Ints, ServedRequests]]:
@@ -138,7 +110,7 @@ class PythonReplicas:
             if self.arriving and (not ready or self.arriving[0][0] <= min(ready)[0]):
                 time, number = self.arriving.pop(0)
                 replica = routed % len(self.engines)
-                if self.router == "least_requests":
+                if self.loop.replicas.router == "least_requests":
                     loads = [self._in_flight(k, time) for k in range(len(self.engines))]
                     replica = loads.index(min(loads))
                 routed += 1
@@ -168,35 +140,27 @@ class PythonReplicas:
         steps = np.array(self.engines[replica].steps, np.int64).reshape(-1, 5)
         return places, ServedRequests(
             requests, column("first"), column("finish"), column("start"), column("preemptions"),
-            steps, self.host_ps,
+            steps, self.loop.host_ps,
         )  # fmt: skip
 
     def ended(self, time: int) -> None:
         """Note that a request has ended; in a closed loop the next request arrives then."""
         self.unfinished -= 1
-        if self.users and self.later:
+        if self.loop.users and self.later:
             number = self.later.pop(0)
             self.entries[number].arrival = time
-            insort(self.arriving, (time + self.host_ps, number))
+            insort(self.arriving, (time + self.loop.host_ps, number))
 
 
 class _PythonEngine:
     """Serves the requests of a replica step by step."""
 
-    def __init__(
-        self,
-        whole: PythonReplicas,
-        times: StepTimes,
-        options: SchedulerOptions,
-        pages: int,
-        page: int,
-        pools: int,
-        stages: list[int],
-    ) -> None:
-        self.stages = stages
-        self.whole, self.entries, self.pools = whole, whole.entries, pools
-        self.options, self.page = options, page
-        self.total = self.free = pages
+    def __init__(self, whole: PythonReplicas, stages: list[int]) -> None:
+        self.stages, loop = stages, whole.loop
+        self.whole, self.entries, self.pools = whole, whole.entries, loop.pools
+        times, options, self.page = loop.times, loop.options, loop.page
+        self.options = replace(options, requests=max(1, options.requests // len(stages)))
+        self.total = self.free = loop.pages // len(stages)
         self.gain = round(times.gain * UNIT)
         self.overhead = round((options.step_overhead_us or 0.0) * 1e6)
         axes = (times.batches, times.contexts, times.tokens, times.pasts)

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from .batching import ServedRequests
+from .engine_loop import ServedRequests
 
 _US = 1_000_000
 """Picoseconds of a microsecond."""

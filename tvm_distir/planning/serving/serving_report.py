@@ -10,7 +10,8 @@ from typing import Any
 
 from tvm_distir.hardware import System
 
-from .batching import SchedulerOptions, ServedRequests, Speculation
+from .batching import SchedulerOptions, Speculation
+from .engine_loop import ServedRequests
 from .levels import ServiceLevels, ServiceSummary
 from .served_model import ServedModel
 from .serving_run import ServingEngine, ServingSetup, run_deployment
@@ -245,10 +246,7 @@ def serve_analyze(
 
 
 def report_of(
-    deployment: ServingSetup,
-    work: Workload,
-    levels: ServiceLevels,
-    summary: ServiceSummary,
+    deployment: ServingSetup, work: Workload, levels: ServiceLevels, summary: ServiceSummary
 ) -> ServingReport:
     """Return the report of a deployment that has served a workload."""
     engine = deployment.engine

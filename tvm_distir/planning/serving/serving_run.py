@@ -13,15 +13,8 @@ import numpy as np
 from tvm_distir.hardware import PICOSECONDS
 from tvm_distir.support import SimulationError
 
-from .batching import (
-    ROUTERS,
-    Replicas,
-    SchedulerOptions,
-    ServedRequests,
-    Speculation,
-    StepTimes,
-    serve_by_replicas,
-)
+from .batching import SchedulerOptions, Speculation, StepTimes
+from .engine_loop import ROUTERS, EngineLoop, Replicas, ServedRequests
 from .levels import ServiceLevels, ServiceSummary, summarize
 from .served_model import ServedModel
 from .surface import StepMemory, Surface
@@ -68,12 +61,12 @@ class ServingEngine:
 
     def with_options(self, options: SchedulerOptions) -> ServingEngine:
         """Return the engine with another scheduler."""
-        return ServingEngine(self.served, self.surface, self.times, options, self.speculation)
+        return replace(self, options=options)
 
     def with_speculation(self, speculation: Speculation) -> ServingEngine:
         """Return the engine with a draft model (DIST0761 for an impossible acceptance)."""
         times = speculation.times(self.served, self.times)
-        return ServingEngine(self.served, self.surface, times, self.options, speculation)
+        return replace(self, times=times, speculation=speculation)
 
     @cached_property
     def memory(self) -> StepMemory:
@@ -98,11 +91,12 @@ class ServingEngine:
         """Serve requests by replicas: of each group the places of its requests, and times."""
         system = self.served.system
         host_ps = 0 if filled else round(system.constant("serving_prompt_us") * 1e6)
-        return serve_by_replicas(
-            requests, self.times.with_host(system.constant("serving_request_us")),
+        loop = EngineLoop(
+            self.times.with_host(system.constant("serving_request_us")),
             self.options.of_system(system), self.pages, self.served.page, users, filled,
             self.served.pools, replicas, host_ps,
         )  # fmt: skip
+        return loop.serve(requests)
 
     def capacity_per_s(
         self, workload: Workload, filled: bool = False, alone: bool = False
@@ -155,7 +149,7 @@ class ServingSetup:
     prefill : ServingEngine, optional
     prefill_replicas : int
     router : str
-        One of :data:`.batching.ROUTERS`, for the replicas of both.
+        One of :data:`.engine_loop.ROUTERS`, for the replicas of both.
     """
 
     engine: ServingEngine
@@ -219,15 +213,8 @@ class ServingSetup:
         moved = replace(requests, arrival_ps=ready, prefix_id=np.full(len(requests), -1, np.int64))
         for which, part in self.engine.serve(moved.some(order), replicas, filled=True):
             places = order[which]
-            result.append(
-                replace(
-                    part,
-                    requests=requests.some(places),
-                    first_ps=first[places],
-                    start_ps=start[places],
-                    host_ps=host_ps,
-                )
-            )
+            times = {"first_ps": first[places], "start_ps": start[places], "host_ps": host_ps}
+            result.append(replace(part, requests=requests.some(places), **times))
         return result
 
     def capacity_per_s(self, workload: Workload, known: Capacities | None = None) -> float:
@@ -298,11 +285,9 @@ def run_deployment(
     open_ended = workload.kind in (POISSON, CLOSED) and not workload.count
     if deployment.prefill is not None and workload.kind == CLOSED:
         raise SimulationError(
-            "DIST0761",
-            "users of a closed loop cannot be served by devices that are apart",
-            place="workload",
-            remedy="Use poisson:RATE, burst or a trace.",
-        )
+            "DIST0761", "users of a closed loop cannot be served by devices that are apart",
+            place="workload", remedy="Use poisson:RATE, burst or a trace.",
+        )  # fmt: skip
     rate = workload.rate_per_s
     if rate and capacity_per_s is None:
         capacity_per_s = deployment.capacity_per_s(workload)

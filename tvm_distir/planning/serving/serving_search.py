@@ -21,7 +21,8 @@ from tvm_distir.hardware import PICOSECONDS, System
 from tvm_distir.models import serving_step
 from tvm_distir.support import DistIRError, InternalError, SimulationError
 
-from .batching import Replicas, SchedulerOptions, Speculation
+from .batching import SchedulerOptions, Speculation
+from .engine_loop import Replicas
 from .levels import ServiceLevels, ServiceSummary
 from .served_model import ServedModel
 from .serving_report import ServingReport, report_of

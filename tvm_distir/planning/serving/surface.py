@@ -37,7 +37,7 @@ from tvm_distir.performance import (
     numbers_of,
 )
 from tvm_distir.planning.study import Study
-from tvm_distir.support import SimulationError
+from tvm_distir.support import SimulationError, memoized
 
 from .served_model import ServedModel
 from .size_order import SizeOrder, SizeRanges, ranges_of, slots_of
@@ -148,7 +148,6 @@ class Surface:
 
     def __init__(self, served: ServedModel, new: int = 1, shallow: Surface | None = None) -> None:
         self.served, self.new, self._shallow = served, new, shallow
-        self._parts: dict[bool, _Part] = {}
         self._depths: tuple[Surface, Surface, tuple[int, ...]] | None = None
         if served.repeated is not None:
             few, more, times = served.repeated
@@ -289,13 +288,9 @@ class Surface:
                     raise _unpredicted(self.served, "a number of the program is no integer")
                 yield rows, kind, quantities
 
+    @memoized
+    @gc_paused()
     def _part(self, prefill: bool) -> _Part:
-        if prefill not in self._parts:
-            with gc_paused():
-                self._parts[prefill] = self._fitted(prefill)
-        return self._parts[prefill]
-
-    def _fitted(self, prefill: bool) -> _Part:
         """Fit the programs of steps to samples, by ranges of the first size.
 
         What a plan leaves open is decided by costs, so collectives may change where there are more
@@ -385,17 +380,15 @@ class _Samples:
     def __init__(self, surface: Surface, prefill: bool) -> None:
         self.served, self.prefill, self.new = surface.served, prefill, surface.new
         self.profile = Profile.resolve(self.served.system.kernels)
-        self._known: dict[tuple[int, int], tuple[Study, Program, str]] = {}
 
     def _sizes(self, first: int) -> tuple[int, int]:
         return (self.served.pools, first) if self.prefill else (first, self.new)
 
+    @memoized
     def _sample(self, first: int, before: int) -> tuple[Study, Program, str]:
-        if (first, before) not in self._known:
-            study = self.served.study(*self._sizes(first), before)
-            program = grouped(study.program, self.profile)
-            self._known[first, before] = study, program, numbers_of(program).skeleton
-        return self._known[first, before]
+        study = self.served.study(*self._sizes(first), before)
+        program = grouped(study.program, self.profile)
+        return study, program, numbers_of(program).skeleton
 
     def program(self, first: int, before: int) -> Program:
         """Return the program of a step, grouped into kernels."""
@@ -462,8 +455,7 @@ def _memory(
 
 def _unpredicted(served: ServedModel, problem: str) -> SimulationError:
     return SimulationError(
-        "DIST0760",
-        problem,
+        "DIST0760", problem,
         place=f"{served.model} ({served.strategy})",
         remedy="Use megatron, data_parallel or expert_parallel.",
-    )
+    )  # fmt: skip

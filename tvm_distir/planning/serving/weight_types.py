@@ -38,8 +38,6 @@ def with_weights(system: System, weights: str) -> System:
     ends = (name.removeprefix(f"{base}-") for name in names if name.startswith(f"{base}-"))
     known = [PLAIN, *(end.removesuffix("-weights") for end in ends)]
     raise UsageError(
-        "DIST0152",
-        f'the kernels "{base}" have no profile with weights of type "{weights}"',
-        place="--quantize",
-        remedy=nearest(weights, known),
-    )
+        "DIST0152", f'the kernels "{base}" have no profile with weights of type "{weights}"',
+        place="--quantize", remedy=nearest(weights, known),
+    )  # fmt: skip

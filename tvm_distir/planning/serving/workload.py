@@ -69,13 +69,7 @@ class Requests:
 
     def some(self, which: Ints) -> Requests:
         """Return some of the requests."""
-        return Requests(
-            self.arrival_ps[which],
-            self.input_tokens[which],
-            self.output_tokens[which],
-            self.prefix_id[which],
-            self.prefix_tokens[which],
-        )
+        return Requests(*(column[which] for column in vars(self).values()))
 
 
 @dataclass(frozen=True)

@@ -69,9 +69,8 @@ def _check(
             "DIST0234",
             f"the {size} {subject} of the cache are not divisible by the mesh axis "
             f'"{axis}" ({count})',
-            place=cache.place,
-            remedy=remedy,
-        )
+            place=cache.place, remedy=remedy,
+        )  # fmt: skip
 
 
 def heads_label(cache: Parameter, count: int) -> int | None:

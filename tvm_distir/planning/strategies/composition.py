@@ -149,11 +149,9 @@ def _compose_branches(
     if stages is not None or sum(spec.name == LOCAL_LAYERS for spec in specs) > 1:
         other = LOCAL_LAYERS if stages is None else PIPELINE
         raise PlanError(
-            "DIST0232",
-            f'"{LOCAL_LAYERS}" and "{other}" both create meshes from an axis',
-            place="strategy",
-            remedy="Remove one of them.",
-        )
+            "DIST0232", f'"{LOCAL_LAYERS}" and "{other}" both create meshes from an axis',
+            place="strategy", remedy="Remove one of them.",
+        )  # fmt: skip
     info = find_strategy(LOCAL_LAYERS)
     branches = info.function(mod, mesh, **apart.options)
     axis = str(apart.options.get("axis", info.options["axis"].default))
@@ -161,11 +159,9 @@ def _compose_branches(
     others = [spec for spec in specs if spec is not apart]
     if not rest:
         raise PlanError(
-            "DIST0232",
-            f'"{LOCAL_LAYERS}" leaves no mesh axis for "{others[0].name}"',
-            place="strategy",
-            remedy='Give the mesh another axis: "br=2,dp=2".',
-        )
+            "DIST0232", f'"{LOCAL_LAYERS}" leaves no mesh axis for "{others[0].name}"',
+            place="strategy", remedy='Give the mesh another axis: "br=2,dp=2".',
+        )  # fmt: skip
     return on_branches(mod, branches, compose(mod, MeshSpec(DEFAULT_MESH, rest), others, system))
 
 
@@ -236,11 +232,9 @@ def merge(plans: Sequence[tuple[str, Plan]]) -> Plan:
     for title, plan in plans:
         if plan.meshes != first.meshes:
             raise PlanError(
-                "DIST0232",
-                f'"{name}" and "{title}" are for different meshes',
-                place="strategy",
-                remedy="Use the same mesh for both.",
-            )
+                "DIST0232", f'"{name}" and "{title}" are for different meshes',
+                place="strategy", remedy="Use the same mesh for both.",
+            )  # fmt: skip
         for target, rule in {target_of(rule): rule for rule in plan.rules}.items():
             axes = len(rule.placement)
             old = rules.setdefault(target, rule)
@@ -259,15 +253,10 @@ def merge(plans: Sequence[tuple[str, Plan]]) -> Plan:
                 filled[axis] = filled[axis] or title
             rules_of.setdefault(target, []).append(rule)
             stationary, moving = _stationary(rules_of[target])
-            merged = (tuple(labels), stationary, moving, old.segments or rule.segments)
-            if merged != (old.placement, old.stationary, old.moving, old.segments):
-                rules[target] = replace(
-                    old,
-                    placement=merged[0],
-                    stationary=stationary,
-                    moving=moving,
-                    segments=merged[3],
-                )
+            rules[target] = replace(
+                old, placement=tuple(labels), stationary=stationary, moving=moving,
+                segments=old.segments or rule.segments,
+            )  # fmt: skip
     faults = faults_of_plan("strategy")
     for conflict in conflicts.values():
         faults.add(conflict)
@@ -303,6 +292,5 @@ def _conflict(
         f'on the mesh axis "{mesh.axis_names[axis]}" the strategy "{first}" requires '
         f'"{labels_text((old.placement[axis],))}", "{second}" requires '
         f'"{labels_text((rule.placement[axis],))}"',
-        place=rule.title,
-        remedy='Give each strategy a different axis with "axis=".',
-    )
+        place=rule.title, remedy='Give each strategy a different axis with "axis=".',
+    )  # fmt: skip

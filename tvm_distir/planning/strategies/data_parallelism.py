@@ -66,11 +66,9 @@ def data_parallel(mod: ir.IRModule, mesh: MeshLike, axis: str = "dp", dim: int =
     spec = as_mesh_spec(mesh)
     if dim < 0:
         raise PlanError(
-            "DIST0231",
-            f"dim={dim} is negative",
-            place='strategy "data_parallel"',
-            remedy="Count dims from 0.",
-        )
+            "DIST0231", f"dim={dim} is negative",
+            place='strategy "data_parallel"', remedy="Count dims from 0.",
+        )  # fmt: skip
     number = mesh_axis(spec, axis, "data_parallel")
     rules, faults = [], faults_of_plan('strategy "data_parallel"')
     for name, fn, rule_name in entries(mod):
@@ -148,6 +146,5 @@ def _batch_input(batched: list[Parameter], name: str, dim: int) -> Parameter:
     raise PlanError(
         "DIST0233",
         f"no data input has a batch: none is a tensor of known shape with at least {dims}",
-        place=name,
-        remedy='Name the data inputs in the function attribute "dist.inputs".',
-    )
+        place=name, remedy='Name the data inputs in the function attribute "dist.inputs".',
+    )  # fmt: skip

@@ -177,9 +177,8 @@ def _no_experts(mod: ir.IRModule) -> PlanError:
     ]
     looked = f" (considered {names_of(heavy)})" if heavy else ""
     return PlanError(
-        "DIST0233",
-        f"no weight stacks experts along a batch dim of a product{looked}",
+        "DIST0233", f"no weight stacks experts along a batch dim of a product{looked}",
         place=f"{name} (expert_parallel)",
         remedy="Keep the weights of experts in one tensor (experts, in, out), or use "
         '"tensor_parallel".',
-    )
+    )  # fmt: skip

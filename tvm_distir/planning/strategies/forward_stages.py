@@ -84,6 +84,13 @@ def even_layers(layers: int, stages: int) -> tuple[int, ...]:
     return tuple(least + (stages - 1 - more <= k < stages - 1) for k in range(stages))
 
 
+def slashed_numbers(text: str) -> tuple[int, ...]:
+    """Return the numbers of a text such as ``4/4/3``; none where it is not of this kind."""
+    words = text.split("/")
+    numeric = all(word.isascii() and word.isdigit() and len(word) < 7 for word in words)
+    return tuple(map(int, words)) if numeric else ()
+
+
 def _unfit(problem: str, remedy: str) -> PlanError:
     return PlanError("DIST0233", problem, place='strategy "pipeline"', remedy=remedy)
 
@@ -154,9 +161,7 @@ class _Division:
         """Divide the calls of layers; what is between two of them belongs to the first."""
         counts = even_layers(len(calls), self.stages)
         if layers:
-            words = layers.split("/")
-            numeric = all(word.isascii() and word.isdigit() and len(word) < 7 for word in words)
-            evenly, counts = counts, tuple(map(int, words)) if numeric else ()
+            evenly, counts = counts, slashed_numbers(layers)
             if len(counts) != self.stages or sum(counts) != len(calls) or min(counts) < 1:
                 raise _unfit(
                     f'layers="{shortened(layers)}" does not divide {len(calls)} layers into '
@@ -304,8 +309,7 @@ class _Rules:
                     "DIST0232",
                     f"another strategy places {rule.title} inside of a layer, which several "
                     "stages have",
-                    place="strategy",
-                    remedy="Use strategies that place weights and inputs only.",
-                )
+                    place="strategy", remedy="Use strategies that place weights and inputs only.",
+                )  # fmt: skip
             rules.append(replace(rule, mesh=self.stages[stage_of[rule.name]].name))
         return rules

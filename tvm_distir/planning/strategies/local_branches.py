@@ -85,11 +85,10 @@ def local_layers(
         branches = branches_of(module, g, results, least)
         if not branches.groups:
             raise PlanError(
-                "DIST0233",
-                f"no two independent branches have {least} percent of the work each",
+                "DIST0233", f"no two independent branches have {least} percent of the work each",
                 place=f"{name} (local_layers)",
                 remedy='Use another strategy, or lower "local_layers:least=".',
-            )
+            )  # fmt: skip
         rules += _Placing(g, branches, places, rule_name).rules(name, fn)
     return Plan(tuple(places), tuple(rules))
 
@@ -276,14 +275,5 @@ class _Placing:
             cached = g.env.get(handle(arg), ())
             kind = g.nodes[g.producer[cached[0]][0]].kind if len(cached) == 1 else ""
             if kind in ("op", "call") and tensor_type(arg.ty) is not None:
-                self._rules.append(
-                    PlanRule(
-                        "call",
-                        callee,
-                        (None,) * len(mesh.axes),
-                        mesh.name,
-                        function=self._rule_name,
-                        index=number,
-                        arg=i,
-                    )
-                )
+                rule = PlanRule("call", callee, (None,) * len(mesh.axes), mesh.name)
+                self._rules.append(replace(rule, function=self._rule_name, index=number, arg=i))

@@ -23,12 +23,7 @@ from tvm_distir.core.ops import CACHE_HEADS
 from tvm_distir.core.plan import MeshSpec, Plan, PlanRule, data_positions, faults_of_plan
 from tvm_distir.support import PlanError
 
-from .cache_placement import (
-    cache_positions,
-    created_cache_rules,
-    heads_label,
-    warn_of_full_caches,
-)
+from .cache_placement import cache_positions, created_cache_rules, heads_label, warn_of_full_caches
 from .consumers import Consumers
 from .fused_weights import FusedSegments, fused_segments
 from .head_groups import heads_of, key_heads, tensor_axes, with_copies

@@ -102,11 +102,9 @@ def entries(mod: ir.IRModule) -> list[tuple[str, relax.Function, str | None]]:
         return [(MAIN, public[MAIN], None)]
     if not public:
         raise PlanError(
-            "DIST0225",
-            "the module has no public function",
-            place="module",
-            remedy='Give the entry a "global_symbol".',
-        )
+            "DIST0225", "the module has no public function",
+            place="module", remedy='Give the entry a "global_symbol".',
+        )  # fmt: skip
     only = len(public) == 1
     return [(name, public[name], None if only else name) for name in sorted(public)]
 
@@ -118,18 +116,9 @@ def tensor_parameters(name: str, fn: relax.Function, rule_name: str | None) -> l
     for position, (param, title) in enumerate(zip(fn.params[:], param_names(fn), strict=True)):
         tensor = tensor_type(param.ty)
         if tensor is not None and title not in states:
-            shape = static_shape(param.ty)
-            out.append(
-                Parameter(
-                    rule_name,
-                    name,
-                    position,
-                    title,
-                    shape,
-                    int(tensor.ndim) if shape is None else len(shape),
-                    str(tensor.dtype),
-                )
-            )
+            shape, dtype = static_shape(param.ty), str(tensor.dtype)
+            ndim = int(tensor.ndim) if shape is None else len(shape)
+            out.append(Parameter(rule_name, name, position, title, shape, ndim, dtype))
     return out
 
 
@@ -145,14 +134,8 @@ def parameter_rule(
     parameter: Parameter, mesh: MeshSpec, labels: Mapping[int, int], stationary: bool
 ) -> PlanRule:
     """Return the rule that places a parameter along some axes, the others left open."""
-    return PlanRule(
-        "param",
-        glob.escape(parameter.name),
-        some_axes(mesh, labels),
-        mesh=mesh.name,
-        stationary=stationary,
-        function=parameter.function,
-    )
+    title, placement = glob.escape(parameter.name), some_axes(mesh, labels)
+    return PlanRule("param", title, placement, mesh.name, stationary, parameter.function)
 
 
 def one_axis(mesh: MeshSpec, axis: int, label: int) -> tuple[int | None, ...]:

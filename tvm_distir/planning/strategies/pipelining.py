@@ -19,7 +19,7 @@ from tvm_distir.core.ir.attributes import training_notes
 from tvm_distir.core.plan import MeshSpec, Pipeline, Plan, Schedule
 from tvm_distir.support import PlanError, UsageError, shortened
 
-from .forward_stages import forward_stages
+from .forward_stages import forward_stages, slashed_numbers
 from .model_info import MeshLike, as_mesh_spec, mesh_axis
 from .registry import StrategySpec, checked, plan_maker
 
@@ -134,9 +134,8 @@ def check_layers(layers: str) -> None:
             "DIST0233",
             f'layers="{shortened(layers)}" divides forward passes, and the module is a training '
             "step",
-            place=f'strategy "{PIPELINE}"',
-            remedy='Create the step with the "cuts" of a schedule.',
-        )
+            place=f'strategy "{PIPELINE}"', remedy='Create the step with the "cuts" of a schedule.',
+        )  # fmt: skip
 
 
 def is_single_pass(schedule: Schedule) -> bool:
@@ -160,11 +159,9 @@ def schedule_of(specs: Sequence[StrategySpec], axes: Mapping[str, int] | None) -
         return None
     if len(pipelines) > 1:
         raise PlanError(
-            "DIST0232",
-            "two pipelines",
-            place="strategy",
-            remedy="Give the number of chunks with chunks=.",
-        )
+            "DIST0232", "two pipelines",
+            place="strategy", remedy="Give the number of chunks with chunks=.",
+        )  # fmt: skip
     return _schedule(axes or {}, **checked(pipelines[0]).options)
 
 
@@ -193,11 +190,9 @@ def check_micro_batches(count: int, other: int, subject: str) -> None:
     """Refuse (UsageError DIST0151) two different numbers of micro-batches."""
     if count != other:
         raise UsageError(
-            "DIST0151",
-            f"{count} micro-batches are given, and the {subject} has {other}",
-            place="micro_batches",
-            remedy="Remove either of them.",
-        )
+            "DIST0151", f"{count} micro-batches are given, and the {subject} has {other}",
+            place="micro_batches", remedy="Remove either of them.",
+        )  # fmt: skip
 
 
 def _schedule(
@@ -220,11 +215,9 @@ def _schedule(
         mesh_axis(MeshSpec("mesh", axes or {"": 1}), axis, PIPELINE)
     if stages not in (0, size or 1):
         raise PlanError(
-            "DIST0236",
-            f'stages={stages}, and the mesh axis "{axis}" has {size} devices',
-            place=f'strategy "{PIPELINE}"',
-            remedy="Remove stages, or change the mesh.",
-        )
+            "DIST0236", f'stages={stages}, and the mesh axis "{axis}" has {size} devices',
+            place=f'strategy "{PIPELINE}"', remedy="Remove stages, or change the mesh.",
+        )  # fmt: skip
     base = Schedule(schedule, size or 1, micro_batches, chunks, stash=stash)
     return replace(base, offload=_stages(offload, base.stage_count))
 
@@ -233,15 +226,14 @@ def _stages(text: str, count: int) -> tuple[int, ...]:
     """Return the stages of the option ``offload``."""
     if text in ("none", "all"):
         return tuple(range(count)) if text == "all" else ()
-    words = text.split("/")
-    if not all(word.isascii() and word.isdigit() and len(word) < 7 for word in words):
+    numbers = slashed_numbers(text)
+    if not numbers:
         raise PlanError(
-            "DIST0236",
-            f'offload="{shortened(text)}" names no stages',
+            "DIST0236", f'offload="{shortened(text)}" names no stages',
             place=f'strategy "{PIPELINE}"',
             remedy="Write none, all, or numbers of stages joined by a slash: 0/1.",
-        )
-    return tuple(map(int, words))
+        )  # fmt: skip
+    return numbers
 
 
 def on_stages(mod: ir.IRModule, mesh: MeshSpec, target_schedule: Schedule, axis: str) -> Plan:
@@ -249,17 +241,13 @@ def on_stages(mod: ir.IRModule, mesh: MeshSpec, target_schedule: Schedule, axis:
     pipeline = Pipeline.of(mod)
     if pipeline is None:
         raise PlanError(
-            "DIST0233",
-            "the module is not a pipelined training step",
+            "DIST0233", "the module is not a pipelined training step",
             place=f'strategy "{PIPELINE}"',
             remedy="Create it with --train, or train_step(..., schedule=...).",
-        )
+        )  # fmt: skip
     schedule = pipeline.schedule
-    if (schedule.stages, schedule.micro_batches, schedule.chunks) != (
-        target_schedule.stages,
-        target_schedule.micro_batches,
-        target_schedule.chunks,
-    ):
+    sizes = [(s.stages, s.micro_batches, s.chunks) for s in (schedule, target_schedule)]
+    if sizes[0] != sizes[1]:
         raise PlanError(
             "DIST0233",
             f"the step has {schedule.stages} stages, {schedule.micro_batches} micro-batches and "
@@ -276,12 +264,9 @@ def on_stages(mod: ir.IRModule, mesh: MeshSpec, target_schedule: Schedule, axis:
             remedy="Create the step with a schedule that sets stash.",
         )
     stage, devices = _stage_mesh(mesh, axis)
-    chosen = (
-        schedule
-        if schedule.kind == "custom"
-        else replace(target_schedule, cuts=schedule.cuts, stash=schedule.stash)
-    )
-    return Plan((stage,), schedule=replace(chosen, devices=devices))
+    if schedule.kind != "custom":
+        schedule = replace(target_schedule, cuts=schedule.cuts, stash=schedule.stash)
+    return Plan((stage,), schedule=replace(schedule, devices=devices))
 
 
 def _stage_mesh(mesh: MeshSpec, axis: str) -> tuple[MeshSpec, tuple[tuple[int, ...], ...]]:

@@ -172,11 +172,9 @@ def find_strategy(name: str) -> StrategyInfo:
     """
     if name not in STRATEGIES:
         raise PlanError(
-            "DIST0230",
-            f'there is no strategy "{name}"',
-            place="strategy",
-            remedy=nearest(name, strategy_names()),
-        )
+            "DIST0230", f'there is no strategy "{name}"',
+            place="strategy", remedy=nearest(name, strategy_names()),
+        )  # fmt: skip
     info = getattr(STRATEGIES.load(name), _MARK, None)
     if not isinstance(info, StrategyInfo):
         fault = (
@@ -201,29 +199,24 @@ def parse(text: str) -> tuple[StrategySpec, ...]:
         name = name.strip()
         if not name or (colon and not rest.strip()):
             raise PlanError(
-                "DIST0235",
-                f'"{text}" has an empty {"list of options" if name else "name"}',
-                place="strategy",
-                remedy='Write NAME, NAME:key=value,... or several joined by "+".',
-            )
+                "DIST0235", f'"{text}" has an empty {"list of options" if name else "name"}',
+                place="strategy", remedy='Write NAME, NAME:key=value,... or several joined by "+".',
+            )  # fmt: skip
         options: dict[str, Any] = {}
         for item in rest.split(",") if colon else []:
             key, equals, value = item.partition("=")
             key = key.strip()
             if not equals or not key:
                 raise PlanError(
-                    "DIST0235",
-                    f'"{item.strip()}" is not key=value',
+                    "DIST0235", f'"{item.strip()}" is not key=value',
                     place=f'strategy "{name}"',
                     remedy="Join options with commas: axis=tp,sequence=1.",
-                )
+                )  # fmt: skip
             if key in options:
                 raise PlanError(
-                    "DIST0235",
-                    f'the option "{key}" is given twice',
-                    place=f'strategy "{name}"',
-                    remedy="Remove one.",
-                )
+                    "DIST0235", f'the option "{key}" is given twice',
+                    place=f'strategy "{name}"', remedy="Remove one.",
+                )  # fmt: skip
             options[key] = value.strip()
         specs.append(checked(StrategySpec(name, options)))
     return tuple(specs)
@@ -236,19 +229,15 @@ def checked(spec: StrategySpec) -> StrategySpec:
     for key, value in spec.options.items():
         if key not in known:
             raise PlanError(
-                "DIST0231",
-                f'the strategy has no option "{key}"',
-                place=f'strategy "{spec.name}"',
-                remedy=nearest(key, known),
-            )
+                "DIST0231", f'the strategy has no option "{key}"',
+                place=f'strategy "{spec.name}"', remedy=nearest(key, known),
+            )  # fmt: skip
         term = Token(value) if isinstance(value, str) else as_term(value)
         try:
             options[key] = known[key].make(known[key].read(term))
         except Unreadable as fault:
             raise PlanError(
-                "DIST0231",
-                f"{key}={shortened(term)} is not {fault.expects}",
-                place=f'strategy "{spec.name}"',
-                remedy=fault.remedy or known[key].fault_remedy,
-            ) from None
+                "DIST0231", f"{key}={shortened(term)} is not {fault.expects}",
+                place=f'strategy "{spec.name}"', remedy=fault.remedy or known[key].fault_remedy,
+            ) from None  # fmt: skip
     return StrategySpec(spec.name, options)

@@ -71,15 +71,12 @@ def _check_sequence(total: Any, count: int, axis: str, place: str) -> None:
     shape = static_shape(total.ty)
     if shape is None or len(shape) != 3:
         raise PlanError(
-            "DIST0233",
-            f"the residual stream has the shape {shape}, not (batch, seq, hidden)",
-            place=place,
-            remedy="Use megatron without sequence=1.",
-        )
+            "DIST0233", f"the residual stream has the shape {shape}, not (batch, seq, hidden)",
+            place=place, remedy="Use megatron without sequence=1.",
+        )  # fmt: skip
     if shape[SEQ_DIM] < count:
         raise PlanError(
             "DIST0234",
             f'the sequence {shape[SEQ_DIM]} is shorter than the mesh axis "{axis}" ({count})',
-            place=place,
-            remedy="Use fewer devices along it.",
-        )
+            place=place, remedy="Use fewer devices along it.",
+        )  # fmt: skip

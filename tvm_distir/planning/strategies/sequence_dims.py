@@ -96,19 +96,16 @@ def _sequence_inputs(
     able = [p for p in data if p.shape is not None and 0 <= dim < len(p.shape)]
     if not able:
         raise PlanError(
-            "DIST0233",
-            f"no data input has a dim {dim}: {names_of(data) or 'there is none'}",
-            place=place,
-            remedy=f'Set the sequence dim with "{strategy}:dim=0".',
-        )
+            "DIST0233", f"no data input has a dim {dim}: {names_of(data) or 'there is none'}",
+            place=place, remedy=f'Set the sequence dim with "{strategy}:dim=0".',
+        )  # fmt: skip
     size = (able[0].shape or ())[dim]
     if isinstance(size, int) and size < mesh.axes[axis]:
         raise PlanError(
             "DIST0234",
             f'the sequence {size} is shorter than the mesh axis "{axis}" ({mesh.axes[axis]})',
-            place=able[0].place,
-            remedy="Use fewer devices along it.",
-        )
+            place=able[0].place, remedy="Use fewer devices along it.",
+        )  # fmt: skip
     return [p.position for p in able if same_size((p.shape or ())[dim], size)]
 
 

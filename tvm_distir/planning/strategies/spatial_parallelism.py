@@ -61,11 +61,9 @@ def spatial_parallel(
     number = mesh_axis(spec, axis, "spatial_parallel")
     if not 0 <= dim < IMAGE_NDIM:
         raise PlanError(
-            "DIST0231",
-            f"dim={dim} is not a dim of an image",
-            place='strategy "spatial_parallel"',
-            remedy=f"Use the default, {ROWS_DIM}.",
-        )
+            "DIST0231", f"dim={dim} is not a dim of an image",
+            place='strategy "spatial_parallel"', remedy=f"Use the default, {ROWS_DIM}.",
+        )  # fmt: skip
     rules, images, seen = [], 0, list[Parameter]()
     for name, fn, rule_name in entries(mod):
         data = data_positions(fn, name)
@@ -78,9 +76,7 @@ def spatial_parallel(
             rules.append(parameter_rule(parameter, spec, {number: label}, stationary=not is_data))
     if not images:
         raise PlanError(
-            "DIST0233",
-            f"no data input has four dims: {names_of(seen) or 'there is none'}",
-            place="main (spatial_parallel)",
-            remedy='Shard the batch instead: "data_parallel".',
-        )
+            "DIST0233", f"no data input has four dims: {names_of(seen) or 'there is none'}",
+            place="main (spatial_parallel)", remedy='Shard the batch instead: "data_parallel".',
+        )  # fmt: skip
     return Plan((spec,), tuple(rules))

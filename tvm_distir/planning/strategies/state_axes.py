@@ -76,11 +76,9 @@ def find_state_axes(
     numbers = [mesh_axis(mesh, name, strategy) for name in names]
     if len(set(numbers)) < len(numbers):
         raise PlanError(
-            "DIST0231",
-            f"axis={option} has an axis twice",
-            place=f'strategy "{strategy}"',
-            remedy="Remove one.",
-        )
+            "DIST0231", f"axis={option} has an axis twice",
+            place=f'strategy "{strategy}"', remedy="Remove one.",
+        )  # fmt: skip
     ordered = tuple(mesh.axis_names[number] for number in sorted(numbers))
     return StateAxes(ordered, tuple(name for name in ordered if name not in sequence))
 

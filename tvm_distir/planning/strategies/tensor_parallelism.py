@@ -102,11 +102,10 @@ def tensor_parallel(
     number = mesh_axis(spec, axis, "tensor_parallel")
     if slack < 0:
         raise PlanError(
-            "DIST0231",
-            f"slack={slack} is negative",
+            "DIST0231", f"slack={slack} is negative",
             place='strategy "tensor_parallel"',
             remedy=f"Give a percentage of 0 or more, by default {SLACK_PERCENT}.",
-        )
+        )  # fmt: skip
     ranks = spec.shape[number]
     parameters = {
         name: tensor_parameters(name, fn, rule_name) for name, fn, rule_name in entries(mod)
@@ -116,18 +115,14 @@ def tensor_parallel(
     pins: tuple[PlacementConstraint, ...] = ()
     stored: WeightLabels = {}
     if ranks > 1:
-        explorer = PlacementSearch(
-            lift_branches(inner_made_private(mod)),
-            axis,
-            ranks,
-            weights,
-            _costs(mod, spec, axis, system),
-        )
+        costs, lifted = _costs(mod, spec, axis, system), lift_branches(inner_made_private(mod))
+        explorer = PlacementSearch(lifted, axis, ranks, weights, costs)
         bounds = bounds_for(explorer, weights, ranks, slack)
-        trial = find(explorer, bounds, math.prod(spec.shape))
-        trial = avoid_occupied(
-            explorer, trial, weights, occupied_dims(before, weights), bounds.param_bytes
+        trial, occupied = (
+            find(explorer, bounds, math.prod(spec.shape)),
+            occupied_dims(before, weights),
         )
+        trial = avoid_occupied(explorer, trial, weights, occupied, bounds.param_bytes)
         pins = _standing(mod, trial.pins)
         labels, stored = trial.labels, trial.stored
         _report(trial, bounds, axis)

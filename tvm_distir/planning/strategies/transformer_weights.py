@@ -106,15 +106,12 @@ def cut_dim(weight: KnownWeight) -> int:
                 f"the weight is consumed by {use.op}, bound to "
                 f"{use.function}/{getattr(use.result, 'name', '?')}, "
                 "not by a matmul or take, so that the dim to shard is unknown",
-                place=place,
-                remedy="Write a rule for this weight.",
-            )
+                place=place, remedy="Write a rule for this weight.",
+            )  # fmt: skip
         dims.append(dim)
     if len(set(dims)) != 1:
         raise PlanError(
-            "DIST0233",
-            f"its consumers shard dims {dims}, so that the dim to shard is ambiguous",
-            place=place,
-            remedy="Write a rule for this weight.",
-        )
+            "DIST0233", f"its consumers shard dims {dims}, so that the dim to shard is ambiguous",
+            place=place, remedy="Write a rule for this weight.",
+        )  # fmt: skip
     return dims[0]

@@ -100,9 +100,8 @@ def bounds_for(
         raise PlanError(
             "DIST0233",
             "no weight can be sharded" + (f" ({'. '.join(why)})" if why else ": there is none"),
-            place='strategy "tensor_parallel"',
-            remedy='Shard the data instead: "data_parallel".',
-        )
+            place='strategy "tensor_parallel"', remedy='Shard the data instead: "data_parallel".',
+        )  # fmt: skip
     whole_flops = explorer.whole_flops()
     alone, rest = explorer.alone().flops, sum(whole_flops.values())
 

@@ -48,12 +48,7 @@ STAGES = (1, 2, 3)
 
 @plan_maker
 def zero(
-    mod: ir.IRModule,
-    mesh: MeshLike,
-    axis: str = "",
-    stage: int = 3,
-    *,
-    others: Plan | None = None,
+    mod: ir.IRModule, mesh: MeshLike, axis: str = "", stage: int = 3, *, others: Plan | None = None
 ) -> Plan:
     """Plan of data parallelism that shards the training state (ZeRO).
 
@@ -113,11 +108,10 @@ def stored_in_parts(
     axes = find_state_axes(mod, spec, axis, others, strategy)
     if stage not in STAGES:
         raise PlanError(
-            "DIST0231",
-            f"stage={stage} is not 1, 2 or 3",
+            "DIST0231", f"stage={stage} is not 1, 2 or 3",
             place=f'strategy "{strategy}"',
             remedy="Use 1 to shard the optimizer states, 2 for gradients too, 3 for weights too.",
-        )
+        )  # fmt: skip
     numbers = [spec.axis_number(name) for name in axes.names]
     rules: list[PlanRule] = []
     parts, faults = 0, faults_of_plan(f'strategy "{strategy}"')

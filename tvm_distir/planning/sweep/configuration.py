@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
 
 from tvm_distir.support import SimulationError
 
@@ -135,13 +134,6 @@ class Configuration:
             raise refused(f"zero={self.zero} without dp", "Give dp of more than 1, or zero=0.")
         if self.sequence_parallel and self.tp == 1:
             raise refused("sequence_parallel=1 without tp", "Give tp of more than 1.")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the columns of the configuration."""
-        result: dict[str, Any] = dict(self.sizes)
-        for name in (*INTEGERS, *WORDS):
-            result[name] = getattr(self, name)
-        return {**result, GLOBAL_BATCH: self.global_batch, "devices": self.devices}
 
 
 _USUAL = {field.name: field.default for field in fields(Configuration) if field.name != "sizes"}

@@ -16,14 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tvm_distir.planning.option_names import is_misplaced
-from tvm_distir.support import (
-    MAX_DEVICES,
-    MAX_INT,
-    SimulationError,
-    nearest,
-    parse_int,
-    shortened,
-)
+from tvm_distir.support import MAX_DEVICES, MAX_INT, SimulationError, nearest, parse_int, shortened
 
 from .configuration import ALIASES, DIM, GLOBAL_BATCH, INTEGERS, WORDS, Configuration
 

@@ -13,10 +13,10 @@ from typing import Any
 
 from tvm import ir
 
-from tvm_distir.core.rewriting import all_bindings
 from tvm_distir.hardware import System
 from tvm_distir.models import check_zoo_dims, model_file, model_keys, zoo
 from tvm_distir.performance import Profile, Program
+from tvm_distir.planning.search.layers import layer_ends
 from tvm_distir.planning.study import Study
 from tvm_distir.support import UsageError, parse_int
 
@@ -187,17 +187,6 @@ class ProgramPipeline:
             if ends:
                 schedule["cuts"] = even_cuts(ends, parts)
         return schedule
-
-
-def layer_ends(model: ir.IRModule) -> list[str]:
-    """Return the names of the results of the calls of the repeated layer, in order."""
-    calls: dict[str, list[str]] = {}
-    for binding in all_bindings(model["main"].body):
-        value: Any = getattr(binding, "value", None)
-        if type(value) is ir.Call and type(value.op) is ir.GlobalVar:
-            calls.setdefault(value.op.name_hint, []).append(str(binding.var.name))
-    layers = max(calls.values(), key=len, default=[])
-    return layers if len(layers) > 1 else []
 
 
 def even_cuts(ends: list[str], parts: int) -> list[str]:

@@ -26,19 +26,11 @@ LEAST_OF_PLAN = 24
 _AT_ONCE = 8192
 
 
-class PlanRefusals:
-    """Refusals of rows, by the plans and models that are impossible for all sizes of steps."""
+class PlanRefusals(dict[int, str]):
+    """Why plans are not possible, by row; see :class:`.templates.Refusals`."""
 
-    def __init__(self) -> None:
-        self.by_row: dict[int, str] = {}
-
-    def known(self, row: int) -> str | None:
-        """Return why a row is impossible, where its plan is."""
-        return self.by_row.get(row)
-
-    def learn(self, row: int, why: str) -> None:
-        """Note why a row is impossible, which says nothing about others."""
-        self.by_row[row] = why
+    known = dict[int, str].get
+    learn = dict[int, str].__setitem__
 
 
 class ServingSweep:
@@ -85,7 +77,7 @@ class ServingSweep:
                 if isinstance(error, SimulationError):
                     self.notes.append(f"{group.size} rows one by one: {why}")
                 else:
-                    self.refused.by_row.update(dict.fromkeys(group.tolist(), why))
+                    self.refused.update(dict.fromkeys(group.tolist(), why))
                 continue
             self.structures += 1
             yield from matches

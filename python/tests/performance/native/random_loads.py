@@ -26,6 +26,11 @@ def loads_of(classes, capacity, slows=None, beside=1.0):
     )
 
 
+def no_loads(units):
+    """Loads without contention."""
+    return loads_of([[(ENDLESS, 1.0, {})]] * (len(units.steps) + len(units.edges)), [])
+
+
 def random_loads(rng, units):
     """Pieces and loads that meet often."""
     count = len(units.steps) + len(units.edges)

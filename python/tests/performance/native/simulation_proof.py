@@ -10,10 +10,9 @@ from collections.abc import Iterable
 import numpy as np
 
 from tests.performance.native.kernels import KERNELS, using
-from tests.performance.native.random_loads import random_loads
+from tests.performance.native.random_loads import no_loads, random_loads
 from tests.performance.native.random_maps import Flat, random_functions
 from tests.performance.native.random_pipelines import Pipeline, starts_of
-from tvm_distir.performance.event_loop.activities import Loads
 from tvm_distir.performance.event_loop.contention import run_contended
 from tvm_distir.performance.event_loop.function_summaries import NEVER, STREAM_PORTS
 from tvm_distir.performance.event_loop.maps import summarize_functions
@@ -77,7 +76,7 @@ def differing_meetings(seeds: Iterable[int]) -> tuple[int, list[str]]:
             with using(kernels):
                 maps = summarize_functions(pipeline.functions.table)
                 units = pipeline.units(maps)
-                plain, alone = maps.run(units), run_contended(maps, units, Loads.none(units))
+                plain, alone = maps.run(units), run_contended(maps, units, no_loads(units))
                 names = ("times", "finish", "sent", "position")
                 same = all(np.array_equal(getattr(alone.ran, n), getattr(plain, n)) for n in names)
                 if not same or len(alone.clock):

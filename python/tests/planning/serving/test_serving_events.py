@@ -11,17 +11,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from tvm_distir.planning.serving import batching
-from tvm_distir.planning.serving.batching import (
-    ROUTERS,
-    SCHEDULERS,
-    Replicas,
-    SchedulerOptions,
-    StepTimes,
-    seconds,
-    serve_by_replicas,
-    serve_requests,
-)
+from tests.planning.serving.one_engine import serve_requests
+from tvm_distir.planning.serving import engine_loop
+from tvm_distir.planning.serving.batching import SCHEDULERS, SchedulerOptions, StepTimes
+from tvm_distir.planning.serving.engine_loop import ROUTERS, EngineLoop, Replicas, seconds
 from tvm_distir.planning.serving.levels import ServiceLevels, summarize
 from tvm_distir.planning.serving.python_events import PythonReplicas
 from tvm_distir.planning.serving.request_trace import request_trace
@@ -83,7 +76,8 @@ def random_case(number):
     replicas = Replicas((1, 2, 3)[number % 5 % 3], ROUTERS[number % 2])
     pools = (1, 1, 2, 4)[number % 4]
     host_ps = (0, 0, 7 * MS + 3)[number % 8 % 3]
-    return work.draw(count), times, options, pages, PAGE, users, filled, pools, replicas, host_ps
+    loop = EngineLoop(times, options, pages, PAGE, users, filled, pools, replicas, host_ps)
+    return work.draw(count), loop
 
 
 def test_the_native_loop_is_the_reference():
@@ -98,13 +92,12 @@ def compare_with_reference(numbers):
     """Compare the runs of random workloads; return the requests that gave up their pages."""
     preempted = 0
     for number in numbers:
-        case = random_case(number)
-        requests, pages = case[0], case[3]
-        reference = PythonReplicas(*case)
-        pages //= case[1].stages
+        requests, loop = random_case(number)
+        reference = PythonReplicas(requests, loop)
+        pages = loop.pages // loop.times.stages
         places = []
         for engine, (which, got), (expected, want) in zip(
-            reference.engines, serve_by_replicas(*case), reference.run(), strict=True
+            reference.engines, loop.serve(requests), reference.run(), strict=True
         ):
             np.testing.assert_array_equal(which, expected)
             for name in ("first_ps", "finish_ps", "start_ps", "preemptions", "steps"):
@@ -116,7 +109,7 @@ def compare_with_reference(numbers):
             assert got.steps[:, 4].max(initial=0) <= pages
             remaining = sum(p.pages for p in engine.prefixes.values())
             assert engine.free + remaining == pages
-            if not case[6] and not got.preemptions.any() and requests.prefix_id.max() < 0:
+            if not loop.filled and not got.preemptions.any() and requests.prefix_id.max() < 0:
                 assert got.steps[:, 3].sum() == got.requests.input_tokens.sum()
             places += which.tolist()
         assert sorted(places) == list(range(len(requests)))
@@ -166,7 +159,7 @@ def test_replicas_in_turn_are_servers_of_one_queue():
 
 
 def served_by(requests, times, options, replicas, users=0):
-    return serve_by_replicas(requests, times, options, 4096, PAGE, users, False, 1, replicas)
+    return EngineLoop(times, options, 4096, PAGE, users, replicas=replicas).serve(requests)
 
 
 @pytest.mark.parametrize("arrivals", ["poisson:100", "closed:30"])
@@ -213,9 +206,7 @@ def test_stages_work_on_as_many_steps_as_there_are_stages(users, period_ms):
     parts = ((10, 1), (1, 1), (20, 1), (1, 1), (10, 1))
     times = steps_of(base=MS, request=0, context=0, token=0, past=0, parts=parts)
     work = Workload.parse("burst,in=16,out=40")
-    served = serve_by_replicas(
-        work.draw(users), times, SchedulerOptions(), 4096, PAGE, 0, False, 1, Replicas()
-    )
+    served = EngineLoop(times, SchedulerOptions(), 4096, PAGE).serve(work.draw(users))
     for _, group in served:
         begins = group.steps[10:, 0]
         assert set(np.diff(begins).tolist()) <= {period_ms * MS}
@@ -306,7 +297,7 @@ def test_no_step_of_a_long_run_is_left_out(monkeypatch):
     requests = Workload.parse("poisson:20,in=uniform:16-200,out=uniform:4-60").draw(60)
     args = requests, steps_of(), SchedulerOptions(), 4096, PAGE
     whole = serve_requests(*args)
-    monkeypatch.setattr(batching, "_STEPS", 7)
+    monkeypatch.setattr(engine_loop, "_STEPS", 7)
     again = serve_requests(*args)
     assert len(whole.steps) > 7
     np.testing.assert_array_equal(again.steps, whole.steps)

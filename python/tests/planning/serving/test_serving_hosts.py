@@ -7,8 +7,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.planning.serving.one_engine import serve_requests
 from tvm_distir.hardware import System
-from tvm_distir.planning.serving.batching import SchedulerOptions, StepTimes, serve_requests
+from tvm_distir.planning.serving.batching import SchedulerOptions, StepTimes
 from tvm_distir.planning.serving.levels import ServiceLevels
 from tvm_distir.planning.serving.served_model import ServedModel
 from tvm_distir.planning.serving.serving_run import ServingEngine, ServingSetup, run_deployment

@@ -11,9 +11,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from tests.planning.serving.one_engine import serve_requests
 from tests.planning.serving.test_serving_events import MS, PAGE, steps_of
 from tvm_distir.hardware import System, system_names
-from tvm_distir.planning.serving.batching import SCHEDULERS, SchedulerOptions, serve_requests
+from tvm_distir.planning.serving.batching import SCHEDULERS, SchedulerOptions
 from tvm_distir.planning.serving.levels import ServiceLevels, summarize
 from tvm_distir.planning.serving.serving_run import ServingEngine, ServingSetup, run_deployment
 from tvm_distir.planning.serving.steady_window import whole_cycles

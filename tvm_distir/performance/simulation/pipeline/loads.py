@@ -20,12 +20,8 @@ from tvm_distir.performance.event_loop.activities import ENDLESS, Loads
 from tvm_distir.performance.event_loop.function_summaries import NEVER, STREAM_PORTS, Ints
 from tvm_distir.performance.program.pipeline_program import Edge
 from tvm_distir.performance.program.program import Program
-from tvm_distir.performance.simulation.op_costs import (
-    COMM,
-    GRADIENTS,
-    OpRow,
-    overlap_slowdown,
-)
+from tvm_distir.performance.simulation.op_costs import COMM, GRADIENTS, OpRow, overlap_slowdown
+from tvm_distir.support import memoized
 
 from .rank_arrays import RunKind, StageSteps
 
@@ -53,7 +49,6 @@ class StageLoads:
         self.steps, self.kinds, self.costs = steps, steps.kinds, steps.costs
         self._slower = overlap_slowdown(system)
         self._cache: dict[tuple[int, str, int, bool], list[Piece]] = {}
-        self._crossed: dict[tuple[int, tuple[int, ...]], tuple[dict[int, int], int]] = {}
 
     def loads(self) -> Loads | None:
         """Return the arrays; None where nothing can meet."""
@@ -170,19 +165,18 @@ class StageLoads:
                 result[side, "own", rank] = self._own_ps(size, gradients) / most
         return {link: duration for link, duration in result.items() if duration > 0}
 
+    @memoized
     def _crossing(self, rank: int, axes: tuple[int, ...]) -> tuple[dict[int, int], int]:
         """Return the groups that leave each node, and their most members on a node."""
-        if (rank, axes) not in self._crossed:
-            per_node = self.system.intra_node.devices_per_node
-            nodes = self.program.meshes[rank].group_table(axes) // per_node
-            nodes = nodes[(nodes != nodes[:, :1]).any(axis=1)]
-            group = np.repeat(np.arange(len(nodes)), nodes.shape[1])
-            both = np.stack((group, nodes.ravel()))
-            pairs, members = np.unique(both, axis=1, return_counts=True)
-            known, counts = np.unique(pairs[1], return_counts=True)
-            groups = dict(zip(known.tolist(), counts.tolist(), strict=True))
-            self._crossed[rank, axes] = groups, int(members.max(initial=1))
-        return self._crossed[rank, axes]
+        per_node = self.system.intra_node.devices_per_node
+        nodes = self.program.meshes[rank].group_table(axes) // per_node
+        nodes = nodes[(nodes != nodes[:, :1]).any(axis=1)]
+        group = np.repeat(np.arange(len(nodes)), nodes.shape[1])
+        both = np.stack((group, nodes.ravel()))
+        pairs, members = np.unique(both, axis=1, return_counts=True)
+        known, counts = np.unique(pairs[1], return_counts=True)
+        groups = dict(zip(known.tolist(), counts.tolist(), strict=True))
+        return groups, int(members.max(initial=1))
 
     def _pool_ps(self, size: int, gradients: bool) -> float:
         """Return the time that bytes take all adapters of a node."""

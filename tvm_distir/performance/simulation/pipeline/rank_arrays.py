@@ -9,6 +9,7 @@ before it has gone; its receive occupies nothing.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -25,13 +26,7 @@ from tvm_distir.performance.event_loop.rank_programs import (
     SEND_STREAM,
     RankPrograms,
 )
-from tvm_distir.performance.program.pipeline_program import (
-    BEGIN,
-    END,
-    Edge,
-    PipelineProgram,
-    StageKind,
-)
+from tvm_distir.performance.program.pipeline_program import BEGIN, END, Edge, PipelineProgram
 from tvm_distir.performance.program.program import Program
 from tvm_distir.performance.program.unit_phases import UPDATE
 from tvm_distir.performance.simulation.op_costs import OpCosts
@@ -84,11 +79,7 @@ class StageSteps:
     """
 
     def __init__(
-        self,
-        staged: PipelineProgram,
-        kinds: RankClasses,
-        costs: OpCosts,
-        every_slot: bool = False,
+        self, staged: PipelineProgram, kinds: RankClasses, costs: OpCosts, every_slot: bool = False
     ) -> None:
         self.staged, self.kinds, self.costs = staged, kinds, costs
         self.schedule = staged.schedule
@@ -292,47 +283,24 @@ class StageSteps:
     def _end(self) -> list[list[_Step]]:
         """Return the steps of ranks before the first unit."""
         steps: list[list[_Step]] = [[] for _ in range(self.schedule.stages)]
+
+        def run(stage: int, name: str) -> None:
+            steps[self.rank_of[stage]].extend(self._run(stage, name, once=True))
+
+        def copy(source: tuple[int, int], target: tuple[int, int]) -> None:
+            cells = (self._cell(*end, True) for end in (source, target))
+            steps[self.rank_of[target[0]]].append(self._copied(*cells))
+
         for number in range(len(self.staged.sums)):
-            self._sum(number, steps)
+            self.staged.add_up(number, run, copy, functools.partial(self._move, steps))
         for stage, rank in enumerate(self.rank_of):
             steps[rank] += self._run(stage, END, once=True)
         return [[step for step in rank_steps if step.numbers] for rank_steps in steps]
 
-    def _sum(self, number: int, steps: list[list[_Step]]) -> None:
-        """Add a sum over stages: each adds its term, the last broadcasts the total."""
-        stage_sum, rank_of = self.staged.sums[number], self.rank_of
-        chain = {e.target[0]: e for e in stage_sum.edges if e.direction == "sum"}
-        for stage in stage_sum.stages:
-            place = self.staged.sums_of(stage).index(number)
-            rank_steps = steps[rank_of[stage]]
-            rank_steps += self._run(stage, f"part:{place}", once=True)
-            if stage not in chain:
-                part, total = self.staged.role_of(stage).sums[place]
-                rank_steps.append(self._copy(stage, (part, True), (total, True)))
-                continue
-            self._move(chain[stage], steps)
-            rank_steps += self._run(stage, f"add:{place}", once=True)
-        totals = [e for e in stage_sum.edges if e.direction == "total"]
-        for edge in totals:
-            self._move(edge, steps)
-        known = {
-            rank_of[stage]: stage
-            for stage in (*(e.target[0] for e in totals), stage_sum.stages[-1])
-        }
-        for stage in stage_sum.stages:  # those that were not told take the sum of one of their rank
-            other = known[rank_of[stage]]
-            cells = [self._cell(s, self._total(s, number), True) for s in (other, stage)]
-            steps[rank_of[stage]].append(self._copied(*cells))
-
-    def _move(self, edge: Edge, steps: list[list[_Step]]) -> None:
+    def _move(self, steps: list[list[_Step]], edge: Edge) -> None:
         steps[self.rank_of[edge.source[0]]].append(self._send(edge, True))
         if self._crosses(edge):
             steps[self.rank_of[edge.target[0]]].append(self._receive(edge, True))
-
-    def _total(self, stage: int, number: int) -> int:
-        """Return the slot of a sum."""
-        role: StageKind = self.staged.role_of(stage)
-        return role.sums[self.staged.sums_of(stage).index(number)][1]
 
 
 class _Step(NamedTuple):

@@ -18,7 +18,7 @@ from tvm_distir.performance.program.pipeline_program import Edge
 from tvm_distir.performance.simulation.op_costs import COMPUTE
 from tvm_distir.performance.simulation.timeline import op_kinds
 from tvm_distir.performance.traces.records import RecordKind
-from tvm_distir.support import SimulationError
+from tvm_distir.support import SimulationError, memoized
 
 from .rank_arrays import StageSteps
 from .rank_classes import RankUnit
@@ -100,7 +100,6 @@ class StageRuns:
         self, steps: StageSteps, meshes: Sequence[Mesh], loads: Loads | None = None
     ) -> None:
         self.kinds, self.steps, self.meshes = steps.kinds, steps, meshes
-        self._kinds: dict[int, list[RecordKind]] = {}
         kinds, units = steps.kinds, steps.units
         ran = kinds.maps.run(units)
         self._check(ran.position)
@@ -150,11 +149,10 @@ class StageRuns:
             at = int(np.isin(ended, self.steps.unit_templates).sum())
             subject = list(order[at]) if 0 <= at < len(order) else "a sum over stages"
             raise SimulationError(
-                "DIST0720",
-                f"the ranks {stuck} cannot continue: rank {first} waits for {subject}",
+                "DIST0720", f"the ranks {stuck} cannot continue: rank {first} waits for {subject}",
                 place="schedule",
                 remedy="Order units such that each follows the units that it depends on.",
-            )
+            )  # fmt: skip
 
     def of(self, rank: int) -> Iterator[ActionRuns]:
         """Yield the runs of a rank, by stage and unit, in the order of the first of each."""
@@ -231,11 +229,10 @@ class StageRuns:
         rows = [self._met.real(n, rank_times) for n, rank_times in zip(numbers, times, strict=True)]
         return np.array(rows, np.int64).reshape(times.shape)
 
+    @memoized
     def ops(self, function: int) -> list[RecordKind]:
         """Return the records of a unit's ops for traces."""
-        if function not in self._kinds:
-            self._kinds[function] = op_kinds(self.kinds.lowering.scoped(function, ""))
-        return self._kinds[function]
+        return op_kinds(self.kinds.lowering.scoped(function, ""))
 
     def spans(self, runs: ActionRuns) -> Ints:
         """Return the spans of runs on the compute stream, or of all ops without it, (runs, 2)."""

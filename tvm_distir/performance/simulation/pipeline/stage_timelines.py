@@ -22,13 +22,7 @@ from tvm_distir.performance.simulation.function_table import (
     listed,
 )
 from tvm_distir.performance.simulation.timeline import seconds
-from tvm_distir.performance.traces.records import (
-    Event,
-    MessageRecords,
-    OpRecords,
-    RecordKind,
-    Task,
-)
+from tvm_distir.performance.traces.records import Event, MessageRecords, OpRecords, RecordKind, Task
 
 from .rank_dependencies import RankDependencies
 from .runs import ActionRuns, Copies, EdgeMessages, StageRuns

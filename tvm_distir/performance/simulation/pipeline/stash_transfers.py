@@ -97,9 +97,7 @@ class OffloadTransfers:
         return [[self.schedule.rank_of[move.stage], move.spent_ps] for move in self.moves]
 
     def templates(
-        self,
-        stash: Callable[[int], list[Place]],
-        template: Callable[[list[Numbers]], int],
+        self, stash: Callable[[int], list[Place]], template: Callable[[list[Numbers]], int]
     ) -> dict[tuple[int, str, bool], int]:
         """Return the templates of the beginning (False) and the end (True) of a stage's copies.
 
