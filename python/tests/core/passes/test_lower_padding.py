@@ -207,3 +207,20 @@ def test_an_op_that_cannot_be_uneven_is_refused():
     assert caught.value.code == "DIST0507"
     assert caught.value.place == "main/value (nn.group_norm)"
     assert "8" in caught.value.remedy
+
+
+@pytest.mark.parametrize("shape", [(4, 6), (5, 7), (4, 6, 3)])
+@pytest.mark.parametrize("name", ["mean", "variance", "std"])
+def test_statistics_over_two_sharded_dims_divide_by_both(name, shape):
+    """Each device holds a part of both dims, which differs between devices where it is uneven."""
+    mod = module(
+        [f"x: {D(shape, 'S[0], S[1]')}"],
+        [f"d: {D(shape[2:], 'R, R')} = R.{name}(x, axis=[0, 1])"],
+        "d",
+        "(2, 3)",
+        6,
+        '"a", "b"',
+    )
+    (x,) = draw(shape)
+    expected = {"mean": np.mean, "variance": np.var, "std": np.std}[name](x, (0, 1))
+    np.testing.assert_allclose(lower_and_run(mod, x)[1], expected, rtol=1e-5, atol=1e-6)
