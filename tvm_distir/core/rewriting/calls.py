@@ -102,12 +102,12 @@ def typed(expr: Any, ty: Any) -> Any:
     return expr
 
 
-def tuple_of(values: Sequence[Any]) -> Any:
+def tuple_of(values: Sequence[relax.Expr]) -> relax.Tuple:
     """Return a tuple of typed values."""
     return typed(relax.Tuple(list(values)), relax.TupleType([value.ty for value in values]))
 
 
-def field_of(value: Any, number: int) -> Any:
+def field_of(value: relax.Expr, number: int) -> relax.TupleGetItem:
     """Return a field of a typed value that is a tuple."""
     return typed(relax.TupleGetItem(value, number), value.ty.fields[number])
 

@@ -29,7 +29,7 @@ def has_dtensor(fn: relax.Function) -> bool:
     return any(type(t) is DTensorType for ty in types for t in flat_types(ty))
 
 
-def callee_of(value: Any) -> Any:
+def callee_of(value: object) -> Any:
     """Return the function of the module that a value calls, or None."""
     calls = type(value) is ir.Call and type(value.op) is ir.GlobalVar
     return value.op if calls else None
@@ -41,11 +41,11 @@ def callees_of(fn: relax.Function) -> list[Any]:
     return [callee for callee in callees if callee is not None]
 
 
-def with_functions(mod: ir.IRModule, functions: Mapping[Any, Any]) -> ir.IRModule:
+def with_functions(mod: ir.IRModule, functions: Mapping[ir.GlobalVar, ir.BaseFunc]) -> ir.IRModule:
     """Return a module of other functions, or the module itself where all are its own."""
-    own = mod.functions
-    if len(functions) == len(own) and all(
-        gv in functions and functions[gv].same_as(fn) for gv, fn in own.items()
+    old = mod.functions
+    if len(functions) == len(old) and all(
+        gv in functions and functions[gv].same_as(fn) for gv, fn in old.items()
     ):
         return mod
     return ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)

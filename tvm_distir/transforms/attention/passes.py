@@ -104,7 +104,7 @@ def with_log_sum_exp(mod: ir.IRModule) -> ir.IRModule:
 class _Facts:
     """Reader of what all calls of a private function say about its parameters."""
 
-    def __init__(self, functions: Mapping[str, relax.Function]) -> None:
+    def __init__(self, functions: Mapping[ir.GlobalVar, relax.Function]) -> None:
         self._functions = {str(gv.name_hint): fn for gv, fn in functions.items()}
         self._calls: dict[str, list[tuple[str, ir.Call]]] = {}
         self._values: dict[str, dict[Var, Expr]] = {}

@@ -101,10 +101,10 @@ def _reads(root: Expr, computed: Set[ir.Var]) -> bool:
     """Return whether an expression reads a buffer, or a variable with a value read from it."""
     if isinstance(root, tirx.Var):
         return root in computed
-    found = tvm_ffi.VisitInterrupt(True)
+    stop = tvm_ffi.VisitInterrupt(True)
     entries = [
-        (ir.TensorLoad, lambda _: found),
-        (tirx.Var, lambda v: found if v in computed else None),
+        (ir.TensorLoad, lambda _: stop),
+        (tirx.Var, lambda v: stop if v in computed else None),
     ]
     return tvm_ffi.structural_walk(root, entries) is not None
 

@@ -114,12 +114,8 @@ class _FirstGathers:
         for number, place in self.updated.items():
             var = fields[place]
             value = self.values.get(var)
-            if (
-                value is None
-                or collective_op(value) != "all_gather"
-                or var in used
-                or fields.count(var) > 1
-            ):
+            gathered = value is not None and collective_op(value) == "all_gather"
+            if not gathered or var in used or fields.count(var) > 1:
                 continue
             placement = self._sharded(number, place, value)
             if placement is None:
@@ -140,11 +136,9 @@ class _FirstGathers:
         whole = tuple_of(fields)
         blocks, new_result = let_out(blocks, whole)
         blocks, _ = pruned(blocks, new_result)
-        attrs = {str(key): value for key, value in fn.attrs.items()}
-        io = {str(key): value for key, value in attrs[IO_ATTR].items()}
-        attrs[IO_ATTR] = {**io, "inputs": self.inputs, "outputs": self.outputs}
-        nodes = ir.make_node("ir.DictAttrs", **attrs)
-        return with_body(fn, params, blocks, new_result, bool(fn.is_pure), nodes)
+        io = {**dict(fn.attrs[IO_ATTR].items()), "inputs": self.inputs, "outputs": self.outputs}
+        new = with_body(fn, params, blocks, new_result, bool(fn.is_pure))
+        return new.with_attr(IO_ATTR, io)
 
     def _sharded(self, number: int, place: int, gather: ir.Call) -> str | None:
         """Return the placement of the shards of a weight, None where there is no text for it."""

@@ -8,13 +8,13 @@ import functools
 from typing import Any
 
 from tvm import relax
-from tvm.relax import Expr, Var
+from tvm.relax import Binding, Expr, Var
 
 from tvm_distir.core.ops import dist_ops
 from tvm_distir.core.rewriting import variables
 from tvm_distir.core.rewriting.native import CAST, FUNCTION, IF, FunctionView, read_functions
 
-Row = tuple[Any, Any, Any, "str | None"]
+Row = tuple[Binding, Var, Expr, str | None]
 """A binding, its variable, its value, and the name of the ``R.dist`` op that this is, if it is."""
 
 

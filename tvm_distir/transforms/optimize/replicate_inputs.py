@@ -262,13 +262,11 @@ class _MeshProgram:
                 bindings.append(relax.VarBinding(binding.var, new))
         result = substitute(self.fn.body.body, env)
         blocks, is_pure = pruned([relax.BindingBlock(bindings)], result)
-        attrs = dict(self.fn.attrs.items())
-        io = dict(attrs[IO_ATTR].items())
-        if NUM_INPUT_ATTR in attrs:
-            attrs[NUM_INPUT_ATTR] = int(attrs[NUM_INPUT_ATTR]) + self._more_counted
-        attrs[IO_ATTR] = {**io, "inputs": self.rows}
-        nodes = ir.make_node("ir.DictAttrs", **attrs)
-        fn = with_body(self.fn, self.params, blocks, result, is_pure, nodes)
+        io = {**dict(self.fn.attrs[IO_ATTR].items()), "inputs": self.rows}
+        fn = with_body(self.fn, self.params, blocks, result, is_pure).with_attr(IO_ATTR, io)
+        if NUM_INPUT_ATTR in fn.attrs:
+            count = int(fn.attrs[NUM_INPUT_ATTR]) + self._more_counted
+            fn = fn.with_attr(NUM_INPUT_ATTR, count)
         return retyped(self.gv, fn.ty), fn
 
 

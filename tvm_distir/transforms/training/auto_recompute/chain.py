@@ -188,17 +188,10 @@ def _followed(ways: Sequence[PartialChoice], link: ChainCall, gap: int) -> list[
             link.before_backward + option.backward_bytes,
             option.kept_bytes + gap,
         )
-        candidates += [
-            PartialChoice(
-                way.kept_bytes + option.kept_bytes,
-                max(way.need_bytes, way.kept_bytes + inside),
-                way.time + option.time,
-                rank,
-                number,
-                way,
-            )
-            for way in ways
-        ]
+        for way in ways:
+            kept_bytes, time = way.kept_bytes + option.kept_bytes, way.time + option.time
+            need_bytes = max(way.need_bytes, way.kept_bytes + inside)
+            candidates.append(PartialChoice(kept_bytes, need_bytes, time, rank, number, way))
     return candidates
 
 

@@ -97,8 +97,8 @@ class CallGradient:
         first = [gradient] if self.saved is None else [gradient, self.saved]
         call = ir.Call(self.pair.backward, [*first, *needed])
         back = self.back = builder.emit(call, f"{self.label}_back")
-        given = enumerate(self.pair.given)
-        return [(self.args[i], relax.TupleGetItem(back, k)) for k, i in given]
+        numbered = enumerate(self.pair.given)
+        return [(self.args[i], relax.TupleGetItem(back, k)) for k, i in numbered]
 
 
 class Tape:

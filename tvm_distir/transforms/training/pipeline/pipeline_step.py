@@ -93,12 +93,8 @@ class StagedStep:
             recompute = Recomputation()
         stages = cut_model(flat, self.functions, schedule.stage_count, schedule.cuts, recompute)
         parts = self._parts(stages, called, flat.sums)
-        pairs = Differentiator(
-            self.functions,
-            recompute,
-            ValueTimes(self.functions, self.recipe.system),
-            self.recipe.recomputed_ops,
-        )
+        times, ops = ValueTimes(self.functions, self.recipe.system), self.recipe.recomputed_ops
+        pairs = Differentiator(self.functions, recompute, times, ops)
         for stage in stages:
             policies = {layer.label: layer.policy for layer in stage.layers}
             pairs.inside.setdefault(str(stage.function.name_hint), policies)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -48,12 +49,9 @@ class RankProgram:
         self.wires, self.rank, self.name, self.home = wires, rank, name, home
         self.pipeline, self.mesh = wires.pipeline, wires.meshes[rank]
         schedule = self.pipeline.schedule
-        self.writer = UnitWriter(
-            schedule.micro_batches,
-            schedule.splits_backward,
-            lambda gv: renamed.going_on(gv, rank),
-            bool(schedule.offload),
-        )
+        counts = schedule.micro_batches, schedule.splits_backward
+        going_on = functools.partial(renamed.going_on, rank=rank)
+        self.writer = UnitWriter(*counts, going_on, bool(schedule.offload))
         self.messages = RankMessages(wires, rank, self.writer)
         mod, pipeline = renamed.module(rank), self.pipeline
         self.mod = mod

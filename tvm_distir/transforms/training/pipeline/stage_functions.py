@@ -226,8 +226,8 @@ class StageWriter:
         for var, weight in self.weights.items():
             if var in self.params.totals:
                 title = f"{plain_name(weight.name)}_part"
-                own = self._out(totals[var], title, f"{PART}:{weight.name}")
-                self.updated[f"{weight.name}.{TOTAL}"] = str(own.name)
+                partial = self._out(totals[var], title, f"{PART}:{weight.name}")
+                self.updated[f"{weight.name}.{TOTAL}"] = str(partial.name)
                 totals[var] = self.params.totals[var]
                 continue
             if var not in totals:
@@ -239,8 +239,8 @@ class StageWriter:
         if self.scaling.looks_at_gradients:
             counted = {v: totals[v] for v in self.weights if v in part.counted}
             nothing = None if counted else builder.emit(zeros((), "float32"))
-            own = updates.squares(self._groups(counted)) if counted else nothing
-            self._out(own, "squares_part", f"{PART}:{SQUARES}")
+            partial = updates.squares(self._groups(counted)) if counted else nothing
+            self._out(partial, "squares_part", f"{PART}:{SQUARES}")
             squares = self.params.squares
         self._update(updates, totals, squares)
 

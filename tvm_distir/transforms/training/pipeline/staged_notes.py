@@ -109,13 +109,5 @@ class Notes:
         new = {*(v for _, v in params.trained), *params.running, params.dropout}
         updated = [n for n, v in params.others if v in new]
         carried = [n for n, v in params.others if v in params.running]
-        return Pipeline(
-            self.schedule,
-            tuple(inputs),
-            len(data),
-            tuple(params.sliced),
-            (LOSS, *updated, *states, *counters),
-            tuple(notes),
-            tuple(sums),
-            tuple(carried),
-        )
+        ends = tuple(inputs), len(data), tuple(params.sliced), (LOSS, *updated, *states, *counters)
+        return Pipeline(self.schedule, *ends, tuple(notes), tuple(sums), tuple(carried))

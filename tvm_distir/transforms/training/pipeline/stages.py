@@ -120,11 +120,12 @@ class _Cutter:
         self._known: dict[Any, list[ir.GlobalVar]] = {}
 
     def stage(
-        self, number: int, own: list[Any], inputs: tuple[Any, ...], outputs: tuple[Any, ...]
+        self, number: int, computed: list[Any], inputs: tuple[Any, ...], outputs: tuple[Any, ...]
     ) -> ModelStage:
         """Write the function of a stage with its own bindings, and those that it needs besides."""
         flat = self.flat
-        first_stream, bindings = from_first_stream([*self._needed(own), *own], flat.stream)
+        bindings = [*self._needed(computed), *computed]
+        first_stream, bindings = from_first_stream(bindings, flat.stream)
         inside = {b.var for b in bindings}
         read = dict.fromkeys(
             v for b in bindings for v in variables(b.value) if v not in inside and v not in inputs
@@ -133,11 +134,11 @@ class _Cutter:
         weights = tuple(v for v in read if v in flat.weights)
         env = {v: relax.Var(str(v.name), v.ty) for v in inputs}  # they were of a dataflow block
         inner = [relax.VarBinding(b.var, substitute(b.value, env)) for b in bindings]
-        statistics = {flat.statistics[b.var]: b.var for b in own if b.var in flat.statistics}
+        statistics = {flat.statistics[b.var]: b.var for b in computed if b.var in flat.statistics}
         results = [env.get(v, v) for v in (*outputs, *statistics.values())]
         result = results[0] if len(results) == 1 else tuple_of(results)
         fn = private_function(f"{STAGE}{number}", [*env.values(), *data, *weights], inner, result)
-        layers = tuple(map(self._layer, (b for b in own if callee_of(b.value) is not None)))
+        layers = tuple(map(self._layer, (b for b in computed if callee_of(b.value) is not None)))
         gv = self._shared(fn, number, tuple(layer.policy for layer in layers))
         kinds = data, weights, outputs, tuple(statistics)
         return ModelStage(gv, inputs, *kinds, layers, first_stream)

@@ -230,28 +230,18 @@ class Differentiator:
             for whole, fields in fields_of.items()
         ]
         first = [draft.grad, saved] if stash else [draft.grad]
-        backward = private_function(
-            name,
-            [*first, *(params[i] for i in needed)],
-            [*opened, *body],
-            tuple_of(draft.gradients),
-        )
+        operands = [*first, *(params[i] for i in needed)]
+        results = tuple_of(draft.gradients)
+        backward = private_function(name, operands, [*opened, *body], results)
         is_single = policy == NONE or len(self.recompute.of(name).parts) == 1
         suffix = "" if is_single else f"_{plain_name(policy)}"
         forward = self.functions.variables[name]
         if stash:
             both = private_function(name, params, before, tuple_of([draft.result, tuple_of(stash)]))
             forward = self.functions.add(name + FORWARD_SUFFIX + suffix, both)
-        return ForwardBackward(
-            name,
-            forward,
-            self.functions.add(name + BACKWARD_SUFFIX + suffix, backward),
-            bool(stash),
-            needed,
-            draft.given,
-            tuple(str(param.name) for param in params),
-            roles,
-        )
+        back = self.functions.add(name + BACKWARD_SUFFIX + suffix, backward)
+        titles = tuple(str(param.name) for param in params)
+        return ForwardBackward(name, forward, back, bool(stash), needed, draft.given, titles, roles)
 
 
 def _warn_of_weights(name: str, before: Sequence[Any], read: Sequence[Any]) -> None:

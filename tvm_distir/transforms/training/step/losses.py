@@ -10,14 +10,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm import ir, relax
-from tvm.relax import BlockBuilder, Expr, Var
+from tvm.relax import BlockBuilder, Expr
 from tvm.relax.op import mean, reshape, square, subtract
 from tvm.relax.op.nn import log_softmax, nll_loss
 
 from tvm_distir.core.ir import static_shape, tensor_type
 from tvm_distir.support import ModelError
+from tvm_distir.transforms.training.autodiff.tape import Tape
 
-Write = Callable[[BlockBuilder, Any, Any], Any]
+Emitter = BlockBuilder | Tape
+"""What emits values, recorded by a tape or not."""
+Write = Callable[[Emitter, Expr, Expr], Expr]
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ def _classes(output: ir.Type) -> ir.Type:
     return relax.TensorType(list(shape[:-1]), "int32")
 
 
-def _cross_entropy(builder: BlockBuilder, output: Expr, targets: Var) -> Expr:
+def _cross_entropy(builder: Emitter, output: Expr, targets: Expr) -> Expr:
     """Return the mean of ``-log softmax(output)[target]``, with classes along the last dim."""
     shape = static_shape(output.ty) or ()
     samples: Any = 1
@@ -60,7 +63,7 @@ def _cross_entropy(builder: BlockBuilder, output: Expr, targets: Var) -> Expr:
     return nll_loss(builder.emit(log_softmax(output), "log_probs"), targets)
 
 
-def _squares(builder: BlockBuilder, output: Expr, targets: Var) -> Expr:
+def _squares(builder: Emitter, output: Expr, targets: Expr) -> Expr:
     """Return the mean of the squared differences."""
     apart = builder.emit(subtract(output, targets), "apart")
     return mean(builder.emit(square(apart), "squares"))

@@ -29,7 +29,7 @@ from tvm_distir.core.rewriting import all_bindings, scalar
 from tvm_distir.support import ModelError, nearest, shortened
 from tvm_distir.transforms.step_faults import wrong_argument
 
-from .losses import LOSSES, is_trained_on
+from .losses import LOSSES, Emitter, is_trained_on
 
 TARGETS = "targets"
 """Name of the parameter that holds what the output should have been."""
@@ -196,7 +196,7 @@ class Objective:
             )
         return variables[term.loss], list(fn.params[len(types) :])
 
-    def write(self, emitter: Any, output: Expr) -> Expr:
+    def write(self, emitter: Emitter, output: Expr) -> Expr:
         """Return the loss of the model's output, not emitted yet, in float32 for half precision.
 
         Parameters
@@ -219,7 +219,7 @@ class Objective:
             total = add(total, value)
         return total
 
-    def _term(self, emitter: Any, part: _Part, output: Expr) -> Expr:
+    def _term(self, emitter: Emitter, part: _Part, output: Expr) -> Expr:
         read = [self._output(emitter, output, number) for number in part.numbers]
         if part.function is None:
             (prediction,), (targets,) = read, part.targets
@@ -231,7 +231,7 @@ class Objective:
             return LOSSES[part.term.loss].write(emitter, prediction, targets)
         return ir.Call(part.function, [*read, *part.targets])
 
-    def _output(self, emitter: Any, output: Expr, number: int) -> Var:
+    def _output(self, emitter: Emitter, output: Expr, number: int) -> Var:
         """Return an output, a field if the result is a tuple literal."""
         if not isinstance(output.ty, relax.TupleType):
             return output

@@ -131,14 +131,9 @@ class TrainStepWriter:
         reread = (
             WeightRegather(self.builder, weight_vars, tape.bindings) if self.recipe.reread else None
         )
+        seed = self.scaling.seed(loss)
         gradients = reverse(
-            self.builder,
-            tape.bindings,
-            loss,
-            weight_vars,
-            reread=reread,
-            calls=tape.calls,
-            seed=self.scaling.seed(loss),
+            self.builder, tape.bindings, loss, weight_vars, reread, tape.calls, seed
         )
         marks = reread.marks if reread is not None else {}
         self.again = {w.name: str(marks[w.var].name) for w in self.weights if w.var in marks}
