@@ -26,7 +26,8 @@ import numpy.typing as npt
 import tvm_distir as td
 from tvm_distir.hardware.auto_sharding.mesh_costs import MeshPrices
 from tvm_distir.hardware.systems.clock import PICOSECONDS
-from tvm_distir.planning.search.candidates import Candidate, Constraints, Enumeration
+from tvm_distir.planning.search.candidates import Candidate, Enumeration
+from tvm_distir.planning.search.constraints import Constraints
 from tvm_distir.planning.search.estimates import ZERO, Estimator
 from tvm_distir.planning.search.layers import Layers
 from tvm_distir.planning.search.stage_partition import partition_stages, shared_out

@@ -34,7 +34,7 @@ from tvm_distir.core.propagation.solve.ilp import integer_optimum
 from tvm_distir.core.solver.cost_tables import Tables
 from tvm_distir.core.solver.problem import INFINITE, Problem
 from tvm_distir.hardware.auto_sharding.labeller import Labeller
-from tvm_distir.planning.search.candidates import Constraints
+from tvm_distir.planning.search.constraints import Constraints
 from tvm_distir.planning.search.driver import search
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))

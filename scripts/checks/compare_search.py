@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import tvm_distir as td
-from tvm_distir.planning.search.candidates import Constraints
+from tvm_distir.planning.search.constraints import Constraints
 from tvm_distir.planning.search.driver import search
 from tvm_distir.support.errors.tree import DistIRError
 

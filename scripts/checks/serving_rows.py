@@ -27,7 +27,8 @@ from tvm_distir.hardware import System
 from tvm_distir.planning.serving.batching import SchedulerOptions
 from tvm_distir.planning.serving.levels import ServiceLevels
 from tvm_distir.planning.serving.served_model import ServedModel
-from tvm_distir.planning.serving.serving_run import ServingEngine, ServingSetup, run_deployment
+from tvm_distir.planning.serving.serving_engine import ServingEngine
+from tvm_distir.planning.serving.serving_run import ServingSetup, run_deployment
 from tvm_distir.planning.serving.workload import Workload
 from tvm_distir.support import DistIRError
 

@@ -13,8 +13,8 @@ import pytest
 import tvm_distir as td
 from tvm_distir.performance.fusion.grouped import grouped
 from tvm_distir.performance.memory.buffer_names import BufferNames
-from tvm_distir.performance.program.pipeline_program import ACCUMULATE
 from tvm_distir.performance.program.program import Program
+from tvm_distir.performance.program.stage_kind import ACCUMULATE
 from tvm_distir.planning.strategies.composition import make_plan
 
 SIZES: dict[str, Any] = {"hidden": 64, "heads": 4, "kv_heads": 2, "ffn": 96, "dtype": "bfloat16"}

@@ -19,8 +19,8 @@ from tvm_distir.performance.fusion.grouped import grouped
 from tvm_distir.performance.memory.account import MemoryAccount
 from tvm_distir.performance.memory.caching_allocator import CachingAllocator
 from tvm_distir.performance.memory.ranks import RankMemories
-from tvm_distir.performance.program.pipeline_program import ACCUMULATE
 from tvm_distir.performance.program.program import Program
+from tvm_distir.performance.program.stage_kind import ACCUMULATE
 from tvm_distir.planning.strategies.composition import make_plan
 
 COUNT, BLOCK = 4, 512

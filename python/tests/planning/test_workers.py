@@ -16,7 +16,7 @@ import pytest
 import tvm_distir as td
 from tests.planning.search.systems import QUICK
 from tvm_distir.planning.calibration.calibrate import calibrate
-from tvm_distir.planning.search.candidates import Constraints
+from tvm_distir.planning.search.constraints import Constraints
 from tvm_distir.planning.search.driver import search
 from tvm_distir.planning.search.folder import Folder
 from tvm_distir.planning.sweep.sweep_driver import sweep

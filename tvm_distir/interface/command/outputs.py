@@ -9,21 +9,17 @@ path is spelled. A file in a folder of outputs is replaced only if a command wro
 from __future__ import annotations
 
 import argparse
-import errno
 import glob
 import os
-import stat
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from tvm_distir.support import RECORD, OutputRecord, UsageError
 
 from .help import mark_rare
-from .terminal import print_message, print_result
-
-Content = str | bytes | Callable[[str], object]
-"""A file's content, or a function that writes it to the path it is given."""
+from .output_files import Content, fill, is_regular, move_to, temporary_file
+from .terminal import print_message
 
 
 def _fault(path: Path, problem: str, option: str) -> UsageError:
@@ -147,7 +143,7 @@ class Outputs:
             raise _fault(target, "it is a folder", option)
         if target.exists() and not os.access(target, os.W_OK):
             raise _fault(target, "the file is not writable", option)
-        if _regular(target):
+        if is_regular(target):
             target = Path(os.path.realpath(path))
             _check_folder(target.parent, target, option)
         self._claim(target, option)
@@ -235,10 +231,10 @@ class Outputs:
             for where in new_folders:
                 where.mkdir()
             for where, content in self._content:
-                ready.append((_temporary(where), where))
-                _fill(ready[-1][0], content)
+                ready.append((temporary_file(where), where))
+                fill(ready[-1][0], content)
             for temporary, where in ready:
-                _move(temporary, where)
+                move_to(temporary, where)
             self._record()
             done = True
         except BrokenPipeError:  # not a fault: the reader wants no more
@@ -274,59 +270,3 @@ def add_force(parser: argparse.ArgumentParser) -> None:
     """Add the option to replace files of the user."""
     about = "Replace files in the output folder that tvm-distir did not write."
     mark_rare(parser.add_argument("--force", action="store_true", help=about))
-
-
-_STDOUT = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
-
-
-def _regular(path: Path) -> bool:
-    """Return whether ``path`` is, or will be, an ordinary file (no device, no pipe, not stdout)."""
-    return str(path) not in _STDOUT and (not path.exists() or path.is_file())
-
-
-def _temporary(path: Path) -> str:
-    """Make an empty file beside ``path`` (in the system's folder where ``path`` is a device)."""
-    folder = str(path.parent) if _regular(path) else None
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=folder)
-    os.close(handle)
-    return name
-
-
-def _fill(temporary: str, content: Content) -> None:
-    if callable(content):
-        content(temporary)
-        return
-    data = content.encode("utf-8") if isinstance(content, str) else content
-    with open(temporary, "wb") as stream:
-        stream.write(data)
-
-
-def _opened(path: Path) -> int:
-    """Open a device or a pipe; raise OSError for a pipe without a reader, which would block."""
-    try:
-        handle = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
-    except OSError as error:
-        if error.errno == errno.ENXIO:
-            error.strerror = "the pipe has no reader"
-        raise
-    os.set_blocking(handle, True)
-    return handle
-
-
-def _move(temporary: str, path: Path) -> None:
-    """Move a finished file to its path, with the mode of an ordinary new file."""
-    if str(path) in _STDOUT:  # results follow there: opened anew it might be overwritten
-        print_result(Path(temporary).read_text(encoding="utf-8"))
-        return
-    if not _regular(path):
-        with open(temporary, "rb") as source, os.fdopen(_opened(path), "wb") as target:
-            target.write(source.read())
-        return
-    if path.exists():
-        mode = stat.S_IMODE(path.stat().st_mode)
-    else:
-        umask = os.umask(0)
-        os.umask(umask)
-        mode = 0o666 & ~umask
-    os.chmod(temporary, mode)
-    os.replace(temporary, path)

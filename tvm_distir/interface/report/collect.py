@@ -16,7 +16,6 @@ from tvm_distir.performance import (
     HOSTS,
     DeviceGroupResult,
     Event,
-    Op,
     Program,
     Result,
     StepFlops,
@@ -27,8 +26,9 @@ from tvm_distir.performance import (
 )
 from tvm_distir.support.display import units
 
+from .collected_hardware import hardware_of, main_dtype
 from .links import links_of
-from .model import Analysis, Hardware, LinkUse, ReportEvent, ReportLane, ReportMesh, ReportParameter
+from .model import Analysis, LinkUse, ReportEvent, ReportLane, ReportMesh, ReportParameter
 from .text_table import ranges
 
 ASSUMPTIONS = (
@@ -221,23 +221,6 @@ def _event(event: Event) -> ReportEvent:
     )
 
 
-def main_dtype(program: Program) -> str:
-    """Return the data type of most FLOPs, or ``float32`` if there are none.
-
-    Wide integers, such as those of random bits, have no matrix units, and do not count.
-    """
-    totals: dict[str, int] = {}
-    for function in program.functions.values():
-        for op in function.ops:
-            if _counts(op) and not op.dtype.endswith(("int16", "int32", "int64", "bool")):
-                totals[op.dtype] = totals.get(op.dtype, 0) + op.flops
-    return max(totals, key=lambda dtype: totals[dtype]) if totals else "float32"
-
-
-def _counts(op: Op) -> bool:
-    return op.kind == "compute" and op.flops > 0 and bool(op.dtype)
-
-
 def _products(result: Result) -> Counter[str]:
     """Return the FLOPs of the matrix products of all devices, by the type of their arithmetic."""
     total = Counter[str]()
@@ -254,56 +237,6 @@ def _step_use(result: Result, links: Sequence[LinkUse]) -> StepUse:
         kernels={kernel for kernel in kernels if kernel[0] not in HOSTS},
         links={link.part for link in links},
         host={HOSTS[name] for name, _ in kernels if name in HOSTS},
-    )
-
-
-def hardware_of(system: System, products: Mapping[str, int], use: StepUse) -> Hardware:
-    """Return the figures of a system.
-
-    Parameters
-    ----------
-    system : System
-    products : mapping of str to int
-        FLOPs of products by the type of their arithmetic. The peak is that of matrix units for this
-        type, of several types all FLOPs over the time that they take at the peaks of their types.
-    use : StepUse
-        What the step uses of the system.
-    """
-    peaks = {dtype: system.peak_flops_per_s(dtype) for dtype in products}
-    peak = sum(products.values()) / sum(products[dtype] / peaks[dtype] for dtype in products)
-    dtype = " and ".join(sorted(products, key=lambda name: (-products[name], name)))
-    near, far = system.intra_node, system.inter_node
-    bandwidth = system.memory_bandwidth_bytes_per_s
-    capacity = units.size(system.memory_capacity_bytes)
-    facts = [
-        ("device", f"{system.device.name}, {near.devices_per_node} per node"),
-        ("peak compute", f"{units.count(peak, 'FLOP/s')} in {dtype} (matrix units)"),
-        ("memory", f"{capacity} at {units.count(bandwidth, 'B/s')}"),
-        ("launch floor", f"{system.device.launch_floor_us:g} us per kernel"),
-        (
-            "intra-node links",
-            f"{near.name}, {near.bandwidth_GBps:g} GB/s per device, "
-            f"{near.latency_us:g} us per step, {near.setup_us:g} us set-up",
-        ),
-        (
-            "inter-node links",
-            f"{far.name}, {far.nics_per_node} NICs of {far.bandwidth_per_nic_GBps:g} GB/s, "
-            f"{far.latency_us:g} us per step, {far.setup_us:g} us set-up",
-        ),
-    ]
-    if system.description:
-        facts.insert(0, ("description", system.description))
-    return Hardware(
-        name=system.name,
-        memory_capacity_bytes=system.memory_capacity_bytes,
-        peak_flops=peak,
-        roof_flops=max(peaks.values()),
-        memory_bandwidth_bytes_per_s=bandwidth,
-        facts=tuple(facts),
-        dtype=dtype,
-        numbers=use.numbers(system),
-        price_per_device_hour_usd=system.device.price_per_hour,
-        watts_per_device=system.device.watts,
     )
 
 

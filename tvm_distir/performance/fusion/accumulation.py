@@ -8,8 +8,8 @@ import dataclasses
 from collections.abc import Mapping
 
 from tvm_distir.performance.program.parts import Function, Op, reached
-from tvm_distir.performance.program.pipeline_program import BACKWARD, END, NEXT, StageKind
 from tvm_distir.performance.program.program import Program
+from tvm_distir.performance.program.stage_kind import BACKWARD, END, NEXT, StageKind
 
 ADD = "accumulate"
 """Name of the kernels that add to the sums of gradients."""

@@ -11,8 +11,8 @@ import dataclasses
 from collections.abc import Mapping
 
 from tvm_distir.performance.program.parts import Function, Op, Value, reached
-from tvm_distir.performance.program.pipeline_program import BACKWARD, BEGIN, FORWARD
 from tvm_distir.performance.program.program import Program
+from tvm_distir.performance.program.stage_kind import BACKWARD, BEGIN, FORWARD
 
 from .dataflow import Dataflow
 

@@ -8,8 +8,11 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 
-from tvm_distir.performance.program.parts import Function, Mesh, Op
-from tvm_distir.performance.program.pipeline_program import (
+from tvm_distir.performance.program.mesh import Mesh
+from tvm_distir.performance.program.parts import Function, Op
+from tvm_distir.performance.program.pipeline_program import Edge, PipelineProgram
+from tvm_distir.performance.program.program import Program
+from tvm_distir.performance.program.stage_kind import (
     ACCUMULATE,
     ADD,
     BACKWARD,
@@ -17,11 +20,8 @@ from tvm_distir.performance.program.pipeline_program import (
     NEXT,
     PART,
     WEIGHT,
-    Edge,
-    PipelineProgram,
     StageKind,
 )
-from tvm_distir.performance.program.program import Program
 
 from .dataflow import Dataflow
 from .profile import Profile

@@ -19,8 +19,8 @@ from tvm.ir import Op as TvmOp
 from tvm_distir.core.plan import plain_name
 from tvm_distir.performance.fusion.quantization import QUANTIZE
 from tvm_distir.performance.program.parts import Function, Op, Value
-from tvm_distir.performance.program.pipeline_program import StageKind
 from tvm_distir.performance.program.program import Program
+from tvm_distir.performance.program.stage_kind import StageKind
 
 _SAME = (
     *("relax.astype", "relax.reshape", "relax.permute_dims", "relax.dist.annotate_sharding"),

@@ -24,8 +24,9 @@ from tvm_distir.support import memoized
 
 from .caching_allocator import CachingAllocator
 from .call_variants import BLOCK_BYTES, MemoryLevel
+from .last_uses import deaths_of
 from .rank_events import RankEvents
-from .ranks import RankMemories, deaths_of
+from .ranks import RankMemories
 from .steady_state import SteadyState, steady
 
 Ints = npt.NDArray[np.int64]

@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tvm_distir.core.plan import BACKWARD, FETCH, FORWARD, RUN, SEND, STORE, WEIGHT, RankStep
-from tvm_distir.performance.program.pipeline_program import BEGIN, END, Edge, PipelineProgram
+from tvm_distir.performance.program.pipeline_program import Edge, PipelineProgram
+from tvm_distir.performance.program.stage_kind import BEGIN, END
 from tvm_distir.performance.program.unit_phases import UPDATE, once_slots
 
 from .stage_actions import StageAction

@@ -11,7 +11,6 @@ import bisect
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +25,7 @@ from .account import GRADIENTS, Label, LiveBuffer, MemoryAccount, by_role, holde
 from .best_fit import Arenas
 from .caching_allocator import CachingAllocator
 from .call_variants import CallVariant, MemoryLevel
+from .last_uses import deaths_of
 from .memory_timeline import LiveBytes
 from .rank_events import ALWAYS, RankEvent, RankEvents
 from .residents import resident_buffers
@@ -269,33 +269,3 @@ class RankMemories:
             return word
         place = self.levels.moment(event.unit, deaths[at])
         return f"{word}: {place}" if word else place
-
-
-def deaths_of(walk: RankEvents) -> list[LastUse]:
-    """Return, per event, the buffers that die in it."""
-    roles, sizes = np.array(walk.roles, np.int64), np.array(walk.sizes, np.int64)
-    known: dict[Any, LastUse] = {}
-    deaths = []
-    for number, event in enumerate(walk.events):
-        ids = event.ids
-        dying, codes, size = walk.last[ids] == number, roles[ids], sizes[ids]
-        same = _same(ids.tolist())
-        key = dying.tobytes(), codes.tobytes(), size.tobytes(), same
-        if key not in known:
-            buffers = np.flatnonzero(dying).tolist()
-            first = same or tuple(range(ids.size))
-            known[key] = LastUse(
-                tuple(b for b in buffers if first[b] == b), first,
-                tuple(codes.tolist()), tuple(size.tolist()),
-            )  # fmt: skip
-        deaths.append(known[key])
-    return deaths
-
-
-def _same(ids: Sequence[int]) -> tuple[int, ...]:
-    """Return, per place, the first of the same instance; empty where all differ."""
-    counted = [i for i in ids if i != ALWAYS]
-    if len(set(counted)) == len(counted):
-        return ()
-    first: dict[int, int] = {}
-    return tuple(n if i == ALWAYS else first.setdefault(i, n) for n, i in enumerate(ids))

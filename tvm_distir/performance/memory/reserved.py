@@ -14,8 +14,9 @@ from tvm_distir.performance.program.program import Program
 from .account import MemoryAccount
 from .caching_allocator import CachingAllocator
 from .call_variants import CallVariant
+from .last_uses import deaths_of
 from .rank_events import RankEvents
-from .ranks import RankMemories, deaths_of
+from .ranks import RankMemories
 from .segments import MIB, SegmentAllocator
 
 CONTEXT_BYTES = 512 * MIB

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tvm_distir.core.analysis import last_reads
-from tvm_distir.performance.program.pipeline_program import Phase
+from tvm_distir.performance.program.stage_kind import Phase
 
 from .account import COMMUNICATION, STASHES, TEMPORARIES, Label, LiveBuffer
 from .best_fit import Arenas

@@ -7,14 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tvm_distir.performance.fusion.accumulation import added_in_place
-from tvm_distir.performance.program.pipeline_program import (
-    ACCUMULATE,
-    NEXT,
-    Edge,
-    PipelineProgram,
-    StageKind,
-)
+from tvm_distir.performance.program.pipeline_program import Edge, PipelineProgram
 from tvm_distir.performance.program.program import Program
+from tvm_distir.performance.program.stage_kind import ACCUMULATE, NEXT, StageKind
 from tvm_distir.performance.program.unit_phases import unit_phases
 
 from .account import COMMUNICATION, GRADIENTS, RESULTS, STASHES, WEIGHTS

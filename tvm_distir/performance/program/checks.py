@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 
 from tvm_distir.support import SimulationError, nearest
 
-from .parts import Entry, Function, Mesh, Op
+from .mesh import Mesh
+from .parts import Entry, Function, Op
 from .pipeline_program import PipelineProgram
 from .staged_checks import StagedChecks
 

@@ -18,7 +18,8 @@ from tvm_distir.support import SimulationError
 
 from .callees import with_callees
 from .function_exporter import FunctionExporter
-from .parts import Entry, Function, Mesh
+from .mesh import Mesh
+from .parts import Entry, Function
 from .program import Program
 from .training import state_names, updates, with_gradients
 

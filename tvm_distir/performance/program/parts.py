@@ -10,11 +10,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, NamedTuple, get_type_hints
 
-import numpy as np
-import numpy.typing as npt
-from tvm.relax.distributed import DeviceMesh
-
-from tvm_distir.core.ir import mesh_devices, mesh_shape
 from tvm_distir.core.ir.operators import COLLECTIVES, TRANSFERS
 from tvm_distir.core.ops import KERNEL_CLASSES
 from tvm_distir.support import (
@@ -25,7 +20,6 @@ from tvm_distir.support import (
     InvalidValue,
     Keys,
     KeysByKind,
-    PositiveCount,
     Text,
     one_of,
 )
@@ -35,32 +29,6 @@ STAGED_VERSION = 2
 """The version of pipelined programs."""
 KINDS = ("compute", "collective", "wait", "call", "branch", "transfer", "view")
 ROLES = ("activation", "input", "weight", "state", "gradient", "constant")
-
-
-@dataclass(frozen=True)
-class Mesh:
-    """A device mesh: axis names and sizes major first, device ids row-major over them."""
-
-    name: Text
-    axes: tuple[Text, ...]
-    shape: tuple[PositiveCount, ...]
-    device_ids: tuple[Count, ...]
-
-    @staticmethod
-    def of(name: str, axes: Iterable[str], mesh: DeviceMesh) -> Mesh:
-        """Return the mesh of a module, with the names of its axes."""
-        return Mesh(name, tuple(axes), mesh_shape(mesh), tuple(mesh_devices(mesh).ravel().tolist()))
-
-    def groups(self, axes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-        """Return the groups of devices that differ in the coordinates along ``axes`` only."""
-        return tuple(map(tuple, self.group_table(axes).tolist()))
-
-    def group_table(self, axes: tuple[int, ...]) -> npt.NDArray[np.int64]:
-        """Return the groups as an array, (groups, devices)."""
-        table = np.array(self.device_ids).reshape(self.shape)
-        rest = [axis for axis in range(len(self.shape)) if axis not in axes]
-        moved = table.transpose([*rest, *sorted(axes)])
-        return moved.reshape(-1, math.prod(self.shape[axis] for axis in axes))
 
 
 def _check_shape(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -15,9 +15,11 @@ from tvm_distir.core.rewriting import gc_paused
 from tvm_distir.support import align
 
 from .checks import check_program
-from .parts import SCHEMA_VERSION, STAGED_VERSION, Entry, Function, Mesh, Op, Value
-from .pipeline_program import BEGIN, Phase, PipelineProgram, Stage, StageKind
+from .mesh import Mesh
+from .parts import SCHEMA_VERSION, STAGED_VERSION, Entry, Function, Op, Value
+from .pipeline_program import PipelineProgram, Stage
 from .reading import load, parse, parse_text
+from .stage_kind import BEGIN, Phase, StageKind
 from .storage import Storage
 from .writing import lines_of, plain
 

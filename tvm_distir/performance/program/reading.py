@@ -22,8 +22,10 @@ from tvm_distir.support import (
 )
 
 from .checks import check_program
-from .parts import SCHEMA_VERSION, STAGED_VERSION, Entry, Function, Mesh
-from .pipeline_program import Edge, PipelineProgram, Stage, StageKind, StageSum
+from .mesh import Mesh
+from .parts import SCHEMA_VERSION, STAGED_VERSION, Entry, Function
+from .pipeline_program import Edge, PipelineProgram, Stage, StageSum
+from .stage_kind import StageKind
 from .storage import BRANCH, CALL, Storage
 
 EXPORT = "Export the program again."

@@ -20,7 +20,7 @@ from tvm_distir.transforms import StageBody, StageInterface, UnitWriter, When
 
 from .function_exporter import FunctionExporter
 from .parts import Function, Value
-from .pipeline_program import (
+from .stage_kind import (
     ACCUMULATE,
     ADD,
     BACKWARD,
@@ -35,7 +35,7 @@ from .pipeline_program import (
     Phase,
     StageKind,
 )
-from .pipeline_program import PART as PART_PHASE
+from .stage_kind import PART as PART_PHASE
 from .sums import next_sums
 from .training import state_names
 from .trees import Tree, leaves, shaped

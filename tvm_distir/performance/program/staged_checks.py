@@ -9,17 +9,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from tvm_distir.support import SimulationError, nearest
 
-from .parts import Function, Mesh, reached
-from .pipeline_program import (
-    BACKWARD,
-    COUNT,
-    FORWARD,
-    NUMBERED,
-    PHASES,
-    Edge,
-    PipelineProgram,
-    StageKind,
-)
+from .mesh import Mesh
+from .parts import Function, reached
+from .pipeline_program import Edge, PipelineProgram
+from .stage_kind import BACKWARD, COUNT, FORWARD, NUMBERED, PHASES, StageKind
 
 Broken = Callable[..., SimulationError]
 """Place, what is wrong and a remedy to the error."""

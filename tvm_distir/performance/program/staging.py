@@ -17,7 +17,7 @@ from tvm_distir.core.plan import ACTIVATION, GRADIENT, PART, TOTAL, Pipeline, pl
 from tvm_distir.transforms import NEXT_STAGE, IoPlacement, MessageEndpoints
 
 from .callees import with_callees
-from .parts import Mesh
+from .mesh import Mesh
 from .pipeline_program import Edge, PipelineProgram, Stage, StageSum
 from .program import Program
 from .stage_roles import RoleExporter

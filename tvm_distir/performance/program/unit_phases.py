@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from tvm_distir.core.plan import BACKWARD, FORWARD, WEIGHT, Schedule
 
-from .pipeline_program import BEGIN, COUNT, COUNT_NEXT, END, GATHER, REDUCE, StageKind
+from .stage_kind import BEGIN, COUNT, COUNT_NEXT, END, GATHER, REDUCE, StageKind
 
 UPDATE = "update"
 """Unit behind each micro-batch, where the schedule stashes weights."""

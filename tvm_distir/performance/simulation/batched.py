@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tvm_distir.hardware import System
+from tvm_distir.performance.program.mesh import Mesh
 from tvm_distir.performance.program.numbers import Numbers
-from tvm_distir.performance.program.parts import Mesh
 from tvm_distir.performance.program.program import Program
 from tvm_distir.performance.simulation.pipeline.rank_arrays import StageSteps
 from tvm_distir.performance.simulation.pipeline.rank_classes import axes_used, layout_key

@@ -12,8 +12,9 @@ import numpy.typing as npt
 
 from tvm_distir.core.ops import VIEW
 from tvm_distir.hardware import PICOSECONDS, GroupLayout, KernelSizes, System
+from tvm_distir.performance.program.mesh import Mesh
 from tvm_distir.performance.program.numbers import EDGE_NUMBERS, Numbers
-from tvm_distir.performance.program.parts import Mesh, Op
+from tvm_distir.performance.program.parts import Op
 from tvm_distir.performance.program.pipeline_program import Edge
 from tvm_distir.performance.program.program import Program
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from tvm_distir.performance.traces.records import OpRecords, TracedDevices
 
 from .device_results import DeviceGroupResult
-from .timeline import seconds
+from .op_records import seconds
 
 WAITING = "waiting"
 """Name of time in which nothing on the path runs: the host, or what no event tells."""

@@ -12,7 +12,7 @@ from typing import NamedTuple, overload
 import numpy as np
 
 from .device_results import DeviceGroupResult, DeviceResult
-from .timeline import seconds
+from .op_records import seconds
 
 
 class DeviceWork(NamedTuple):

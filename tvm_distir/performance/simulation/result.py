@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tvm_distir.performance.program.parts import Mesh
+from tvm_distir.performance.program.mesh import Mesh
 from tvm_distir.performance.traces.chakra import chakra_files
 from tvm_distir.performance.traces.files import trace_form, write_trace
 from tvm_distir.performance.traces.kineto import chrome_trace, hta_pages

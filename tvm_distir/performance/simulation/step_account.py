@@ -16,15 +16,15 @@ from tvm_distir.core.ops import TENSOR_CLASSES
 from tvm_distir.hardware import System
 from tvm_distir.performance.memory.memory_timeline import curve
 from tvm_distir.performance.memory.ranks import RankMemory
-from tvm_distir.performance.program.parts import Mesh
+from tvm_distir.performance.program.mesh import Mesh
 from tvm_distir.performance.program.program import Program
 
 from .device_results import CollectiveTotal, DeviceGroupResult, DeviceMemory, DeviceTimeline, Tables
 from .devices import Devices, DeviceWork
 from .lowering import Lowering
 from .op_costs import COMPUTE, SEND, SLOWDOWN, OpRow, overlap_slowdown
+from .op_records import all_seconds, op_times, seconds
 from .result import PipelineResult, Result
-from .timeline import all_seconds, op_times, seconds
 
 Ints = npt.NDArray[np.int64]
 

@@ -14,7 +14,7 @@ import json
 from collections.abc import Iterator, Sequence
 
 from tvm_distir.hardware import pair_up
-from tvm_distir.performance.program.parts import Mesh
+from tvm_distir.performance.program.mesh import Mesh
 from tvm_distir.support import memoized
 
 from .protobuf import block, integer, varint

@@ -4,11 +4,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +15,7 @@ from tvm_distir.hardware import LINKS, MEANINGS, System
 from tvm_distir.planning.workers import Workers
 from tvm_distir.support import SimulationError
 
+from .calibration import Calibration, value_of
 from .least_squares import Fit, fit
 from .measured_rows import StepTimeModel
 from .row_files import read_rows
@@ -35,73 +34,6 @@ CHANGED = 1e-3
 TOO_FAST = "they are faster than the peak or the bandwidth of the device"
 NO_EFFECT = "no constant that is fitted has an effect on their time"
 OWN_TIMES = ", as the device has measured times of kernels, and no matmul_efficiency"
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """System fitted to rows.
-
-    Attributes
-    ----------
-    system : System
-        The system with the constants that the fit changed. ``burst_us`` is among them only where
-        rows determine it.
-    values : dict of str to float
-        The constants that were fitted.
-    errors_percent : dict of str to float
-        Mean absolute error: ``in sample``, ``out of fold``, and out of fold by group
-        (``tp 4``, ``pp 1``, ``nodes 8``).
-    at_bound, undetermined : tuple of str
-        Constants at the end of what is plausible, and those of which the rows say little.
-    changed : mapping of str to (float, float)
-        The constants whose value the fit changed by more than :data:`CHANGED`, before and after.
-        The other constants of ``system`` are those of the system before.
-    unused : mapping of int to str
-        The rows that determine no constant, counted from 1, and why.
-    """
-
-    system: System
-    values: dict[str, float]
-    errors_percent: dict[str, float]
-    at_bound: tuple[str, ...]
-    undetermined: tuple[str, ...]
-    changed: Mapping[str, tuple[float, float]]
-    unused: Mapping[int, str]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Give all but the system."""
-        return {key: value for key, value in self.__dict__.items() if key != "system"}
-
-    def to_text(self) -> str:
-        """Give errors and constants as lines of text."""
-        lines = [f"{name:<14} {error:6.2f} %" for name, error in self.errors_percent.items()]
-        for why in dict.fromkeys(self.unused.values()):
-            rows = [str(row) for row, reason in self.unused.items() if reason == why]
-            lines.append(f"{'not used':<14} {len(rows):6} rows ({', '.join(rows)}): {why}")
-        for name in self.values:
-            groups = {
-                "at its bound": self.at_bound,
-                "not determined by the rows": self.undetermined,
-            }
-            notes = [note for note, names in groups.items() if name in names]
-            before = self.changed.get(name)
-            notes.insert(0, "unchanged" if before is None else f"changed, was {before[0]:.4g}")
-            value = _value(self.system, name)
-            lines.append(f"{name:<26} {value:10.4g} {_unit(name)}  ({', '.join(notes)})")
-        if not self.changed:
-            lines.append(f"no constant of {self.system.name} is changed")
-        return "\n".join(lines) + "\n"
-
-
-def _unit(name: str) -> str:
-    return (MEANINGS.get(name) or LINKS[name]).unit
-
-
-def _value(system: System, name: str) -> float:
-    """Return a constant of a system, or a number of its links."""
-    if name in LINKS:
-        return float(getattr(system.intra_node, name.removeprefix("intra_node.")))
-    return system.constant(name)
 
 
 def calibrate(
@@ -166,20 +98,7 @@ def calibrate(
     """
     known = system if isinstance(system, System) else System.load(system)
     measured = list(rows) if not isinstance(rows, str | Path) else read_rows(rows)
-    if not measured or not known.constants:
-        problem = (
-            "there are no rows" if not measured else f"the system {known.name} has no constants"
-        )
-        raise SimulationError(
-            "DIST0730", problem,
-            place="calibrate", remedy='Give rows, and a system with "constants".',
-        )  # fmt: skip
-    unknown = [name for name in fit_also if name not in LINKS and name not in MEANINGS]
-    if unknown:
-        raise SimulationError(
-            "DIST0730", f"{unknown[0]!r} cannot be fitted", place="calibrate",
-            remedy=f"Known: {', '.join([*FIXED, *LINKS])}.",
-        )  # fmt: skip
+    _refuse_unfit(known, measured, fit_also)
     with Workers(workers, executor) as pool:
         work = _Work(known, measured, tolerance, pool, fit_also)
     for _ in range(2):
@@ -199,13 +118,7 @@ def calibrate(
         **{number + 1: TOO_FAST for number in range(len(measured)) if number not in work.numbers},
         **{n + 1: no_effect for n in np.array(work.numbers)[~affected.any(axis=1)].tolist()},
     }
-    changed = {}
-    is_affected = np.any(affected, axis=0).tolist()
-    for name, begin, is_seen in zip(work.names, work.before, is_affected, strict=True):
-        is_new = name == "burst_us" and name not in known.constants
-        differs = abs(values[name] - begin) > CHANGED * abs(begin)
-        if is_seen and differs and not (is_new and name in vague):
-            changed[name] = begin, values[name]
+    changed = work.changed(values, np.any(affected, axis=0).tolist(), vague)
     return Calibration(
         with_constants(known, {name: values[name] for name in changed}, source),
         values,
@@ -215,6 +128,21 @@ def calibrate(
         changed,
         dict(sorted(unused.items())),
     )
+
+
+def _refuse_unfit(system: System, rows: Sequence[AnyRow], fit_also: Sequence[str]) -> None:
+    if not rows or not system.constants:
+        problem = "there are no rows" if not rows else f"the system {system.name} has no constants"
+        raise SimulationError(
+            "DIST0730", problem,
+            place="calibrate", remedy='Give rows, and a system with "constants".',
+        )  # fmt: skip
+    unknown = [name for name in fit_also if name not in LINKS and name not in MEANINGS]
+    if unknown:
+        raise SimulationError(
+            "DIST0730", f"{unknown[0]!r} cannot be fitted", place="calibrate",
+            remedy=f"Known: {', '.join([*FIXED, *LINKS])}.",
+        )  # fmt: skip
 
 
 class _Work:
@@ -247,7 +175,7 @@ class _Work:
             self.names.append("burst_us")
         self.names += [name for name in also if name not in self.names]
         means = [MEANINGS.get(name) or LINKS[name] for name in self.names]
-        self.before = [_value(system, name) for name in self.names]
+        self.before = [value_of(system, name) for name in self.names]
         center = [now or mean.begin for now, mean in zip(self.before, means, strict=True)]
         self.center = np.log(np.clip(center, [m.least for m in means], [m.most for m in means]))
         self.spread = np.array([mean.spread for mean in means])
@@ -256,6 +184,18 @@ class _Work:
     def values(self, point: Floats) -> dict[str, float]:
         """Return the constants by name."""
         return dict(zip(self.names, np.exp(point).tolist(), strict=True))
+
+    def changed(
+        self, values: Mapping[str, float], affected: Sequence[bool], vague: Collection[str]
+    ) -> dict[str, tuple[float, float]]:
+        """Return what each constant was and is, where the rows say that it differs."""
+        changed = {}
+        for name, begin, is_seen in zip(self.names, self.before, affected, strict=True):
+            is_new = name == "burst_us" and name not in self.system.constants
+            differs = abs(values[name] - begin) > CHANGED * abs(begin)
+            if is_seen and differs and not (is_new and name in vague):
+                changed[name] = begin, values[name]
+        return changed
 
     def fit(self, rows: Sequence[int], begin: Floats | None = None) -> Fit:
         """Fit to some of the rows."""

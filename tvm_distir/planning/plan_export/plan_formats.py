@@ -13,7 +13,8 @@ from tvm_distir.core.plan import PlanLike, as_plan
 from tvm_distir.support import UsageError, nearest
 from tvm_distir.transforms import fused_for
 
-from .axis_roles import ExportedPlan, describe, placed
+from .axis_roles import describe
+from .exported_plan import ExportedPlan, placed
 from .python_code import dtensor_code, jax_code
 from .trainer_options import deepspeed_config, megatron_options, torchtitan_options
 

@@ -11,16 +11,8 @@ from tvm import ir
 
 from tvm_distir.core.plan import NONE, PartitionSpec
 
-from .axis_roles import (
-    CONTEXT,
-    DATA,
-    TENSOR,
-    ZERO,
-    ExportedPlan,
-    PlacedParameter,
-    check_megatron,
-    unsupported,
-)
+from .axis_roles import CONTEXT, DATA, TENSOR, ZERO, check_megatron
+from .exported_plan import ExportedPlan, PlacedParameter, unsupported
 
 _SHOWN = 3
 _TENSOR_IMPORTS = """\
@@ -108,28 +100,7 @@ def _left_to_the_framework(exported: ExportedPlan) -> str:
 
 def dtensor_code(mod: ir.IRModule, exported: ExportedPlan) -> str:
     """Write a function for PyTorch that applies ``parallelize_module`` and ``fully_shard``."""
-    if exported.plan.schedule is not None:
-        raise unsupported("parallelize_module has no stages", "Choose a plan without stages.")
-    _check_code(exported)
-    if exported.expert_axes:
-        raise unsupported(
-            f'the axis "{exported.expert_axes[0]}" divides experts, for which PyTorch has no style',
-            "Use the format megatron, torchtitan or deepspeed.",
-        )
-    for axis, role in exported.roles.items():
-        if role == CONTEXT or (role == ZERO and exported.zero_stage < 3):
-            context = role == CONTEXT
-            subject = "shards of the sequence" if context else "sharded optimizer states alone"
-            raise unsupported(
-                f'{subject} (axis "{axis}") are not expressed by parallelize_module and '
-                "fully_shard",
-                "Use data_parallel, fsdp and megatron, or another format.",
-            )
-    if exported.sequence:
-        raise unsupported(
-            "activations are sharded along the axis of tensor parallelism",
-            "Use megatron without sequence=1, or the format megatron.",
-        )
+    _check_dtensor(exported)
     check_megatron(mod, exported)
     tensor = exported.axis_of(TENSOR)
     styles = _styles(exported, tensor) if tensor is not None else []
@@ -174,6 +145,32 @@ def dtensor_code(mod: ir.IRModule, exported: ExportedPlan) -> str:
             ]
         lines.append(f"    fully_shard(model, mesh=mesh[{names!r}])")
     return "\n".join([*lines, "    return model", ""])
+
+
+def _check_dtensor(exported: ExportedPlan) -> None:
+    """Refuse (DIST0241) what PyTorch's parallelize_module and fully_shard do not express."""
+    if exported.plan.schedule is not None:
+        raise unsupported("parallelize_module has no stages", "Choose a plan without stages.")
+    _check_code(exported)
+    if exported.expert_axes:
+        raise unsupported(
+            f'the axis "{exported.expert_axes[0]}" divides experts, for which PyTorch has no style',
+            "Use the format megatron, torchtitan or deepspeed.",
+        )
+    for axis, role in exported.roles.items():
+        if role == CONTEXT or (role == ZERO and exported.zero_stage < 3):
+            context = role == CONTEXT
+            subject = "shards of the sequence" if context else "sharded optimizer states alone"
+            raise unsupported(
+                f'{subject} (axis "{axis}") are not expressed by parallelize_module and '
+                "fully_shard",
+                "Use data_parallel, fsdp and megatron, or another format.",
+            )
+    if exported.sequence:
+        raise unsupported(
+            "activations are sharded along the axis of tensor parallelism",
+            "Use megatron without sequence=1, or the format megatron.",
+        )
 
 
 def _styles(exported: ExportedPlan, axis: str) -> list[tuple[str, str]]:

@@ -11,16 +11,8 @@ from tvm import ir
 
 from tvm_distir.core.plan import FULL, MEGATRON, NONE, SELECTIVE, Schedule
 
-from .axis_roles import (
-    CONTEXT,
-    DATA,
-    TENSOR,
-    ZERO,
-    ExportedPlan,
-    check_megatron,
-    context_form,
-    unsupported,
-)
+from .axis_roles import CONTEXT, DATA, TENSOR, ZERO, check_megatron, context_form
+from .exported_plan import ExportedPlan, unsupported
 
 _SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B"}
 _CONTEXT_FORMS = {"ring": "p2p", "all_to_all": "a2a", "gather": "all_gather"}

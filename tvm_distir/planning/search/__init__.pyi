@@ -3,7 +3,7 @@
 
 from .auto_sharding import ShardedCandidate as ShardedCandidate
 from .auto_sharding import auto_shard as auto_shard
-from .candidates import Constraints as Constraints
+from .constraints import Constraints as Constraints
 from .driver import search as search
 from .folder import Folder as Folder
 from .result import SearchResult as SearchResult

@@ -7,11 +7,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from tvm_distir.core.plan import DEFAULT_MESH, MeshSpec, Plan, PlanRule, Schedule
 from tvm_distir.hardware import System
-from tvm_distir.support import UsageError, nearest, shortened
+
+from .constraints import Constraints
 
 STAGES = "pp"
 """Name of the axis whose devices work on different stages."""
@@ -22,76 +23,6 @@ BATCH = "dp"
 
 Axes = tuple[tuple[str, int], ...]
 """The axes of a mesh with sizes above 1; there is at least a single axis."""
-
-EQUAL, ANY = "equal", "any"
-"""Whether all stages have meshes alike, or may have different ones."""
-
-
-@dataclass(frozen=True)
-class Constraints:
-    """Enumerate meshes, stages and micro-batches within constraints.
-
-    Attributes
-    ----------
-    axes : tuple of str
-        Names of the mesh axes, major first; ``pp`` is that of pipeline stages. The others are
-        names only: along any of them anything may be cut.
-    most, fixed : mapping of str to int
-        Largest sizes, and sizes, of axes by name.
-    inside_node : tuple of str
-        Axes whose groups do not leave a node.
-    keep : Plan, optional
-        Rules that hold; their placements go by the names of axes, others are open.
-    micro_batches : tuple of int
-        Samples of a micro-batch on each part of ``dp``, where there are stages.
-    counts : tuple of int
-        Numbers of micro-batches of a step, with or without stages; empty: by ``micro_batches``
-        where there are stages, else as many as the memory requires.
-    chunks : tuple of int
-        Stages per rank (1: schedule ``1f1b``, more: ``interleaved``).
-    recompute : tuple of str
-        The policies of recomputation, tried in turn until a policy fits.
-    stage_devices : str
-        ``equal``, or ``any``: also pipelines whose stages have different meshes, which no plan
-        to keep can be given for.
-    """
-
-    axes: tuple[str, ...] = ("dp", "tp")
-    most: Mapping[str, int] = field(default_factory=dict)
-    fixed: Mapping[str, int] = field(default_factory=dict)
-    inside_node: tuple[str, ...] = ()
-    keep: Plan | None = None
-    micro_batches: tuple[int, ...] = (1, 2, 4)
-    counts: tuple[int, ...] = ()
-    chunks: tuple[int, ...] = (1,)
-    recompute: tuple[str, ...] = ("none",)
-    stage_devices: str = EQUAL
-
-    def __post_init__(self) -> None:
-        if self.stage_devices not in (EQUAL, ANY):
-            raise UsageError(
-                "DIST0152", f'"{shortened(self.stage_devices)}" is neither {EQUAL} nor {ANY}',
-                place="stage_devices", remedy=nearest(self.stage_devices, (EQUAL, ANY)),
-            )  # fmt: skip
-        if self.stage_devices == ANY and self.keep is not None:
-            raise UsageError(
-                "DIST0151",
-                "a fixed plan names placements on a single mesh, and stages may have several",
-                place="stage_devices", remedy=f'Remove the plan, or choose "{EQUAL}".',
-            )  # fmt: skip
-        fixed = [name for mesh in (self.keep.meshes if self.keep else ()) for name in mesh.axes]
-        for option, names in (
-            ("most", self.most),
-            ("fixed", self.fixed),
-            ("inside_node", self.inside_node),
-            ("keep", fixed),
-        ):
-            for name in names:
-                if name not in self.axes:
-                    raise UsageError(
-                        "DIST0152", f'there is no axis "{name}" among {", ".join(self.axes)}',
-                        place=option, remedy=nearest(name, self.axes),
-                    )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,7 @@
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
@@ -20,18 +18,18 @@ from tvm_distir.core.rewriting import gc_paused
 from tvm_distir.hardware import System
 from tvm_distir.models import load_model
 from tvm_distir.performance import Profile, check_products
-from tvm_distir.planning.workers import ONE_AT_A_TIME, Lookahead, Workers
-from tvm_distir.support import InfeasibleError, UsageError
+from tvm_distir.planning.workers import Workers
+from tvm_distir.support import UsageError
 
-from .candidates import Candidate, Constraints, Enumeration
+from .candidates import Enumeration
+from .constraints import Constraints
 from .first_plans import first_plans
 from .folder import Folder
 from .modules import Make, Source
-from .queue import Queue, QueuedCandidate
-from .result import LEFT, SOLVED, CandidateRow, FoundPlan, SearchResult
-from .trials import Compare, Task, Trials, try_candidate
-
-OnProgress = Callable[[Mapping[str, int], "FoundPlan | None"], None]
+from .result import SOLVED, FoundPlan, SearchResult
+from .search_run import OnProgress, SearchRun
+from .strategy_maker import Compare
+from .trials import Trials
 
 MARGIN = 0.05
 """The assumed difference between a likely and an actual value, as a share of it."""
@@ -64,7 +62,7 @@ def search(
     :func:`.auto_shard` decides all placements; the plan is distributed, exported and simulated, and
     it is that time by which plans are ranked. The enumeration ends when no bound left is below the
     worst of the ``top`` best. Where there are stages, candidates come in the order of what tables
-    of their layers say (:mod:`.outlook`), and those are left out of which they say that they do
+    of their layers say (:mod:`.estimates`), and those are left out of which they say that they do
     not fit, or that they are not as good, by ``margin`` and more.
 
     Parameters
@@ -136,17 +134,10 @@ def search(
     limit = resolved.memory_capacity_bytes if memory_bytes is None else memory_bytes
     rules = constraints or Constraints()
     enumeration = Enumeration(rules, devices, resolved, source.batch, stages=train is not None)
-    if rules.counts and (train is None or source.batch is None):
-        raise UsageError(
-            "DIST0151",
-            "micro-batches require a training step of a model whose batch can be divided",
-            place="micro_batches",
-            remedy="Pass train= (--train) and a model of any batch, or remove them.",
-        )
-    in_stages = enumeration.in_stages
-    trials = Trials(source, resolved, limit, gap, rules, margin, in_stages=in_stages)
+    _check_counts(enumeration)
+    trials = Trials(source, resolved, limit, gap, rules, margin, in_stages=enumeration.in_stages)
     with gc_paused(), Workers(workers, executor) as pool:
-        search_run = _Search(trials, enumeration, top, folder, pool, time_limit_s, on_progress)
+        search_run = SearchRun(trials, enumeration, top, folder, pool, time_limit_s, on_progress)
         baseline = None
         if compare is not None and isinstance(compare[1], Plan):
             baseline = trials.given(compare[0], compare[1], devices)
@@ -165,6 +156,16 @@ def search(
         return result if price is None else replace(result, price_per_s_usd=price * devices / 3600)
 
 
+def _check_counts(enumeration: Enumeration) -> None:
+    if enumeration.constraints.counts and not (enumeration.stages and enumeration.batch):
+        raise UsageError(
+            "DIST0151",
+            "micro-batches require a training step of a model whose batch can be divided",
+            place="micro_batches",
+            remedy="Pass train= (--train) and a model of any batch, or remove them.",
+        )
+
+
 def _with_baseline(result: SearchResult, other: FoundPlan | None, top: int) -> SearchResult:
     """Add the baseline of plans; where it is among the best, mark it there."""
     if other is None:
@@ -177,150 +178,3 @@ def _with_baseline(result: SearchResult, other: FoundPlan | None, top: int) -> S
 def _load(text: str, batch: int) -> ir.IRModule:
     """Return the module of a MODEL string for a batch."""
     return load_model(text, batch=batch).mod
-
-
-class _Search:
-    """State of a search."""
-
-    def __init__(
-        self,
-        trials: Trials,
-        enumeration: Enumeration,
-        top: int,
-        folder: Folder | None,
-        workers: Workers,
-        time_limit_s: float | None,
-        on_progress: OnProgress | None,
-    ) -> None:
-        self.trials, self.enumeration = trials, enumeration
-        self.top, self.folder = top, folder
-        self.queue = Queue(trials, enumeration)
-        self.workers = workers
-        self.lookahead = Lookahead(workers, try_candidate, trials)
-        self.rows: list[CandidateRow] = []
-        self.plans: list[FoundPlan] = []
-        self.complete, self.interrupted = True, False
-        self.on_progress = on_progress or (lambda *_: None)
-        self.ends_s = math.inf if time_limit_s is None else time.monotonic() + time_limit_s
-
-    def begin_with(self, known: Iterable[FoundPlan]) -> None:
-        """Add plans that candidates must improve on, until the time is up."""
-        for plan in known:
-            self._keep(plan)
-            self._report()
-            if self._is_over:
-                self.complete = False
-                return
-
-    def run(self) -> SearchResult:
-        """Try the candidates; one of them also after the time is up, if there is no plan."""
-        self.queue.fill(only_list=self._is_over and bool(self.plans))
-        is_tried = False
-        while self.queue:
-            queued = self.queue.pop()
-            with ONE_AT_A_TIME:
-                row = self.queue.cut(queued, self._worst_s)
-            if row is None and self._is_over and (self.plans or is_tried):
-                self.complete = False
-                row = CandidateRow(queued.candidate, LEFT, queued.least_s)
-            if row is not None:
-                self.rows.append(row)
-                continue
-            try:
-                row = self._known(queued.candidate) or self._tried(queued)
-            except KeyboardInterrupt:
-                self.complete, self.interrupted = False, True
-                is_tried, self.ends_s = True, -math.inf
-                self.rows.append(CandidateRow(queued.candidate, LEFT, queued.least_s))
-                continue
-            is_tried = True
-            self.rows.append(row)
-            with ONE_AT_A_TIME:
-                self.queue.saw(queued, row, self._worst_s)
-            self._report()
-        result = self._result()
-        if not result.plans and result.complete:
-            self._refuse()
-        return result
-
-    def _report(self) -> None:
-        self.on_progress(self._result().space, self.plans[0] if self.plans else None)
-
-    @property
-    def _is_over(self) -> bool:
-        """Return whether no further plan or candidate is to be begun."""
-        return time.monotonic() > self.ends_s
-
-    @property
-    def _worst_s(self) -> float:
-        """Return the time that a plan must improve on."""
-        return self.plans[self.top - 1].time_s if len(self.plans) >= self.top else math.inf
-
-    def _known(self, candidate: Candidate) -> CandidateRow | None:
-        """Return the row and plan of a candidate in an earlier search."""
-        if self.folder is None:
-            return None
-        stored = self.folder.known(candidate)
-        if stored is None:
-            return None
-        row, plan = stored
-        if plan is not None:
-            self._keep(FoundPlan(row, plan))
-        return row
-
-    def _tried(self, queued: QueuedCandidate) -> CandidateRow:
-        """Auto-shard a candidate and simulate its plan."""
-        result = None
-        if self.workers.present:
-            row, plan = self.lookahead.get(queued.task, self._following())
-        else:
-            row, plan, result = self.trials.of(*queued.task)
-        if plan is not None:
-            self._keep(FoundPlan(row, plan, result))
-        if self.folder is not None:
-            self.folder.add(row, plan)
-        return row
-
-    def _following(self) -> Iterator[Task]:
-        """Yield the trials that are likely to be next."""
-        for queued in self.queue.first(self.workers.count):
-            known = self.folder is not None and self.folder.known(queued.candidate) is not None
-            if queued.least_s < self._worst_s and not known:
-                yield queued.task
-
-    def _keep(self, plan: FoundPlan) -> None:
-        if plan.row.state != SOLVED:
-            return
-        for number, other in enumerate(self.plans):
-            if other.is_same(plan):
-                also = (*other.also, plan.row.candidate.key)
-                self.plans[number] = replace(other, also=also)
-                return
-        self.plans.append(plan)
-        self.plans.sort(key=lambda plan: (plan.time_s, plan.row.candidate.key))
-
-    def _result(self) -> SearchResult:
-        rows = sorted(
-            self.rows,
-            key=lambda row: (row.state != SOLVED, row.time_s or row.least_s, row.candidate.key),
-        )
-        plans = tuple(self.plans[: self.top])
-        excluded = dict(self.enumeration.excluded)
-        return SearchResult(plans, tuple(rows), excluded, None, self.complete, self.interrupted)
-
-    def _refuse(self) -> None:
-        """Say why there is no plan.
-
-        Raises
-        ------
-        InfeasibleError
-            DIST0801.
-        """
-        least = min(self.rows, key=lambda row: row.needs_bytes or row.peak_bytes or 1 << 62)
-        raise InfeasibleError(
-            "DIST0801",
-            f"none of {len(self.rows)} candidates results in a plan that fits; the smallest is "
-            f"{least.candidate.key}: {least.why}",
-            place="search",
-            remedy="Use more devices, a smaller batch, or --recompute none,selective,full.",
-        )

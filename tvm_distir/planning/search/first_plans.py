@@ -18,7 +18,8 @@ from tvm_distir.transforms import is_training_step
 
 from .candidates import BATCH, Axes, Candidate, Enumeration
 from .result import SOLVED, FoundPlan
-from .trials import StrategyMaker, Trials
+from .strategy_maker import StrategyMaker
+from .trials import Trials
 
 STRATEGIES = ("zero:stage=3", "zero:stage=1")
 """The strategies, from the least memory to the most."""

@@ -8,7 +8,8 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import replace
 
-from .candidates import Constraints, Enumeration
+from .candidates import Enumeration
+from .constraints import Constraints
 
 Part = tuple[str, str]
 """Field of :class:`Constraints`, and the name of an axis."""

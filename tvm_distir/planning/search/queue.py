@@ -15,7 +15,8 @@ from tvm_distir.hardware import Clock, StepKernels, System, work_of_step
 from tvm_distir.performance import Profile
 from tvm_distir.support import InfeasibleError
 
-from .candidates import ANY, Candidate, Enumeration
+from .candidates import Candidate, Enumeration
+from .constraints import ANY
 from .estimates import SURE, Estimate, Estimator
 from .infeasible import contradiction
 from .layers import LayerTables

@@ -4,33 +4,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from tvm import ir
 
-from tvm_distir.core.plan import DEFAULT_MESH, MeshSpec, Plan, Schedule
+from tvm_distir.core.plan import Plan
 from tvm_distir.hardware import MeshPriceCache, System, TooLargeError
 from tvm_distir.performance import Profile, Result
-from tvm_distir.planning.strategies.composition import compose
-from tvm_distir.planning.strategies.pipelining import in_micro_batches, schedule_of
-from tvm_distir.planning.strategies.registry import StrategySpec, parse
 from tvm_distir.planning.strategies.training_parts import with_updates
 from tvm_distir.planning.study import Study, with_attention
 from tvm_distir.support import DistIRError, InternalError, UsageError
 
 from .auto_sharding import PlanLabeller, ShardedCandidate, labeller_of
-from .candidates import Candidate, Constraints, kept_rules
+from .candidates import Candidate, kept_rules
+from .constraints import Constraints
 from .divided_parts import parts_text
+from .memory_faults import reduced_error
 from .min_marginals import MinMarginal, min_marginals
 from .modules import Source
 from .result import MEMORY, REFUSED, SOLVED, CandidateRow, FoundPlan
-
-Make = Callable[[ir.IRModule, Mapping[str, int], System], Plan]
-"""Makes a plan of a module on a mesh."""
-
-Compare = tuple[str, Make | Plan]
-"""Name of what to compare with; what makes its plan of a module on a mesh, or the plan."""
+from .strategy_maker import Make, StrategyMaker
 
 Task = tuple[Candidate, float, float | None]
 """A candidate to try, the lower bound of its time, and its likely time."""
@@ -44,37 +38,6 @@ NOT_SO = ("DIST0236", "DIST0354", "DIST0802")
 HIDDEN = (0.0, 0.75)
 """Shares of what can be sent beside the work that labels take to be hidden, in sequence;
 where there are stages, the first alone."""
-
-
-@dataclass(frozen=True)
-class StrategyMaker:
-    """Maker of the plans of strategies without stages.
-
-    Attributes
-    ----------
-    text : str
-        The strategies, as the command line takes them.
-    micro_batches : int, optional
-        The number of micro-batches; None: as the strategies say.
-    """
-
-    text: str
-    micro_batches: int | None = None
-
-    @property
-    def specs(self) -> list[StrategySpec]:
-        """Return the strategies."""
-        specs = list(parse(self.text))
-        count = self.micro_batches
-        return specs if count is None else in_micro_batches(specs, count)
-
-    def schedule(self, mesh: Mapping[str, int]) -> Schedule | None:
-        """Return the schedule that the strategies ask for."""
-        return schedule_of(self.specs, mesh)
-
-    def __call__(self, mod: ir.IRModule, mesh: Mapping[str, int], system: System) -> Plan:
-        """Return the plan of a module on a mesh."""
-        return compose(mod, MeshSpec(DEFAULT_MESH, dict(mesh)), self.specs, system)
 
 
 @dataclass(frozen=True)
@@ -97,23 +60,6 @@ class _Solver:
     free: ShardedCandidate
     limit: int
     simulated: tuple[Plan, Result] | None
-
-
-def _reduced(error: TooLargeError, saved_bytes: int, devices: int) -> TooLargeError:
-    """Return the error of what ops need, less what fused kernels do not store on each device.
-
-    The bytes are negative where quantized copies outweigh it; these depend on the mesh.
-    """
-    if not saved_bytes:
-        return error
-    gib = saved_bytes / 2**30
-    what = f"{error.what}, both with {gib:.3f} GiB that fused kernels do not store"
-    if saved_bytes < 0:
-        what = f"{error.what}, both without {-gib:.3f} GiB of quantized copies"
-    reduced = TooLargeError(error.code, what, place=error.place, remedy=error.remedy)
-    reduced.least_bytes = max(0, error.least_bytes - saved_bytes)
-    reduced.whole_bytes = max(0, error.whole_bytes - max(0, saved_bytes) * devices)
-    return reduced
 
 
 class Trials:
@@ -196,7 +142,7 @@ class Trials:
                 labelled = free if is_free else solver.labeller.run(self.gap, limit, hidden)
             except TooLargeError as error:
                 if not plans:
-                    raise _reduced(error, limit - self.limit, candidate.devices) from None
+                    raise reduced_error(error, limit - self.limit, candidate.devices) from None
                 continue
             plan = with_attention(module, candidate.completed(labelled.plan()))
             if plan in plans:
@@ -343,12 +289,6 @@ class Trials:
         candidate = Candidate(tuple(mesh.items()), micro_batches=count, recompute=policy)
         row = CandidateRow(candidate, SOLVED, 0.0, why=name).simulated(result, self.limit)
         return FoundPlan(row, candidate.completed(plan), result)
-
-
-def try_candidate(trials: Trials, task: Task) -> tuple[CandidateRow, Plan | None]:
-    """Return the row and plan of a candidate, as a worker gives them to another process."""
-    row, plan, _ = trials.of(*task)
-    return row, plan
 
 
 def _order(row: CandidateRow) -> tuple[bool, float]:

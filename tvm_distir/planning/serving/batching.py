@@ -17,9 +17,9 @@ import numpy as np
 from tvm_distir.hardware import System
 from tvm_distir.support import nearest
 
+from .lengths import Ints, workload_fault
 from .served_model import ServedModel
 from .surface import Surface
-from .workload import Ints, workload_fault
 
 SCHEDULERS = ("continuous", "prefill_first", "static")
 _BATCHES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024)

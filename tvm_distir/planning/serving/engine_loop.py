@@ -22,7 +22,8 @@ from tvm_distir.hardware import PICOSECONDS
 from tvm_distir.support import SimulationError, load_library, nearest, reference
 
 from .batching import SCHEDULERS, SchedulerOptions, StepTimes
-from .workload import Ints, Requests, workload_fault
+from .lengths import Ints, workload_fault
+from .workload import Requests
 
 ROUTERS = ("round_robin", "least_requests")
 UNIT = 1 << 16

@@ -40,6 +40,14 @@ class ServiceLevels:
     tpot_s: float | None = None
     e2e_s: float | None = None
 
+    def kept(self, latencies: Sequence[Floats]) -> npt.NDArray[np.bool_]:
+        """Return which requests keep all levels, from their TTFT, TPOT, time and further ones."""
+        kept = np.ones(latencies[0].size, bool)
+        for values, most in zip(latencies, (self.ttft_s, self.tpot_s, self.e2e_s), strict=False):
+            if most is not None:
+                kept &= values <= most
+        return kept
+
 
 @dataclass(frozen=True)
 class Latency:
@@ -226,10 +234,7 @@ def summarize(
         ended = (known.finish > low) & (known.finish <= high)
     some = known.some(inside)
     latencies = some.latencies
-    within = np.ones(some.arrival.size, bool)
-    for values, most in zip(latencies, (levels.ttft_s, levels.tpot_s, levels.e2e_s), strict=False):
-        if most is not None:
-            within &= values <= most
+    within = levels.kept(latencies)
     if overloaded and (levels.ttft_s or levels.e2e_s) is not None:
         within[:] = False  # of a longer run, fewer requests keep them
     span = max(high - low, 1e-12)

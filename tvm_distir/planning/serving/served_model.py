@@ -12,9 +12,9 @@ from functools import cached_property
 from tvm_distir.core.plan import mesh_text
 from tvm_distir.hardware import System
 from tvm_distir.models import CacheConfig, DecoderConfig, serving_step
-from tvm_distir.planning.strategies.forward_stages import even_layers
 from tvm_distir.planning.strategies.pipelining import AXIS, PIPELINE
 from tvm_distir.planning.strategies.registry import StrategySpec, parse
+from tvm_distir.planning.strategies.stage_division import even_layers
 from tvm_distir.planning.study import Study
 from tvm_distir.support import PlanError, UsageError
 

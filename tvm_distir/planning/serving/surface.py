@@ -41,6 +41,7 @@ from tvm_distir.support import SimulationError, memoized
 
 from .served_model import ServedModel
 from .size_order import SizeOrder, SizeRanges, ranges_of, slots_of
+from .step_memory import StepMemory, memory_of_step
 from .step_predictions import StepPredictions
 
 Ints = npt.NDArray[np.int64]
@@ -57,29 +58,6 @@ _MOST_ROWS = 8192
 _MOST_RANGES = 4
 _EXTRA = ((1, 1), (2, 0), (1, 0), (0, 1))
 """Exponents of the terms of causal attention to pages."""
-
-
-@dataclass(frozen=True)
-class StepMemory:
-    """Bytes of a device.
-
-    Attributes
-    ----------
-    weight_bytes : int
-    token_bytes : float
-        Bytes of caches per token of all requests.
-    workspace_bytes : int
-        What the largest step takes beside weights and caches.
-    """
-
-    weight_bytes: int
-    token_bytes: float
-    workspace_bytes: int
-
-    def tokens(self, capacity_bytes: float) -> int:
-        """Return the tokens that caches hold in the rest of a memory."""
-        rest = capacity_bytes - self.weight_bytes - self.workspace_bytes
-        return max(0, int(rest / self.token_bytes))
 
 
 @dataclass
@@ -420,7 +398,7 @@ class _Samples:
     def memory(self, first: int, before: int) -> tuple[int, list[StepMemory]]:
         """Return the tokens and the memory of each stage of a step."""
         study, program, _ = self._sample(first, before)
-        return _memory(study, program, *self._sizes(first), before)
+        return memory_of_step(study, program, *self._sizes(first), before)
 
 
 def _parts_of_rows(first: Ints) -> Iterator[Ints]:
@@ -432,25 +410,6 @@ def _parts_of_rows(first: Ints) -> Iterator[Ints]:
     """
     order = np.argsort(first, kind="stable")
     return (order[at : at + _MOST_ROWS] for at in range(0, first.size, _MOST_ROWS))
-
-
-def _memory(
-    study: Study, program: Program, batch: int, seq: int, past: int
-) -> tuple[int, list[StepMemory]]:
-    """Return tokens, and the memory of each stage, of a sample."""
-    page = study.source.mod["main"].params[3].ty.shape[2]
-    cached_tokens = batch * -(-(past + seq) // int(page)) * int(page)
-    stages = []
-    peaks = {device.id: device.peak_memory_bytes for device in study.result.devices}
-    for entry in program.entries:
-        fn = program.functions[entry.function]
-        params = [fn.values[index] for index in fn.params]
-        caches = sum(v.bytes for v in params if v.name.endswith("_cache"))
-        weights = sum(v.bytes for v in params if not v.name.endswith("_cache"))
-        peak = max(peaks[device] for device in program.meshes[entry.mesh].device_ids)
-        workspace = max(0, peak - weights - caches)
-        stages.append(StepMemory(weights, caches / cached_tokens, workspace))
-    return batch * seq, stages
 
 
 def _unpredicted(served: ServedModel, problem: str) -> SimulationError:

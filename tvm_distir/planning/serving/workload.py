@@ -13,7 +13,6 @@ run that ends with them, all of which are counted; ``seed``.
 from __future__ import annotations
 
 import csv
-import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,19 +21,13 @@ import numpy as np
 import numpy.typing as npt
 
 from tvm_distir.hardware import PICOSECONDS
-from tvm_distir.support import MAX_INT, SimulationError
 
-Ints = npt.NDArray[np.int64]
+from .lengths import Ints, Lengths, integer_of, positive_of, workload_fault
 
 CLOCK_S = np.iinfo(np.int64).max / PICOSECONDS
 """The seconds that the clock of a run has."""
 POISSON, BURST, CLOSED, TRACE = "poisson", "burst", "closed", "trace"
 _COLUMNS = ("arrival_s", "input_tokens", "output_tokens")
-
-
-def workload_fault(problem: str, place: str, remedy: str) -> SimulationError:
-    """Return the error of an invalid workload, scheduler or level."""
-    return SimulationError("DIST0761", problem, place=place, remedy=remedy)
 
 
 @dataclass(frozen=True)
@@ -127,14 +120,14 @@ class Workload:
                 )
             keys[key] = number
         seed, prefix, count = (
-            _whole(keys.get(key, "0"), text) for key in ("seed", "prefix", "count")
+            integer_of(keys.get(key, "0"), text) for key in ("seed", "prefix", "count")
         )
         lengths = keys.get("in", "1024"), keys.get("out", "1024")
         work = Workload(BURST, 0.0, 0, *lengths, prefix, seed, count=count)
         if kind == POISSON:
-            work = replace(work, kind=POISSON, rate=_positive(value, text))
+            work = replace(work, kind=POISSON, rate=positive_of(value, text))
         elif kind == CLOSED:
-            work = replace(work, kind=CLOSED, users=_whole(value, text))
+            work = replace(work, kind=CLOSED, users=integer_of(value, text))
             if not work.users:
                 raise workload_fault("there is no user", text, "Give closed:USERS, 1 or more.")
         elif head.endswith(".csv"):
@@ -221,69 +214,6 @@ class Workload:
         return Requests(times, inputs, outputs, number.astype(np.int64), prefix)
 
 
-@dataclass(frozen=True)
-class Lengths:
-    """Distribution of the tokens of prompts or answers.
-
-    Attributes
-    ----------
-    kind : str
-        Empty for a fixed length, ``uniform`` or ``lognormal``.
-    first, second : float
-        The length; the least and the most; or the median and the standard deviation of the
-        logarithm.
-    """
-
-    kind: str
-    first: float
-    second: float = 0.0
-
-    @staticmethod
-    def parse(text: str) -> Lengths:
-        """Read ``N``, ``uniform:LOW-HIGH`` or ``lognormal:MEDIAN:SIGMA``.
-
-        Raises
-        ------
-        SimulationError
-            DIST0761.
-        """
-        kind, _, rest = text.partition(":")
-        if not rest:
-            return Lengths("", max(1, _whole(text, text)))
-        if kind == "uniform":
-            low, high = (_whole(part, text) for part in rest.partition("-")[::2])
-            if not 1 <= low <= high:
-                problem = f"lengths from {low} to {high} are impossible"
-                raise workload_fault(problem, text, "Give uniform:LOW-HIGH with 1 <= LOW <= HIGH.")
-            return Lengths(kind, low, high)
-        if kind == "lognormal":
-            median, sigma = (_positive(part, text) for part in rest.partition(":")[::2])
-            if math.log(median) + sigma**2 / 2 > math.log(MAX_INT):
-                raise workload_fault("the mean is too large", text, "Give a smaller SIGMA.")
-            return Lengths(kind, median, sigma)
-        raise workload_fault(
-            f'unknown lengths "{text}"', text, "Use N, uniform:LOW-HIGH or lognormal:MEDIAN:SIGMA."
-        )
-
-    @property
-    def mean(self) -> float:
-        """Return the mean."""
-        if self.kind == "uniform":
-            return (self.first + self.second) / 2
-        if self.kind == "lognormal":
-            return self.first * math.exp(self.second**2 / 2)
-        return float(self.first)
-
-    def draw(self, count: int, rng: np.random.Generator) -> Ints:
-        """Return random lengths, int64 (count,)."""
-        if self.kind == "uniform":
-            return rng.integers(int(self.first), int(self.second) + 1, count)
-        if self.kind == "lognormal":
-            drawn = self.first * np.exp(self.second * rng.standard_normal(count))
-            return np.maximum(1, np.rint(drawn)).astype(np.int64)
-        return np.full(count, int(self.first), np.int64)
-
-
 def read_trace(path: str) -> Requests:
     """Read requests from a CSV file.
 
@@ -322,19 +252,3 @@ def _picoseconds(times_s: npt.NDArray[np.float64], place: str, remedy: str) -> I
         problem = f"requests do not arrive within the {most:.2g} s that the clock has"
         raise workload_fault(problem, place, remedy)
     return np.rint(times_s * PICOSECONDS).astype(np.int64)
-
-
-def _whole(text: str, place: str) -> int:
-    if not text.isascii() or not text.isdigit():
-        raise workload_fault(f'"{text}" is no whole number', place, "Give a whole number.")
-    return int(text)
-
-
-def _positive(text: str, place: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not 0 < number < math.inf:
-        raise workload_fault(f'"{text}" is not positive', place, "Give a positive number.")
-    return number

@@ -18,15 +18,14 @@ from typing import Any
 from tvm import ir, relax
 
 from tvm_distir.core.ir import static_shape, tensor_type
-from tvm_distir.core.ir.attributes import DROPOUT_KERNEL
 from tvm_distir.core.ir.operators import EXPERT_MATMUL_OP
 from tvm_distir.core.ops import rule_of
-from tvm_distir.core.rewriting import VARIABLES, all_bindings, forward_bindings
-from tvm_distir.support import PropagationError
+from tvm_distir.core.rewriting import all_bindings
+from tvm_distir.support import PropagationError, memoized
 
-_SAME = ("relax.astype", "relax.dist.annotate_sharding", "relax.dist.redistribute")
+from .readers import DROPOUT, SAME, drops, equal_shapes, is_bias_add, op_title, read_index
+
 _PRODUCTS = ("relax.matmul", EXPERT_MATMUL_OP)
-_DROPOUT = "relax.nn.dropout"
 _MOST_STEPS = 64
 View = tuple[str, Any, tuple[int, ...]]
 """A weight as it is somewhere: the function, the variable, and which dim each of its dims is."""
@@ -105,7 +104,6 @@ class Consumers:
             if isinstance(fn, relax.Function)
         }
         self._readers: dict[str, dict[Any, list[tuple[Any, Any, int]]]] = {}
-        self._uses: dict[View, list[WeightConsumer]] = {}
 
     @functools.cached_property
     def callers(self) -> dict[str, list[str]]:
@@ -124,16 +122,14 @@ class Consumers:
         The position is that of the argument; -1 for what is no plain argument of a call.
         """
         if function not in self._readers:
-            self._readers[function] = _index(self.functions[function])
+            self._readers[function] = read_index(self.functions[function])
         return self._readers[function].get(var, [])
 
     def uses(self, function: str, parameter: Any) -> list[WeightConsumer]:
         """Return the consumers of a parameter, through casts, transposes and calls."""
         ndim = len(static_shape(parameter.ty) or ())
         first = self._handed_on((function, parameter, tuple(range(ndim))))
-        if first not in self._uses:
-            self._uses[first] = self._reached(first)
-        return list(self._uses[first])
+        return list(self._reached(first))
 
     def _handed_on(self, view: View) -> View:
         """Return the parameter in the only function that reads it: layers share theirs."""
@@ -145,6 +141,7 @@ class Consumers:
                 return step
         return view
 
+    @memoized
     def _reached(self, first: View) -> list[WeightConsumer]:
         """Return the consumers of a view of a weight."""
         result: list[WeightConsumer] = []
@@ -170,8 +167,8 @@ class Consumers:
         """Return the continuation of a view of the weight, or its consumer."""
         if isinstance(value, relax.Var):
             return where, bound, dims
-        other = WeightConsumer("other", _op_name(value), None, None, where, bound, value, var, dims)
-        if _op_name(value) == "relax.call_tir" and tensor_type(bound.ty) is not None:
+        other = WeightConsumer("other", op_title(value), None, None, where, bound, value, var, dims)
+        if op_title(value) == "relax.call_tir" and tensor_type(bound.ty) is not None:
             new_dims = self._made_dims(var, bound, value, dims)
             return other if new_dims is None else (where, bound, new_dims)
         if position < 0 or not isinstance(value, ir.Call):
@@ -181,8 +178,8 @@ class Consumers:
             if callee not in self.functions:
                 return other
             return callee, self.functions[callee].params[position], dims
-        op = _op_name(value)
-        if op in _SAME:
+        op = op_title(value)
+        if op in SAME:
             return where, bound, dims
         if op == "relax.permute_dims":
             axes = value.attrs.axes
@@ -226,7 +223,7 @@ class Consumers:
         """
         for where, var in self._elementwise(function, result):
             for _, value, position in self.readers(where, var):
-                if position != 0 or _op_name(value) != "relax.reshape":
+                if position != 0 or op_title(value) != "relax.reshape":
                     continue
                 shape = static_shape(value.ty) or ()
                 if shape and shape[-1] == width and len(shape) < 4:
@@ -241,11 +238,11 @@ class Consumers:
         for where, var in self._elementwise(function, result):
             shape = static_shape(var.ty) if tensor_type(var.ty) is not None else None
             for bound, value, position in self.readers(where, var):
-                if _op_name(value) != "relax.add" or position < 0:
+                if op_title(value) != "relax.add" or position < 0:
                     continue
                 before = value.args[1 - position]
                 other = static_shape(before.ty)
-                if shape is not None and other is not None and _equal(shape, other):
+                if shape is not None and other is not None and equal_shapes(shape, other):
                     return Residual(where, before, bound)
         return None
 
@@ -258,61 +255,10 @@ class Consumers:
             where, var = waiting.pop(0)
             yield where, var
             for bound, value, position in self.readers(where, var):
-                op = _op_name(value)
+                op = op_title(value)
                 bias = op == "relax.add" and position >= 0 and is_bias_add(value, position)
                 part = op in ("relax.reshape", "relax.split") and position == 0
                 item = isinstance(value, relax.TupleGetItem)
-                same = op in _SAME or (op == _DROPOUT and position == 0) or _drops(value, var)
+                same = op in SAME or (op == DROPOUT and position == 0) or drops(value, var)
                 if isinstance(value, relax.Var) or same or bias or part or item:
                     waiting.append((where, bound))
-
-
-def _drops(value: Any, var: Any) -> bool:
-    """Return whether it is a dropout of the value, as training steps draw it."""
-    if _op_name(value) not in ("relax.call_tir", "relax.call_tir_with_grad"):
-        return False
-    name = str(value.args[0].name_hint)
-    return name.startswith(DROPOUT_KERNEL) and value.args[1].fields[0].same_as(var)
-
-
-def is_bias_add(call: ir.Call, position: int) -> bool:
-    """Return whether an addition adds a vector to its operand at a position."""
-    ty = call.args[1 - position].ty
-    shape = static_shape(ty)
-    return shape is not None and sum(1 for n in shape if n != 1) <= 1
-
-
-def _equal(first: tuple[Any, ...], second: tuple[Any, ...]) -> bool:
-    return len(first) == len(second) and all(
-        a == b if isinstance(a, int) and isinstance(b, int) else a is b
-        for a, b in zip(first, second, strict=True)
-    )
-
-
-def _op_name(value: Any) -> str:
-    if isinstance(value, ir.Call):
-        op = value.op
-        return str(op.name if isinstance(op, ir.Op) else getattr(op, "name_hint", "call"))
-    return type(value).__name__
-
-
-def _index(fn: relax.Function) -> dict[Any, list[tuple[Any, Any, int]]]:
-    readers: dict[Any, list[tuple[Any, Any, int]]] = {}
-    for binding in forward_bindings(fn):
-        value = binding.value
-        if type(value) in VARIABLES:
-            readers.setdefault(value, []).append((binding.var, value, -1))
-        elif isinstance(value, ir.Call):
-            for position, arg in enumerate(value.args[:]):
-                is_tuple = type(arg) is relax.Tuple
-                at = -1 if is_tuple else position
-                for leaf in arg.fields[:] if is_tuple else [arg]:
-                    if type(leaf) in VARIABLES:
-                        readers.setdefault(leaf, []).append((binding.var, value, at))
-        elif isinstance(value, relax.TupleGetItem):
-            readers.setdefault(value.tuple_value, []).append((binding.var, value, -1))
-        elif isinstance(value, relax.Tuple):
-            for leaf in value.fields:
-                if isinstance(leaf, relax.Var):
-                    readers.setdefault(leaf, []).append((binding.var, value, -1))
-    return readers

@@ -17,10 +17,10 @@ from tvm import ir, relax
 
 from tvm_distir.core.ir import static_shape, tensor_type
 
-from .consumers import Consumers, is_bias_add
+from .consumers import Consumers
+from .readers import SAME, is_bias_add
 from .transformer_weights import KnownWeight
 
-_SAME = ("relax.astype", "relax.dist.annotate_sharding", "relax.dist.redistribute")
 ATTENTION = "attention_with_fused_qkv"
 """End of the names of packed functions that take query, key and value in one."""
 _MOST_STEPS = 32
@@ -118,7 +118,7 @@ def _next(
     name = getattr(value.op, "name", "") if isinstance(value, ir.Call) else ""
     if position != 0 and not (name == "relax.add" and position >= 0):
         return
-    if name in _SAME or (name == "relax.add" and is_bias_add(value, position)):
+    if name in SAME or (name == "relax.add" and is_bias_add(value, position)):
         yield bound, axis, unit
     elif name == "relax.reshape":
         before, after = static_shape(var.ty) or (), static_shape(bound.ty) or ()

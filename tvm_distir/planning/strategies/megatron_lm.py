@@ -10,7 +10,6 @@ section 4.2.2: between the blocks the residual stream is sharded along the seque
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,20 +17,18 @@ from typing import Any
 from tvm import ir, relax
 
 from tvm_distir.core.ir import R
-from tvm_distir.core.ir.attributes import ROLE_ATTR, TRAINING_ATTR
 from tvm_distir.core.ops import CACHE_HEADS
 from tvm_distir.core.plan import MeshSpec, Plan, PlanRule, data_positions, faults_of_plan
 from tvm_distir.support import PlanError
 
 from .cache_placement import cache_positions, created_cache_rules, heads_label, warn_of_full_caches
 from .consumers import Consumers
-from .fused_weights import FusedSegments, fused_segments
-from .head_groups import heads_of, key_heads, tensor_axes, with_copies
+from .head_groups import key_heads, tensor_axes, with_copies
+from .megatron_labels import FUSED_ROLES, label_of, segments_of
 from .model_info import (
     MeshLike,
     Parameter,
     as_mesh_spec,
-    check_divisible,
     entries,
     mesh_axis,
     names_of,
@@ -43,10 +40,7 @@ from .registry import plan_maker
 from .replicated_warning import Projection, warn_of_whole
 from .residual_stream import SEQ_DIM, sequence_rules
 from .training_parts import boundary_positions
-from .transformer_weights import GATE_UP, QUERY, ROW, KnownWeight, cut_dim, known_weight
-
-FUSED_ROLES = ("fused", "fused_gate_up")
-COLUMN_ROLES = ("query", "key_value", "gate_up", "head")
+from .transformer_weights import GATE_UP, QUERY, ROW, KnownWeight, known_weight
 
 _WHY_WHOLE = {
     "fused": "query, key and value are fused, and the devices do not divide each of them",
@@ -102,81 +96,102 @@ def megatron(mod: ir.IRModule, mesh: MeshLike, axis: str = "tp", sequence: bool 
     consumers = Consumers(mod)
     heads = key_heads(mod, consumers)
     spec = with_copies(spec, axis, heads)
-    one_head = heads == 1
-    axes = tensor_axes(spec, axis)
-    names = [spec.axis_names[number] for number in axes]
-    rules: list[PlanRule] = []
-    incomplete: list[PlanError] = []
-    read: list[list[Projection]] = []
-    agreed: dict[tuple[str, Any], PlanRule] = {}
-    unread: list[tuple[int, Parameter]] = []
-    divides_heads = False
-    faults = faults_of_plan('strategy "megatron"')
-    for name, fn, rule_name in entries(mod):
+    found = _Rules(mod, spec, axis, consumers, heads == 1, sequence)
+    return found.plan([found.entry(*entry) for entry in entries(mod)])
+
+
+class _Rules:
+    """Rules of the entries of a module."""
+
+    def __init__(
+        self, mod: ir.IRModule, mesh: MeshSpec, axis: str, consumers: Consumers, one_head: bool,
+        sequence: bool,
+    ) -> None:  # fmt: skip
+        self.mod, self.mesh, self.axis, self.consumers = mod, mesh, axis, consumers
+        self.one_head, self.sequence = one_head, sequence
+        self.axes = tensor_axes(mesh, axis)
+        self.names = [mesh.axis_names[number] for number in self.axes]
+        self.rules: list[PlanRule] = []
+        self.incomplete: list[PlanError] = []
+        self.agreed: dict[tuple[str, Any], PlanRule] = {}
+        self.unread: list[tuple[int, Parameter]] = []
+        self.divides_heads = False
+        self.faults = faults_of_plan('strategy "megatron"')
+
+    def entry(self, name: str, fn: relax.Function, rule_name: str | None) -> list[Projection]:
+        """Add the rules of an entry; return the weights of its products."""
         data, arriving = data_positions(fn, name), boundary_positions(fn)
         parameters = tensor_parameters(name, fn, rule_name)
-        weights = [
-            known_weight(parameter, fn, consumers)
-            for parameter in parameters
-            if parameter.position not in data
-        ]
+        others = [p for p in parameters if p.position not in data]
+        weights = (known_weight(parameter, fn, self.consumers) for parameter in others)
         known = {w.parameter.position: w for w in weights if w is not None}
         try:
-            _check_complete(list(known.values()), [p for p in parameters if p.position not in data])
+            _check_complete(list(known.values()), others)
         except PlanError as error:
-            incomplete.append(error)
+            self.incomplete.append(error)
         labels: dict[int, int] = {}
-        caches = cache_positions(mod, fn, parameters, consumers)
+        caches = cache_positions(self.mod, fn, parameters, self.consumers)
         full_caches: list[Parameter] = []
         for parameter in parameters:
-            weight, label = known.get(parameter.position), R
-            is_cache = parameter.position in caches
+            label, is_cache = R, parameter.position in caches
             if is_cache:
-                heads_dim = heads_label(parameter, spec.axes[axis])
+                heads_dim = heads_label(parameter, self.mesh.axes[self.axis])
                 label = R if heads_dim is None else heads_dim
-                if heads_dim is None and spec.axes[axis] > 1:
+                if heads_dim is None and self.mesh.axes[self.axis] > 1:
                     full_caches.append(parameter)
-            if sequence and parameter.position in arriving and parameter.ndim == 3:
+            if self.sequence and parameter.position in arriving and parameter.ndim == 3:
                 label = SEQ_DIM
-            reads, segments = weight is None or bool(weight.uses), None
-            if weight is not None and reads and not (one_head and weight.role == "key_value"):
-                with faults.gathered():
-                    segments = _segments(weight, fn, consumers)
-                    label = _label(weight, spec, axis, consumers, segments)
-            repeated = is_cache or (weight is not None and weight.role == "key_value")
-            labels[parameter.position] = label
-            cut = {n: R if repeated and n != axes[0] else label for n in axes}
             stays = is_cache or parameter.position not in data
-            rule = parameter_rule(parameter, spec, {axes[0]: label}, stays)
-            sizes = segments.sizes if segments is not None and label != R else ()
-            sizes = sizes if len(sizes) > 1 else ()
-            rule = replace(rule, placement=some_axes(spec, cut), segments=sizes)
-            divides_heads |= bool(sizes) and weight is not None and weight.role == "fused"
-            if reads:
-                agreed.setdefault((parameter.name, parameter.shape), rule)
-            else:
-                unread.append((len(rules), parameter))
-            rules.append(rule)
-        warn_of_full_caches(full_caches, "megatron", axis)
-        weights_read = [p for p in parameters if p.position not in data]
-        read.append(list(_projections(weights_read, known, labels, fn, consumers)))
-        if sequence:
+            weight = known.get(parameter.position)
+            label = self._add(parameter, weight, fn, label, is_cache, stays)
+            labels[parameter.position] = label
+        warn_of_full_caches(full_caches, "megatron", self.axis)
+        if self.sequence:
             rows = [w for w in known.values() if w.role == "row" and not w.is_bias]
-            with faults.gathered():
-                rules.extend(sequence_rules(rows, consumers, rule_name, spec, names))
-    if divides_heads:
-        by_heads = some_axes(spec, dict.fromkeys(axes, CACHE_HEADS))
-        rules.extend(created_cache_rules(mod, spec, by_heads))
-    faults.raise_all()
-    if len(incomplete) == len(entries(mod)):
-        raise incomplete[0]  # a stage, or an entry, may have none of these weights, not all of them
-    for number, parameter in unread:
-        other = agreed.get((parameter.name, parameter.shape), rules[number])
-        rules[number] = replace(rules[number], placement=other.placement, segments=other.segments)
-    for projections in read:
-        warn_of_whole(projections, "megatron", axis)
-    regather = tuple(names) if sequence else ()
-    return Plan((spec,), tuple(dict.fromkeys(rules)), regather=regather)
+            with self.faults.gathered():
+                self.rules += sequence_rules(rows, self.consumers, rule_name, self.mesh, self.names)
+        return list(_projections(others, known, labels, fn, self.consumers))
+
+    def _add(
+        self, parameter: Parameter, weight: KnownWeight | None, fn: relax.Function, label: int,
+        is_cache: bool, stays: bool,
+    ) -> int:  # fmt: skip
+        """Add the rule of a parameter; return its label along the axis."""
+        reads, segments = weight is None or bool(weight.uses), None
+        if weight is not None and reads and not (self.one_head and weight.role == "key_value"):
+            with self.faults.gathered():
+                segments = segments_of(weight, fn, self.consumers)
+                label = label_of(weight, self.mesh, self.axis, self.consumers, segments)
+        repeated = is_cache or (weight is not None and weight.role == "key_value")
+        cut = {n: R if repeated and n != self.axes[0] else label for n in self.axes}
+        sizes = segments.sizes if segments is not None and label != R else ()
+        sizes = sizes if len(sizes) > 1 else ()
+        rule = replace(parameter_rule(parameter, self.mesh, cut, stays), segments=sizes)
+        self.divides_heads |= bool(sizes) and weight is not None and weight.role == "fused"
+        if reads:
+            self.agreed.setdefault((parameter.name, parameter.shape), rule)
+        else:
+            self.unread.append((len(self.rules), parameter))
+        self.rules.append(rule)
+        return label
+
+    def plan(self, read: Sequence[Sequence[Projection]]) -> Plan:
+        """Return the plan of all entries."""
+        rules = self.rules
+        if self.divides_heads:
+            by_heads = some_axes(self.mesh, dict.fromkeys(self.axes, CACHE_HEADS))
+            rules.extend(created_cache_rules(self.mod, self.mesh, by_heads))
+        self.faults.raise_all()
+        if len(self.incomplete) == len(read):
+            raise self.incomplete[0]  # a stage, or an entry, may have none of them, not all
+        for number, parameter in self.unread:
+            other = self.agreed.get((parameter.name, parameter.shape), rules[number])
+            placement, segments = other.placement, other.segments
+            rules[number] = replace(rules[number], placement=placement, segments=segments)
+        for projections in read:
+            warn_of_whole(projections, "megatron", self.axis)
+        regather = tuple(self.names) if self.sequence else ()
+        return Plan((self.mesh,), tuple(dict.fromkeys(rules)), regather=regather)
 
 
 def _check_complete(known: Sequence[KnownWeight], all_weights: Sequence[Parameter]) -> None:
@@ -220,84 +235,3 @@ def _projections(
         if labels[parameter.position] == R:
             why = _WHY_WHOLE.get(weight.role if weight is not None else "", "its name is unknown")
         yield Projection(parameter, why)
-
-
-def _segments(
-    weight: KnownWeight, fn: relax.Function, consumers: Consumers
-) -> FusedSegments | None:
-    """Return the segments of a fused weight, None where it has to be replicated."""
-    attrs: Any = fn.attrs or {}
-    may_be_fused = weight.role in (*FUSED_ROLES, "gate_up")
-    if not may_be_fused or TRAINING_ATTR in attrs or ROLE_ATTR in attrs:
-        return None
-    segments = fused_segments(weight, consumers)
-    if weight.role == "gate_up" and segments is not None and len(segments.sizes) == 1:
-        return None
-    return segments
-
-
-def _label(
-    weight: KnownWeight,
-    mesh: MeshSpec,
-    axis: str,
-    consumers: Consumers,
-    segments: FusedSegments | None,
-) -> int:
-    """Return the label of a known weight along the axis, its sizes checked."""
-    parameter, role = weight.parameter, weight.role
-    numbers = tensor_axes(mesh, axis)
-    count = mesh.axes[axis] if role == "key_value" else math.prod(mesh.shape[n] for n in numbers)
-    if role in FUSED_ROLES or segments is not None:
-        if role == "fused" and not weight.is_bias:
-            _check_fused(weight, count, axis, consumers)
-        if segments is None or not segments.divided_by(count):
-            return R
-        return parameter.ndim - 1 if weight.is_bias else cut_dim(weight)
-    if weight.is_bias:
-        if role not in COLUMN_ROLES or parameter.ndim < 1:
-            return R
-        if role != "head":
-            _check_width(weight, parameter.ndim - 1, count, axis)
-        return parameter.ndim - 1
-    dim = cut_dim(weight)
-    if role in ("embedding", "head"):
-        return dim
-    _check_heads(weight, count, axis, consumers)
-    _check_width(weight, dim, count, axis)
-    return dim
-
-
-def _check_width(weight: KnownWeight, dim: int, count: int, axis: str) -> None:
-    shape = weight.parameter.shape
-    if shape is not None:
-        place = f"{weight.parameter.place} (megatron)"
-        check_divisible(shape[dim], count, f"dim {dim} of size", axis, place)
-
-
-def _check_heads(weight: KnownWeight, count: int, axis: str, consumers: Consumers) -> None:
-    if weight.role not in ("query", "key_value"):
-        return
-    problem = "the number of heads" if weight.role == "query" else "the number of key/value heads"
-    for heads in heads_of(weight, consumers):
-        _refuse_heads(weight, heads, count, axis, problem)
-
-
-def _check_fused(weight: KnownWeight, count: int, axis: str, consumers: Consumers) -> None:
-    shape = weight.parameter.shape
-    for use in weight.uses:
-        if use.kind == "matmul" and use.kept is not None and shape is not None:
-            heads = consumers.split_into(use.function, use.result, int(shape[use.kept]) // 3)
-            if heads is not None:
-                _refuse_heads(weight, heads, count, axis, "the number of heads")
-
-
-def _refuse_heads(weight: KnownWeight, heads: int, count: int, axis: str, problem: str) -> None:
-    fitting = [n for n in range(1, heads + 1) if heads % n == 0]
-    check_divisible(
-        heads,
-        count,
-        problem,
-        axis,
-        f"{weight.parameter.place} (megatron)",
-        f'Give "{axis}" a size that divides {heads}: {", ".join(map(str, fitting))}.',
-    )

@@ -19,9 +19,10 @@ from tvm_distir.core.ir.attributes import training_notes
 from tvm_distir.core.plan import MeshSpec, Pipeline, Plan, Schedule
 from tvm_distir.support import PlanError, UsageError, shortened
 
-from .forward_stages import forward_stages, slashed_numbers
+from .forward_stages import forward_stages
 from .model_info import MeshLike, as_mesh_spec, mesh_axis
 from .registry import StrategySpec, checked, plan_maker
+from .stage_division import slashed_numbers
 
 PIPELINE = "pipeline"
 """Name of the strategy: it takes an axis away, and all others work on the mesh of a stage."""

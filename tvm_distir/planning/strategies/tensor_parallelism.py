@@ -14,7 +14,7 @@ from __future__ import annotations
 import glob
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from tvm import ir
 
@@ -135,13 +135,19 @@ def tensor_parallel(
             label = R if i is None else labels[name][i]
             is_stored = i is not None and i not in stored.get(name, ())
             rules.append(parameter_rule(parameter, spec, {number: label}, stationary=is_stored))
+    rules += _pinned(mod, spec, number, pins)
+    return Plan((spec,), tuple(rules))
+
+
+def _pinned(
+    mod: ir.IRModule, mesh: MeshSpec, number: int, pins: Sequence[PlacementConstraint]
+) -> Iterator[PlanRule]:
+    """Yield the rules of values that have a placement of their own."""
     named = {name: rule_name for name, _, rule_name in entries(mod)}
     for pin in pins:
-        placement = one_axis(spec, number, pin.label)
+        placement, title = one_axis(mesh, number, pin.label), glob.escape(pin.variable)
         function = named.get(pin.function, pin.function)
-        title = glob.escape(pin.variable)
-        rules.append(PlanRule("value", title, placement, spec.name, function=function))
-    return Plan((spec,), tuple(rules))
+        yield PlanRule("value", title, placement, mesh.name, function=function)
 
 
 def _costs(mod: ir.IRModule, mesh: MeshSpec, axis: str, system: System | None) -> Costs:

@@ -8,93 +8,19 @@ import csv
 import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tvm_distir.planning.option_names import is_misplaced
 from tvm_distir.support import MAX_DEVICES, MAX_INT, SimulationError, nearest, parse_int, shortened
 
-from .configuration import ALIASES, DIM, GLOBAL_BATCH, INTEGERS, WORDS, Configuration
+from .configuration import ALIASES, DIM, GLOBAL_BATCH, INTEGERS, WORDS
+from .table import DEVICES, Ints, Table
 
-Ints = npt.NDArray[np.int64]
-
-DEVICES = "devices"
-"""The column of results with the devices of a step, which rows may repeat."""
 _REMEDIES = {"batch": f'Use "{GLOBAL_BATCH}", the samples of a whole step, or "micro_batch".'}
 MOST_ROWS = 1 << 24
 """The maximum number of rows of a grid."""
-
-
-@dataclass
-class Table:
-    """Table of configurations, with columns of the same length.
-
-    Attributes
-    ----------
-    size : int
-        Rows.
-    numbers : dict of str to int64 array (rows,)
-        The columns of :data:`.configuration.INTEGERS`.
-    words : dict of str to list of str
-        The columns of :data:`.configuration.WORDS`.
-    sizes : dict of str to list of str
-        Keys of the zoo's model, symbolic dims.
-    others : dict of str to list of str
-        Any further columns, which are passed on unchanged.
-    faults : dict of int to str
-        Rows that are no configurations, and why.
-    """
-
-    size: int
-    numbers: dict[str, Ints]
-    words: dict[str, list[str]]
-    sizes: dict[str, list[str]] = field(default_factory=dict)
-    others: dict[str, list[str]] = field(default_factory=dict)
-    faults: dict[int, str] = field(default_factory=dict)
-
-    def row(self, number: int) -> Configuration:
-        """Return the configuration of a row."""
-        values: dict[str, Any] = {name: int(c[number]) for name, c in self.numbers.items()}
-        values |= {name: column[number] for name, column in self.words.items()}
-        sizes = tuple((name, column[number]) for name, column in self.sizes.items())
-        return Configuration(sizes, **values)
-
-    def some(self, rows: Ints) -> Table:
-        """Return the configurations of some rows, without other columns."""
-        numbers = {name: column[rows] for name, column in self.numbers.items()}
-        words = {name: [column[row] for row in rows] for name, column in self.words.items()}
-        sizes = {name: [column[row] for row in rows] for name, column in self.sizes.items()}
-        return Table(rows.size, numbers, words, sizes)
-
-    @property
-    def global_batch(self) -> Ints:
-        """Samples of each step."""
-        numbers = self.numbers
-        return numbers["micro_batch"] * numbers["micro_batches"] * numbers["dp"]
-
-    @property
-    def devices(self) -> Ints:
-        """Return the number of devices of each step."""
-        return self.numbers["tp"] * self.numbers["pp"] * self.numbers["dp"]
-
-    def show(self, sizes: Mapping[str, str]) -> None:
-        """Give sizes of the model to all rows, where no column has them."""
-        if "size" not in self.sizes:
-            columns = {name: [size] * self.size for name, size in sizes.items()}
-            self.sizes = {**columns, **self.sizes}
-
-    def columns(self) -> dict[str, list[object]]:
-        """Return all columns by name, in the order of results."""
-        columns: dict[str, list[object]] = {name: list(c) for name, c in self.sizes.items()}
-        columns |= {name: self.numbers[name].tolist() for name in INTEGERS}
-        columns |= {name: list(self.words[name]) for name in WORDS}
-        columns[GLOBAL_BATCH] = self.global_batch.tolist()
-        columns[DEVICES] = self.devices.tolist()
-        return columns | {name: list(c) for name, c in self.others.items()}
 
 
 def read_table(path: str | Path, keys: Collection[str], micro_batches: int = 1) -> Table:

@@ -15,8 +15,8 @@ import numpy.typing as npt
 from tvm_distir.hardware import System
 from tvm_distir.performance import Batch, Mesh, Peaks, Profile, Program, ProgramTemplate
 
-from .configuration_table import Table
 from .symbols import Symbols
+from .table import Table
 
 Ints = npt.NDArray[np.int64]
 

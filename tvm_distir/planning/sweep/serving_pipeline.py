@@ -13,8 +13,8 @@ from tvm_distir.planning.study import Study
 from tvm_distir.support import UsageError
 
 from .configuration import Configuration
-from .configuration_table import Table
 from .pipeline import SHOWN, ProgramPipeline
+from .table import Table
 
 ENTRY, BATCH, POOLS, SEQ, PAST = "entry", "batch", "pools", "seq", "past"
 EXPERTS = "expert_parallel"

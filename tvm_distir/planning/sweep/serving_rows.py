@@ -14,9 +14,9 @@ from tvm_distir.planning.serving.surface import Surface
 from tvm_distir.planning.workers import Workers
 from tvm_distir.support import DistIRError, InternalError, SimulationError
 
-from .configuration_table import Table
 from .outcome import reason
 from .serving_pipeline import PAST, ServedRow, ServingPipeline
+from .table import Table
 from .templates import TemplateMatch
 
 Ints = npt.NDArray[np.int64]

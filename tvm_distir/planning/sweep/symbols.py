@@ -13,8 +13,8 @@ import numpy.typing as npt
 from tvm_distir.performance import ALIGNED, Profile
 
 from .configuration import DIM
-from .configuration_table import Table
 from .pipeline import ProgramPipeline
+from .table import Table
 
 Ints = npt.NDArray[np.int64]
 

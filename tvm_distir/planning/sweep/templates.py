@@ -16,12 +16,12 @@ from tvm_distir.performance import Profile, Program, grouped
 from tvm_distir.planning.workers import Lookahead, Workers
 from tvm_distir.support import DistIRError, InternalError, SimulationError
 
-from .configuration_table import Table
 from .outcome import BOUNDS, OK, STRUCTURE, RowOutcome, reason
 from .partition import RowGroup, TemplateLearner
 from .pipeline import ProgramPipeline
 from .predictor import Predictor
 from .symbols import Symbols
+from .table import Table
 
 Ints = npt.NDArray[np.int64]
 

@@ -17,7 +17,8 @@ from tvm_distir.execution.verification.collective_counts import (
     differences,
 )
 from tvm_distir.execution.verification.verifying import verify
-from tvm_distir.performance.program.parts import Entry, Function, Mesh, Op
+from tvm_distir.performance.program.mesh import Mesh
+from tvm_distir.performance.program.parts import Entry, Function, Op
 from tvm_distir.performance.program.program import Program
 from tvm_distir.support.errors.tree import MismatchError
 

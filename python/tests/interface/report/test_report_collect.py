@@ -10,11 +10,13 @@ import pytest
 
 from tests.plain_systems import PLAIN_A100
 from tvm_distir.hardware.systems.system import System
-from tvm_distir.interface.report.collect import analysis_of, batch_of, main_dtype, parameters_of
+from tvm_distir.interface.report.collect import analysis_of, batch_of, parameters_of
+from tvm_distir.interface.report.collected_hardware import main_dtype
 from tvm_distir.interface.report.html import to_html
 from tvm_distir.interface.report.model import Analysis
 from tvm_distir.interface.report.text import to_text
-from tvm_distir.performance.program.parts import Entry, Function, Mesh, Op, Value
+from tvm_distir.performance.program.mesh import Mesh
+from tvm_distir.performance.program.parts import Entry, Function, Op, Value
 from tvm_distir.performance.program.program import Program
 from tvm_distir.performance.simulation.simulator import simulate
 

@@ -12,7 +12,8 @@ import tvm_distir as td
 from tvm_distir.hardware.systems.constants import Constant
 from tvm_distir.performance.fusion.grouped import grouped
 from tvm_distir.performance.fusion.profile import FusionRule, Profile, profile_names
-from tvm_distir.performance.program.parts import Entry, Function, Mesh, Op, Value
+from tvm_distir.performance.program.mesh import Mesh
+from tvm_distir.performance.program.parts import Entry, Function, Op, Value
 from tvm_distir.performance.program.program import Program
 from tvm_distir.support.errors.tree import HardwareError
 from tvm_distir.transforms.training.train_step import train_step

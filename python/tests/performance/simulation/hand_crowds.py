@@ -9,7 +9,7 @@ from dataclasses import replace
 from tests.performance.simulation.hand_programs import Build, round_system
 from tests.performance.simulation.hand_stages import Sizes, stages
 from tvm_distir.core.plan.schedules.schedule import Schedule
-from tvm_distir.performance.program.parts import Mesh
+from tvm_distir.performance.program.mesh import Mesh
 
 
 def crowded(wires=1, latency=0, **device):

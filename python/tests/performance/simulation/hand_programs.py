@@ -12,7 +12,8 @@ from __future__ import annotations
 import math
 
 from tvm_distir.hardware.systems.system import System
-from tvm_distir.performance.program.parts import Entry, Function, Mesh, Op, Value
+from tvm_distir.performance.program.mesh import Mesh
+from tvm_distir.performance.program.parts import Entry, Function, Op, Value
 from tvm_distir.performance.program.program import Program
 
 MICRO = 1e-6

@@ -9,16 +9,11 @@ from typing import Any
 
 from tests.performance.simulation.hand_programs import Build
 from tvm_distir.core.plan.schedules.schedule import Schedule
-from tvm_distir.performance.program.parts import Mesh, Value
-from tvm_distir.performance.program.pipeline_program import (
-    Edge,
-    Phase,
-    PipelineProgram,
-    Stage,
-    StageKind,
-    StageSum,
-)
+from tvm_distir.performance.program.mesh import Mesh
+from tvm_distir.performance.program.parts import Value
+from tvm_distir.performance.program.pipeline_program import Edge, PipelineProgram, Stage, StageSum
 from tvm_distir.performance.program.program import Program
+from tvm_distir.performance.program.stage_kind import Phase, StageKind
 
 X, GRAD, Y, DX, KEPT, WEIGHTS, SUM, NEW, TOTAL = range(9)
 """Slots."""

@@ -15,8 +15,8 @@ import tvm_distir as td
 from tests.transforms.training.pipeline_models import schedule_of
 from tvm_distir.performance.fusion.grouped import grouped
 from tvm_distir.performance.program.parts import Op
-from tvm_distir.performance.program.pipeline_program import GATHER, REDUCE
 from tvm_distir.performance.program.program import Program
+from tvm_distir.performance.program.stage_kind import GATHER, REDUCE
 from tvm_distir.performance.simulation.critical import critical_path
 from tvm_distir.performance.simulation.pipeline import optimizer_overlap
 from tvm_distir.performance.simulation.pipeline.optimizer_overlap import with_optimizer_overlap

@@ -15,7 +15,7 @@ from tests.performance.simulation.hand_stages import Sizes, stages
 from tvm_distir.core.plan.schedules.schedule import Schedule
 from tvm_distir.hardware.systems.system import System
 from tvm_distir.hardware.systems.system_reader import DATA
-from tvm_distir.performance.program.parts import Mesh
+from tvm_distir.performance.program.mesh import Mesh
 from tvm_distir.performance.simulation.simulator import simulate
 from tvm_distir.support.errors.tree import HardwareError, SimulationError
 

@@ -13,8 +13,8 @@ import pytest
 from tests.performance.simulation.hand_programs import MICRO, SYSTEM
 from tests.performance.simulation.hand_stages import Sizes, stages, without
 from tvm_distir.core.plan.schedules.schedule import Schedule
+from tvm_distir.performance.program.mesh import Mesh
 from tvm_distir.performance.program.numbers import numbers_of
-from tvm_distir.performance.program.parts import Mesh
 from tvm_distir.performance.program.program import Program
 from tvm_distir.performance.simulation.batched_costs import BatchPrices
 from tvm_distir.performance.simulation.op_costs import OpCosts

@@ -9,7 +9,8 @@ import pytest
 from tests.performance.simulation.hand_programs import SYSTEM, Build
 from tests.performance.simulation.test_simulate_time import in_us, spans
 from tvm_distir.execution.verification.collective_counts import claimed_collectives
-from tvm_distir.performance.program.parts import Entry, Mesh
+from tvm_distir.performance.program.mesh import Mesh
+from tvm_distir.performance.program.parts import Entry
 from tvm_distir.performance.program.program import Program
 from tvm_distir.performance.simulation.simulator import simulate
 from tvm_distir.support.errors.tree import SimulationError

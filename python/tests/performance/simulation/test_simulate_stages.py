@@ -23,7 +23,7 @@ from tvm_distir.core.plan.schedules.pipeline_actions import BACKWARD, FORWARD, W
 from tvm_distir.core.plan.schedules.schedule import Schedule
 from tvm_distir.core.plan.schema import MeshSpec
 from tvm_distir.performance.memory.stage_actions import make_unit
-from tvm_distir.performance.program.pipeline_program import Phase
+from tvm_distir.performance.program.stage_kind import Phase
 from tvm_distir.performance.simulation.result import Result
 from tvm_distir.planning.strategies.composition import compose, make_plan
 from tvm_distir.support.errors.tree import SimulationError

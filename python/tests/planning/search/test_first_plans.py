@@ -10,7 +10,7 @@ import pytest
 
 import tvm_distir as td
 from tests.planning.search.systems import QUICK
-from tvm_distir.planning.search.candidates import Constraints
+from tvm_distir.planning.search.constraints import Constraints
 from tvm_distir.planning.search.driver import search
 from tvm_distir.planning.search.result import SearchResult
 from tvm_distir.planning.study import Study

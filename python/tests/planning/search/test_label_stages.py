@@ -19,7 +19,7 @@ from tvm_distir.core.plan.plan import Plan
 from tvm_distir.core.plan.schedules.schedule import Schedule
 from tvm_distir.core.plan.schema import MeshSpec
 from tvm_distir.planning.search.auto_sharding import ShardedCandidate
-from tvm_distir.planning.search.candidates import Constraints
+from tvm_distir.planning.search.constraints import Constraints
 from tvm_distir.planning.search.driver import search
 from tvm_distir.support.errors.tree import MeshError
 

@@ -17,13 +17,8 @@ from tvm_distir.core.plan.plan import Plan
 from tvm_distir.execution.runtime.program.joining import same_bits
 from tvm_distir.execution.verification.random_inputs import draw_inputs
 from tvm_distir.planning.search import trials
-from tvm_distir.planning.search.candidates import (
-    Candidate,
-    Constraints,
-    Enumeration,
-    factorisations,
-    kept_rules,
-)
+from tvm_distir.planning.search.candidates import Candidate, Enumeration, factorisations, kept_rules
+from tvm_distir.planning.search.constraints import Constraints
 from tvm_distir.planning.search.driver import search
 from tvm_distir.planning.search.folder import Folder
 from tvm_distir.planning.search.result import SearchResult

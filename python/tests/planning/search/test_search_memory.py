@@ -9,7 +9,7 @@ from typing import Any
 import tvm_distir as td
 from tests.planning.search.systems import QUICK
 from tvm_distir.planning.search.auto_sharding import auto_shard
-from tvm_distir.planning.search.candidates import Constraints
+from tvm_distir.planning.search.constraints import Constraints
 from tvm_distir.planning.search.driver import search
 from tvm_distir.planning.search.result import SearchResult
 

@@ -12,7 +12,8 @@ from tvm_distir.hardware import System
 from tvm_distir.planning.serving.batching import SchedulerOptions
 from tvm_distir.planning.serving.levels import ServiceLevels
 from tvm_distir.planning.serving.serving_report import serve_analyze
-from tvm_distir.planning.serving.serving_search import _Search, search_serving
+from tvm_distir.planning.serving.serving_search import search_serving
+from tvm_distir.planning.serving.serving_trials import ServingTrials
 from tvm_distir.planning.serving.workload import Workload
 
 SCHEDULERS = ("continuous:tokens=64", "prefill_first:tokens=512")
@@ -52,7 +53,7 @@ def test_experts_and_their_widths_are_divided_together():
     plans = {}
     for model in ("llama3", "deepseek"):
         options = [SchedulerOptions()], False, "round_robin", (1, 2)
-        search = _Search(
+        search = ServingTrials(
             f"zoo:{model}?size=tiny", 4, System.load(SYSTEM), Workload.parse(WORK),
             ServiceLevels(), *options,
         )  # fmt: skip

@@ -15,10 +15,11 @@ from tests.planning.serving.one_engine import serve_requests
 from tvm_distir.planning.serving import engine_loop
 from tvm_distir.planning.serving.batching import SCHEDULERS, SchedulerOptions, StepTimes
 from tvm_distir.planning.serving.engine_loop import ROUTERS, EngineLoop, Replicas, seconds
+from tvm_distir.planning.serving.lengths import Lengths
 from tvm_distir.planning.serving.levels import ServiceLevels, summarize
 from tvm_distir.planning.serving.python_events import PythonReplicas
 from tvm_distir.planning.serving.request_trace import request_trace
-from tvm_distir.planning.serving.workload import Lengths, Workload
+from tvm_distir.planning.serving.workload import Workload
 from tvm_distir.support.errors.tree import SimulationError
 
 MS = 10**9

@@ -12,7 +12,8 @@ from tvm_distir.hardware import System
 from tvm_distir.planning.serving.batching import SchedulerOptions, StepTimes
 from tvm_distir.planning.serving.levels import ServiceLevels
 from tvm_distir.planning.serving.served_model import ServedModel
-from tvm_distir.planning.serving.serving_run import ServingEngine, ServingSetup, run_deployment
+from tvm_distir.planning.serving.serving_engine import ServingEngine
+from tvm_distir.planning.serving.serving_run import ServingSetup, run_deployment
 from tvm_distir.planning.serving.surface import Surface
 from tvm_distir.planning.serving.weight_types import with_weights
 from tvm_distir.planning.serving.workload import Workload

@@ -148,7 +148,7 @@ SPACES = list(itertools.product(LENGTHS, LEVELS, (False, True), (1, 2)))[:50]
 @contextmanager
 def fitted_once():
     """Fit the steps of each plan once."""
-    from tvm_distir.planning.serving.serving_run import ServingEngine
+    from tvm_distir.planning.serving.serving_engine import ServingEngine
 
     known, make = {}, ServingEngine.of
 

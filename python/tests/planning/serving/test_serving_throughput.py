@@ -16,7 +16,8 @@ from tests.planning.serving.test_serving_events import MS, PAGE, steps_of
 from tvm_distir.hardware import System, system_names
 from tvm_distir.planning.serving.batching import SCHEDULERS, SchedulerOptions
 from tvm_distir.planning.serving.levels import ServiceLevels, summarize
-from tvm_distir.planning.serving.serving_run import ServingEngine, ServingSetup, run_deployment
+from tvm_distir.planning.serving.serving_engine import ServingEngine
+from tvm_distir.planning.serving.serving_run import ServingSetup, run_deployment
 from tvm_distir.planning.serving.steady_window import whole_cycles
 from tvm_distir.planning.serving.workload import Workload
 from tvm_distir.support.errors.tree import SimulationError

@@ -13,7 +13,7 @@ import tvm_distir as td
 from tvm_distir.core.ir.operators import dist_op_name
 from tvm_distir.core.rewriting import all_bindings
 from tvm_distir.planning.strategies.composition import make_plan
-from tvm_distir.planning.strategies.forward_stages import even_layers
+from tvm_distir.planning.strategies.stage_division import even_layers
 from tvm_distir.support.errors.tree import DistIRError
 
 SERVE = "entry=serve,batch=2,seq=1,past=20,page=4,pages=16"

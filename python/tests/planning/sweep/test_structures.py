@@ -20,7 +20,7 @@ from tvm_distir.performance.program.size_formulas import FormulaFit, evaluate
 from tvm_distir.performance.simulation.op_costs import OpCosts
 from tvm_distir.performance.simulation.pipeline.rank_arrays import StageSteps
 from tvm_distir.performance.simulation.pipeline.rank_classes import RankClasses
-from tvm_distir.planning.sweep import sweep_driver
+from tvm_distir.planning.sweep import sweep_run
 from tvm_distir.planning.sweep.cache import kept_program
 from tvm_distir.planning.sweep.configuration import Configuration
 from tvm_distir.planning.sweep.pipeline import ProgramPipeline
@@ -88,10 +88,10 @@ def test_bursts_of_products_count_in_structures(cache: Path) -> None:
 def test_samples_are_kept_on_disk(swept: Any, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second sweep takes no sample through the pipeline again."""
     monkeypatch.setattr(
-        sweep_driver.ProgramPipeline, "study", lambda *_: pytest.fail("predicted again")
+        sweep_run.ProgramPipeline, "study", lambda *_: pytest.fail("predicted again")
     )
-    monkeypatch.setattr(sweep_driver, "CHECKED", 10**9)
-    monkeypatch.setattr(sweep_driver._Sweep, "_checked", lambda *_: [])
+    monkeypatch.setattr(sweep_run, "CHECKED", 10**9)
+    monkeypatch.setattr(sweep_run.SweepRun, "_checked", lambda *_: [])
     again = td.sweep(MODEL, GRID, SYSTEM, train=TRAIN, cache=cache)
     assert again.rows == swept.rows
 
@@ -140,7 +140,7 @@ def test_follows_the_zoo(swept: Any, tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_wrong_prediction_is_an_error(
     swept: Any, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = sweep_driver.through_pipeline
+    whole = sweep_run.through_pipeline
 
     def slower(*inputs: Any) -> Any:
         result = whole(*inputs)
@@ -148,7 +148,7 @@ def test_a_wrong_prediction_is_an_error(
             result.status, result.way, result.time_s * 1.1, result.peak_bytes, "host"
         )
 
-    monkeypatch.setattr(sweep_driver, "through_pipeline", slower)
+    monkeypatch.setattr(sweep_run, "through_pipeline", slower)
     with pytest.raises(SimulationError, match="DIST0753"):
         td.sweep(MODEL, GRID, SYSTEM, train=TRAIN, cache=cache)
 

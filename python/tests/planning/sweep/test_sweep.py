@@ -17,7 +17,7 @@ from tvm_distir.interface.command import analyze as analyze_command
 from tvm_distir.interface.command import main
 from tvm_distir.planning.option_names import option_names
 from tvm_distir.planning.strategies.composition import make_plan
-from tvm_distir.planning.sweep import sweep_driver
+from tvm_distir.planning.sweep import sweep_run
 from tvm_distir.planning.sweep.configuration import INTEGERS
 from tvm_distir.support.errors.tree import ModelError, SimulationError, UsageError
 
@@ -70,8 +70,8 @@ def test_auto_stays_within_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
             requests.extend(rows.tolist())
             return []
 
-    monkeypatch.setattr(sweep_driver, "LEAST_ROWS", 1)
-    monkeypatch.setattr(sweep_driver, "StructureSweep", NoStructures)
+    monkeypatch.setattr(sweep_run, "LEAST_ROWS", 1)
+    monkeypatch.setattr(sweep_run, "StructureSweep", NoStructures)
     model = "zoo:gpt?size=tiny,layers=2,seq=64"
     grid: dict[str, Any] = {"tp": [2], "pp": [2], "micro_batch": [4], "micro_batches": [4]}
 
@@ -245,7 +245,7 @@ def test_goes_on_where_it_was_interrupted(
     """Ctrl-C keeps the rows so far; what is there is not made again."""
     path = tmp_path / "out.csv"
     requests: list[int] = []
-    whole = sweep_driver.through_pipeline
+    whole = sweep_run.through_pipeline
 
     def stopping(pipeline: Any, row: Any) -> Any:
         if len(requests) == 1:
@@ -253,20 +253,20 @@ def test_goes_on_where_it_was_interrupted(
         requests.append(row.dp)
         return whole(pipeline, row)
 
-    monkeypatch.setattr(sweep_driver, "through_pipeline", stopping)
+    monkeypatch.setattr(sweep_run, "through_pipeline", stopping)
     command = [*SWEEP, "-o", str(path)]
     assert main(command) == 130
     assert [row["dp"] for row in read(path)] == ["1"]
     assert main(command) == 2
     assert "already contains a sweep" in capsys.readouterr().err
-    monkeypatch.setattr(sweep_driver, "through_pipeline", whole)
+    monkeypatch.setattr(sweep_run, "through_pipeline", whole)
     assert main([*command, "--resume", "--system", "dgx-h100"]) == 2
     assert "other settings (system)" in capsys.readouterr().err
     with path.open("a") as file:
         file.write("2,32,4,8")  # part of a line
     requests.clear()
     monkeypatch.setattr(
-        sweep_driver, "through_pipeline", lambda p, r: requests.append(r.dp) or whole(p, r)
+        sweep_run, "through_pipeline", lambda p, r: requests.append(r.dp) or whole(p, r)
     )
     assert main([*command, "--resume"]) == 0
     assert requests == [2]

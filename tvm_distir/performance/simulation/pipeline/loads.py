@@ -23,7 +23,8 @@ from tvm_distir.performance.program.program import Program
 from tvm_distir.performance.simulation.op_costs import COMM, GRADIENTS, OpRow, overlap_slowdown
 from tvm_distir.support import memoized
 
-from .rank_arrays import RunKind, StageSteps
+from .rank_arrays import StageSteps
+from .run_kinds import RunKind
 
 OUT, IN = "out", "in"
 Shares = Mapping[Hashable, float]

@@ -14,7 +14,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from tvm_distir.performance.program.parts import Function, Op, Value
-from tvm_distir.performance.program.pipeline_program import (
+from tvm_distir.performance.program.program import Program
+from tvm_distir.performance.program.stage_kind import (
     ACCUMULATE,
     BEGIN,
     END,
@@ -25,7 +26,6 @@ from tvm_distir.performance.program.pipeline_program import (
     Phase,
     StageKind,
 )
-from tvm_distir.performance.program.program import Program
 
 CHANNEL = 1
 """The channel of these collectives, which do not queue with others."""

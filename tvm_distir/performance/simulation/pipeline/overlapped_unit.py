@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from tvm_distir.performance.program.parts import Function, Op, Value
-from tvm_distir.performance.program.pipeline_program import BACKWARD, FORWARD, GATHER, ROWS, WEIGHT
+from tvm_distir.performance.program.stage_kind import BACKWARD, FORWARD, GATHER, ROWS, WEIGHT
 from tvm_distir.performance.simulation.op_costs import HOSTS
 
 

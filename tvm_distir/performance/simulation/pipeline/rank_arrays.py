@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -26,12 +25,14 @@ from tvm_distir.performance.event_loop.rank_programs import (
     SEND_STREAM,
     RankPrograms,
 )
-from tvm_distir.performance.program.pipeline_program import BEGIN, END, Edge, PipelineProgram
+from tvm_distir.performance.program.pipeline_program import Edge, PipelineProgram
 from tvm_distir.performance.program.program import Program
+from tvm_distir.performance.program.stage_kind import BEGIN, END
 from tvm_distir.performance.program.unit_phases import UPDATE
 from tvm_distir.performance.simulation.op_costs import OpCosts
 
-from .rank_classes import RankClasses, RankUnit
+from .rank_classes import RankClasses
+from .run_kinds import RunKind, StepNumbers
 from .stash_transfers import OffloadTransfers
 
 _DIRECTION = {FORWARD: "forward", BACKWARD: "backward"}
@@ -41,15 +42,6 @@ _FIRST, _LATER, _LAST = range(3)
 """The place of a unit among those of its stage and phase."""
 _SUFFIXES = {_FIRST: ("",), _LATER: ("+", ""), _LAST: ("++", "+", "")}
 """What the names of units end with, the first that there is."""
-
-
-class RunKind(NamedTuple):
-    """Kind of run of a step (``once``: it has no micro-batch)."""
-
-    stage: int
-    name: str
-    unit: RankUnit
-    once: bool
 
 
 class StageSteps:
@@ -131,7 +123,7 @@ class StageSteps:
         head, tail = self._begin(), self._end()
         begin = [0]
 
-        def template(steps: list[_Step]) -> int:
+        def template(steps: list[StepNumbers]) -> int:
             for step in steps:
                 if step.run is not None:
                     self.runs[len(self._steps)] = step.run
@@ -147,7 +139,7 @@ class StageSteps:
                     templates[stage, phase, place] = template(self._phase(stage, phase, place))
         self.unit_templates = list(templates.values())
         moves = self.stashes.templates(
-            self._stash, lambda rows: template([_Step(numbers) for numbers in rows])
+            self._stash, lambda rows: template([StepNumbers(numbers) for numbers in rows])
         )
         programs: list[Ints] = []
         for rank in range(ranks):
@@ -195,7 +187,7 @@ class StageSteps:
             programs[places] = [templates[(*pair, place)] for pair in named]
         return np.stack((programs, np.array(micros, np.int64)), axis=1)
 
-    def _phase(self, stage: int, phase: str, place: int) -> list[_Step]:
+    def _phase(self, stage: int, phase: str, place: int) -> list[StepNumbers]:
         """Return a unit of the schedule: the first of a stage, the last, or another."""
         role, stash = self.staged.role_of(stage), self.schedule.stash
         direction = _DIRECTION.get(phase, "")
@@ -219,7 +211,7 @@ class StageSteps:
                 steps.append(self._send(edge, False))
         return [step for step in steps if step.numbers]
 
-    def _handed(self, stage: int, pairs: Sequence[tuple[int, int]]) -> list[_Step]:
+    def _handed(self, stage: int, pairs: Sequence[tuple[int, int]]) -> list[StepNumbers]:
         """Return the steps that move results to the places of parameters."""
         return [self._copy(stage, (result, True), (param, True)) for param, result in pairs]
 
@@ -230,26 +222,28 @@ class StageSteps:
             return None
         return self._base[stage] + place + (self.micros - 1 if once else 0), int(not once)
 
-    def _copy(self, stage: int, source: tuple[int, bool], target: tuple[int, bool]) -> _Step:
+    def _copy(self, stage: int, source: tuple[int, bool], target: tuple[int, bool]) -> StepNumbers:
         return self._copied(self._cell(stage, *source), self._cell(stage, *target))
 
-    def _copied(self, source: tuple[int, int] | None, target: tuple[int, int] | None) -> _Step:
+    def _copied(
+        self, source: tuple[int, int] | None, target: tuple[int, int] | None
+    ) -> StepNumbers:
         if source is None or target is None:
-            return _Step(())
-        return _Step((COPY, *source, *target))
+            return StepNumbers(())
+        return StepNumbers((COPY, *source, *target))
 
-    def _receive(self, edge: Edge, once: bool) -> _Step:
+    def _receive(self, edge: Edge, once: bool) -> StepNumbers:
         place = self._cell(*edge.target, once)
-        return _Step((RECV, self._number[id(edge)], *(place or _NOWHERE)))
+        return StepNumbers((RECV, self._number[id(edge)], *(place or _NOWHERE)))
 
-    def _send(self, edge: Edge, once: bool) -> _Step:
+    def _send(self, edge: Edge, once: bool) -> StepNumbers:
         """Return a message, or a value for another stage of the rank."""
         place = self._cell(*edge.source, once)
         if not self._crosses(edge):
             return self._copied(place, self._cell(*edge.target, once))
-        return _Step((SEND, self._number[id(edge)], *(place or _NOWHERE), SEND_STREAM))
+        return StepNumbers((SEND, self._number[id(edge)], *(place or _NOWHERE), SEND_STREAM))
 
-    def _run(self, stage: int, name: str, once: bool = False) -> list[_Step]:
+    def _run(self, stage: int, name: str, once: bool = False) -> list[StepNumbers]:
         """Run a unit, if any; ``once``: no micro-batch has separate slots."""
         unit = self.kinds.unit(stage, name)
         if unit is None:
@@ -266,23 +260,23 @@ class StageSteps:
                     _NOWHERE if place is None else (place + last, int(not single))
                 )
         kind = RunKind(stage, name, unit, once)
-        return [_Step((RUN, self._kinds[key], self._base[stage]), kind)]
+        return [StepNumbers((RUN, self._kinds[key], self._base[stage]), kind)]
 
     def _stash(self, stage: int) -> list[tuple[int, int]]:
         """Return the places of a stage's stash of a micro-batch, where their times matter."""
         cells = (self._cell(stage, slot, False) for slot in self.staged.role_of(stage).stash)
         return [cell for cell in cells if cell is not None]
 
-    def _begin(self) -> list[list[_Step]]:
+    def _begin(self) -> list[list[StepNumbers]]:
         """Return the steps of ranks before the first unit."""
-        steps: list[list[_Step]] = [[] for _ in range(self.schedule.stages)]
+        steps: list[list[StepNumbers]] = [[] for _ in range(self.schedule.stages)]
         for stage, rank in enumerate(self.rank_of):
             steps[rank] += self._run(stage, BEGIN, once=True)
         return steps
 
-    def _end(self) -> list[list[_Step]]:
+    def _end(self) -> list[list[StepNumbers]]:
         """Return the steps of ranks before the first unit."""
-        steps: list[list[_Step]] = [[] for _ in range(self.schedule.stages)]
+        steps: list[list[StepNumbers]] = [[] for _ in range(self.schedule.stages)]
 
         def run(stage: int, name: str) -> None:
             steps[self.rank_of[stage]].extend(self._run(stage, name, once=True))
@@ -297,14 +291,7 @@ class StageSteps:
             steps[rank] += self._run(stage, END, once=True)
         return [[step for step in rank_steps if step.numbers] for rank_steps in steps]
 
-    def _move(self, steps: list[list[_Step]], edge: Edge) -> None:
+    def _move(self, steps: list[list[StepNumbers]], edge: Edge) -> None:
         steps[self.rank_of[edge.source[0]]].append(self._send(edge, True))
         if self._crosses(edge):
             steps[self.rank_of[edge.target[0]]].append(self._receive(edge, True))
-
-
-class _Step(NamedTuple):
-    """Row of ``RankPrograms.steps``, empty where nothing is to be done, with its run."""
-
-    numbers: tuple[int, ...]
-    run: RunKind | None = None

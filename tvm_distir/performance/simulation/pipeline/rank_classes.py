@@ -16,7 +16,7 @@ from tvm_distir.performance.event_loop.function_summaries import (
     FunctionSummaries,
 )
 from tvm_distir.performance.event_loop.maps import summarize_functions
-from tvm_distir.performance.program.parts import Mesh
+from tvm_distir.performance.program.mesh import Mesh
 from tvm_distir.performance.program.pipeline_program import PipelineProgram
 from tvm_distir.performance.program.program import Program
 from tvm_distir.performance.program.unit_phases import once_slots

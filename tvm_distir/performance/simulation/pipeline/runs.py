@@ -13,10 +13,10 @@ import numpy as np
 from tvm_distir.performance.event_loop.activities import Loads
 from tvm_distir.performance.event_loop.contention import run_contended
 from tvm_distir.performance.event_loop.function_summaries import NEVER, STREAM_PORTS, Ints
-from tvm_distir.performance.program.parts import Mesh
+from tvm_distir.performance.program.mesh import Mesh
 from tvm_distir.performance.program.pipeline_program import Edge
 from tvm_distir.performance.simulation.op_costs import COMPUTE
-from tvm_distir.performance.simulation.timeline import op_kinds
+from tvm_distir.performance.simulation.op_records import op_kinds
 from tvm_distir.performance.traces.records import RecordKind
 from tvm_distir.support import SimulationError, memoized
 

@@ -21,7 +21,7 @@ from tvm_distir.performance.simulation.function_table import (
     Table,
     listed,
 )
-from tvm_distir.performance.simulation.timeline import seconds
+from tvm_distir.performance.simulation.op_records import seconds
 from tvm_distir.performance.traces.records import Event, MessageRecords, OpRecords, RecordKind, Task
 
 from .rank_dependencies import RankDependencies

@@ -22,6 +22,7 @@ from tvm_distir.performance.program.program import Program
 from tvm_distir.performance.simulation.device_results import DeviceMemory
 from tvm_distir.performance.simulation.devices import DeviceWork
 from tvm_distir.performance.simulation.function_table import FunctionTables
+from tvm_distir.performance.simulation.op_records import seconds
 from tvm_distir.performance.simulation.result import PipelineResult, Result
 from tvm_distir.performance.simulation.step_account import (
     StepAccount,
@@ -29,7 +30,6 @@ from tvm_distir.performance.simulation.step_account import (
     add_traffic,
     memory_over_time,
 )
-from tvm_distir.performance.simulation.timeline import seconds
 from tvm_distir.support import Stopwatch
 
 from .loads import StageLoads

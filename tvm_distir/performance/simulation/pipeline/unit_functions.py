@@ -8,13 +8,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from tvm_distir.performance.program.parts import Entry, Function, Op, Value
-from tvm_distir.performance.program.pipeline_program import (
-    GATHER,
-    REDUCE,
-    PipelineProgram,
-    StageKind,
-)
+from tvm_distir.performance.program.pipeline_program import PipelineProgram
 from tvm_distir.performance.program.program import Program
+from tvm_distir.performance.program.stage_kind import GATHER, REDUCE, StageKind
 from tvm_distir.performance.program.unit_phases import unit_phases
 
 from .overlapped_unit import OverlappedUnit, PhaseCall
