@@ -32,9 +32,9 @@ from .interface.ir_display import show as show
 from .interface.report.comparison import compare as compare
 from .models import zoo as zoo
 from .models.export.stablehlo import to_stablehlo as to_stablehlo
+from .models.frontends import from_exported_program as from_exported_program
+from .models.frontends import from_onnx as from_onnx
 from .models.hlo import from_stablehlo as from_stablehlo
-from .models.model import from_exported_program as from_exported_program
-from .models.model import from_onnx as from_onnx
 from .models.model import load_model as load_model
 from .models.relax_ccl import from_ccl as from_ccl
 from .models.relax_nn import from_nn as from_nn

@@ -34,7 +34,7 @@ from tvm.relax import Function
 
 import tvm_distir as td
 from tvm_distir.execution.runtime.engines.reference import Reference
-from tvm_distir.models.model import load_weights
+from tvm_distir.models.frontends import load_weights
 from tvm_distir.support.errors.tree import DistIRError
 
 PLANS = {

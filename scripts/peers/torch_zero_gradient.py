@@ -27,7 +27,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import tvm_distir as td
 from tvm_distir.execution.runtime.engines.reference import Reference
-from tvm_distir.models.model import load_weights
+from tvm_distir.models.frontends import load_weights
 
 WIDTH, HEADS, WORDS, BATCH, LENGTH = 32, 4, 64, 4, 16
 FACTOR = 4.0

@@ -9,10 +9,10 @@ from .common.spec import model_file as model_file
 from .common.spec import model_with_seq as model_with_seq
 from .common.spec import split_keys as split_keys
 from .export.stablehlo import to_stablehlo as to_stablehlo
+from .frontends import load_weights as load_weights
 from .model import Model as Model
 from .model import check_zoo_dims as check_zoo_dims
 from .model import load_model as load_model
-from .model import load_weights as load_weights
 from .model import model_keys as model_keys
 from .model import serving_step as serving_step
 from .zoo.cached_config import CacheConfig as CacheConfig

@@ -70,12 +70,9 @@ def from_stablehlo(
     from tvm_distir.models.stablehlo.importer import from_stablehlo as read
 
     if loops is not None and loops < 1:
-        raise ModelError(
-            "DIST0373",
-            f"loops={loops} is not a bound of iterations",
-            place="loops",
-            remedy="Give 1 or more, or leave it out: counted loops need no bound.",
-        )
+        problem = f"loops={loops} is not a bound of iterations"
+        remedy = "Give 1 or more, or leave it out: counted loops need no bound."
+        raise ModelError("DIST0373", problem, place="loops", remedy=remedy)
     return read(source, data=data, inline=inline, loops=loops, shardings=shardings)
 
 
@@ -91,12 +88,8 @@ def read_stablehlo(path: str, spec: str, batch: int | None, dims: Mapping[str, i
     if batch is not None:
         raise batch_fault("StableHLO", spec, "export it with another one")
     for dim in dims:
-        raise ModelError(
-            "DIST0313",
-            f'StableHLO is imported with static shapes only: there is no symbolic dim "{dim}"',
-            place=spec,
-            remedy="Export it with these sizes.",
-        )
+        problem = f'StableHLO is imported with static shapes only: there is no symbolic dim "{dim}"'
+        raise ModelError("DIST0313", problem, place=spec, remedy="Export it with these sizes.")
     _, keys = split_keys(spec.removeprefix(path).replace("?", "m?", 1), spec)
     options: dict[str, Any] = {}
     for key, value in keys.items():
@@ -107,10 +100,7 @@ def read_stablehlo(path: str, spec: str, batch: int | None, dims: Mapping[str, i
         elif key == "shardings" and value in ("0", "1"):
             options["shardings"] = value == "1"
         else:
-            raise ModelError(
-                "DIST0373",
-                f'"{key}={value}" is not an option',
-                place=spec,
-                remedy="Give data=NAME+NAME, inline=N, loops=N, shardings=0.",
-            )
+            problem = f'"{key}={value}" is not an option'
+            remedy = "Give data=NAME+NAME, inline=N, loops=N, shardings=0."
+            raise ModelError("DIST0373", problem, place=spec, remedy=remedy)
     return from_stablehlo(path, **options)

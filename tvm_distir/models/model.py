@@ -7,15 +7,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
 from tvm import ir
 
-from tvm_distir.core.ir.attributes import FRONTEND_ATTR
 from tvm_distir.core.rewriting import gc_paused
-from tvm_distir.models.common.import_cache import cached_import
 from tvm_distir.models.common.published import HUB, published_names, zoo_spec
 from tvm_distir.models.common.spec import (
     CONFIG,
@@ -23,9 +19,6 @@ from tvm_distir.models.common.spec import (
     STABLEHLO,
     ZOO,
     batch_fault,
-    check_archive,
-    check_file,
-    check_torch,
     is_config,
     model_file,
     split_keys,
@@ -33,6 +26,7 @@ from tvm_distir.models.common.spec import (
 from tvm_distir.support import ModelError, UsageError, read_json
 
 from . import zoo
+from .frontends import Weights, from_exported_program, from_onnx, load_weights
 from .hlo import read_stablehlo
 from .relax_json import read_relax
 from .tvmscript import from_tvmscript
@@ -40,10 +34,7 @@ from .zoo.cached_config import CacheConfig
 from .zoo.decoder_config import DecoderConfig
 
 if TYPE_CHECKING:
-    import onnx
-    from torch.export import ExportedProgram
-
-Weights = dict[str, npt.NDArray[np.generic]]
+    pass
 
 
 @dataclass(frozen=True)
@@ -156,12 +147,9 @@ def load_model(
 def check_zoo_dims(spec: str, name: str, dims: Mapping[str, int]) -> None:
     """Refuse sizes of symbolic dims of a model of the zoo, which has none (ModelError DIST0313)."""
     for dim, size in dims.items():
-        raise ModelError(
-            "DIST0313",
-            f'models of the zoo have no symbolic dim "{dim}"',
-            place=spec,
-            remedy=f"Give sizes as keys: {ZOO}{name}?{dim}={size}; see `td.zoo.{name}`.",
-        )
+        problem = f'models of the zoo have no symbolic dim "{dim}"'
+        remedy = f"Give sizes as keys: {ZOO}{name}?{dim}={size}; see `td.zoo.{name}`."
+        raise ModelError("DIST0313", problem, place=spec, remedy=remedy)
 
 
 def serving_step(spec: str) -> tuple[DecoderConfig, CacheConfig]:
@@ -225,159 +213,6 @@ def _from_config(path: str, spec: str, batch: int | None) -> Model:
 
 def _no_config(location: str, problem: str, remedy: str) -> ModelError:
     return ModelError("DIST0334", problem, place=location, remedy=remedy)
-
-
-def from_onnx(
-    source: str | Path | onnx.ModelProto,
-    *,
-    batch: int | None = None,
-    dims: Mapping[str, int] | None = None,
-) -> ir.IRModule:
-    """Import an ONNX model; its weights become parameters of ``main`` and take no memory.
-
-    Parameters
-    ----------
-    source : str, Path or ModelProto
-        The model; external weight files are not opened.
-    batch : int, optional
-        The new size of dim 0 of every data input; constants that pin the old size are rewritten.
-    dims : mapping of str to int, optional
-        The sizes of the symbolic dims of the inputs, by name; ``INPUT.INDEX`` for a dim without a
-        name.
-
-    Returns
-    -------
-    IRModule
-        ``main(*data, *weights)``; its attribute ``num_input`` counts the data, and
-        ``dist.param_names`` holds the file's names. `load_weights` reads the values.
-
-    Raises
-    ------
-    ModelError
-        DIST0301, DIST0303 the file; DIST0310 to DIST0314, DIST0316, DIST0317 the model.
-
-    Examples
-    --------
-    >>> from onnx import TensorProto, helper
-    >>> x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 8]) for name in "xy")
-    >>> graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "relu", [x], [y])
-    >>> td.from_onnx(helper.make_model(graph))["main"].ret_ty
-    R.Tensor((2, 8), dtype="float32")
-    """
-    from tvm_distir.models.onnx.importer import from_onnx as read
-
-    return read(source, batch=batch, dims=dims)
-
-
-def from_exported_program(
-    source: ExportedProgram | str | Path,
-    *,
-    batch: int | None = None,
-    dims: Mapping[str, int] | None = None,
-    outputs: Literal["user", "all"] = "user",
-) -> ir.IRModule:
-    """Import a program of ``torch.export``; its weights become parameters of ``main``.
-
-    No weight is read or copied: programs of models on the meta device are taken like others. The
-    module of an archive is cached by content, in ``$XDG_CACHE_HOME/tvm-distir/imports``.
-
-    Parameters
-    ----------
-    source : ExportedProgram, str or Path
-        The program, or the ``.pt2`` archive that ``torch.export.save`` wrote. Also a joint graph,
-        with a loss and gradients.
-    batch : int, optional
-        Size of dim 0 of the data. If the program fixes it, the sizes in it that pin the old batch
-        are rewritten.
-    dims : mapping of str to int, optional
-        Sizes for other open dims: by torch's symbol (``s77``), or as ``INPUT.INDEX``.
-    outputs : str
-        ``user``: what the model returns, a loss and gradients; ``all``: also the new values of
-        buffers and inputs that the model writes into.
-
-    Returns
-    -------
-    IRModule
-        ``main(*data, *weights)``; its attribute ``num_input`` counts the data, and
-        ``dist.param_names`` holds the names of the data and of the weights as ``state_dict`` has
-        them. `load_weights` reads the values.
-
-    Raises
-    ------
-    ModelError
-        DIST0304 without torch; DIST0301, DIST0303 the file; DIST0313, DIST0314 sizes of dims;
-        DIST0360 to DIST0362 the program.
-
-    Examples
-    --------
-    >>> import torch
-    >>> program = torch.export.export(torch.nn.Linear(8, 4), (torch.ones(2, 8),))
-    >>> mod = td.from_exported_program(program)
-    >>> [str(name) for name in mod["main"].attrs["dist.param_names"]]
-    ['input', 'weight', 'bias']
-    """
-    if isinstance(source, (str, Path)):
-        check_file(source)
-        check_archive(source)
-    check_torch("from_exported_program")
-
-    def imported() -> ir.IRModule:
-        from tvm_distir.models.torch.importer import from_exported_program as read
-
-        return read(source, batch=batch, dims=dims, outputs=outputs)
-
-    if not isinstance(source, (str, Path)):
-        return imported()
-    mod = cached_import(source, batch, dims, outputs, imported)
-    return mod.with_attr(FRONTEND_ATTR, {"format": "torch", "source": str(source)})
-
-
-def load_weights(source: Any, *, filled: bool = True) -> Weights:
-    """Read the weights of a model, by the names of ``main``'s parameters.
-
-    Parameters
-    ----------
-    source : IRModule, ModelProto, ExportedProgram, str or Path
-        A module that was made of an ONNX file or of a ``.pt2`` archive, the model, or the path.
-    filled : bool
-        Whether to give weights that an ONNX file only describes (ConstantOfShape nodes) too.
-
-    Raises
-    ------
-    ModelError
-        DIST0315 the weights cannot be read; DIST0301, DIST0303 the file cannot; DIST0304 without
-        torch.
-    """
-    from tvm_distir.models.onnx.weights import load_weights as read
-
-    if isinstance(source, ir.IRModule):
-        source = _source_of(source)
-    if _is_of_torch(source):
-        check_torch("load_weights")
-        from tvm_distir.models.torch.archive import load_weights as read_torch
-
-        return read_torch(source)
-    return read(source, filled=filled)
-
-
-def _source_of(mod: ir.IRModule) -> str:
-    """Return the file that a module was read from."""
-    attrs: Any = mod.attrs or {}
-    about = attrs.get(FRONTEND_ATTR)
-    if about is None or not about["source"]:
-        raise ModelError(
-            "DIST0315",
-            "the module does not record the file of its weights",
-            place="module",
-            remedy="Pass the file or the model to load_weights.",
-        )
-    return str(about["source"])
-
-
-def _is_of_torch(source: object) -> bool:
-    if isinstance(source, (str, Path)):
-        return str(source).lower().endswith(".pt2")
-    return type(source).__name__ == "ExportedProgram"
 
 
 def model_keys(spec: str) -> tuple[str, dict[str, str]] | None:

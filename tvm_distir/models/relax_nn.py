@@ -48,12 +48,9 @@ def from_nn(module: Any, spec: Any, dims: Mapping[str, int] | None = None) -> ir
     ['x', 'weight', 'bias']
     """
     if not hasattr(module, "export_tvm"):
-        raise ModelError(
-            "DIST0340",
-            f"a {type(module).__name__} cannot be exported",
-            place="from_nn",
-            remedy="Give a tvm.relax.frontend.nn.Module.",
-        )
+        problem = f"a {type(module).__name__} cannot be exported"
+        remedy = "Give a tvm.relax.frontend.nn.Module."
+        raise ModelError("DIST0340", problem, place="from_nn", remedy=remedy)
     mod, params = module.export_tvm(spec)
     named = with_names(open_tuples(mod), [str(name) for name, _ in params])
     return bind_dims(named, dims or {})

@@ -13,7 +13,7 @@ import ast
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import tvm
 from tvm import ir
@@ -22,12 +22,12 @@ from tvm.script.parser.core.error import ParserError
 from tvm_distir.core.analysis import broken_rule
 from tvm_distir.core.rewriting import bind_dims
 from tvm_distir.models.common.quiet import TURN, drop_half_built
-from tvm_distir.models.common.spec import check_file
+from tvm_distir.models.common.spec import file_bytes
 from tvm_distir.support import ModelError, nearest
 
+from .tvmscript_names import assigned_names, first_line, imported_names, parser_names, refused
 from .tvmscript_syntax import BUILTINS, check_syntax
 
-_TVM_PACKAGES = ("tvm", "tvm.script", "tvm.script.parser")
 _MODULE_DECORATORS = ("ir_module",)
 _LINE = re.compile(r"<str>:(\d+)")
 
@@ -86,7 +86,7 @@ def from_tvmscript(
         remedy = (
             "Use names of TVM's parser, literals and arithmetic. In Python, decorate the class."
         )
-        raise _refused(node, location, problem, remedy)
+        raise refused(node, location, problem, remedy)
 
     check_syntax(chosen, names, refuse)
     return bind_dims(_parse(text, chosen, names, location), dims or {})
@@ -99,127 +99,36 @@ def _source(path_or_text: str | Path) -> tuple[str, str, str | None]:
     source = str(path_or_text)
     name, _, class_name = source.partition("::")
     path = Path(name)
-    check_file(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = file_bytes(path).decode("utf-8")
     except UnicodeDecodeError as error:
         raise ModelError(
             "DIST0320", "the file is not UTF-8 text", place=name, remedy="Give a .py file."
         ) from error
-    except OSError as error:
-        raise ModelError(
-            "DIST0301",
-            f"cannot read the file: {error.strerror or error}",
-            place=name,
-            remedy="Check the path.",
-        ) from error
     return text, name, class_name or None
 
 
-def _read_statements(tree: ast.Module, location: str) -> tuple[dict[str, Any], list[ast.ClassDef]]:
+def _read_statements(
+    tree: ast.Module, location: str
+) -> tuple[dict[str, object], list[ast.ClassDef]]:
     """Return the names that imports and assignments define, and the module classes."""
-    names: dict[str, Any] = _parser_names()
+    names: dict[str, object] = parser_names()
     classes = []
     for node in tree.body:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
-            names.update(_imported(node, names, location))
+            names.update(imported_names(node, names, location))
         elif isinstance(node, ast.ClassDef) and _is_module(node):
             classes.append(node)
         elif isinstance(node, ast.Assign) and len(node.targets) == 1:
-            names.update(_assigned(node, location))
+            names.update(assigned_names(node, location))
         elif not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
-            raise _refused(
+            raise refused(
                 node,
                 location,
                 f"a {type(node).__name__} statement is next to the module",
                 "Keep only imports from tvm.script, literals and @I.ir_module classes.",
             )
     return names, classes
-
-
-def _parser_names() -> dict[str, Any]:
-    from tvm.script import tirx as tirx_words
-    from tvm.script.parser import ir as ir_words
-    from tvm.script.parser import relax as relax_words
-    from tvm.script.parser import tirx as tirx_parser
-
-    return {
-        "tvm": tvm,
-        "I": ir_words,
-        "ir": ir_words,
-        "R": relax_words,
-        "relax": relax_words,
-        "T": tirx_parser,
-        "tir": tirx_parser,
-        "tirx": tirx_words,
-    }
-
-
-def _imported(
-    node: ast.Import | ast.ImportFrom, known: dict[str, Any], location: str
-) -> dict[str, Any]:
-    remedy = "Import only from tvm.script or tvm.script.parser: ir, relax, tirx."
-    result = {}
-    if isinstance(node, ast.ImportFrom):
-        if node.module == "__future__" and not node.level:
-            return {}
-        package = "." * node.level + (node.module or "")
-        for alias in node.names:
-            if package not in _TVM_PACKAGES[1:] or alias.name not in ("ir", "relax", "tir", "tirx"):
-                problem = f'import of "{alias.name}" from "{package}" is not allowed'
-                raise _refused(node, location, problem, remedy)
-            word = "T" if alias.name in ("tir", "tirx") else alias.name
-            result[alias.asname or alias.name] = known[word]
-        return result
-    for alias in node.names:
-        if alias.name not in _TVM_PACKAGES:
-            raise _refused(node, location, f'import of "{alias.name}" is not allowed', remedy)
-        if alias.asname:
-            result[alias.asname] = tvm if alias.name == "tvm" else _submodule(alias.name)
-    return result
-
-
-def _submodule(name: str) -> Any:
-    import tvm.script.parser
-
-    return tvm.script if name == "tvm.script" else tvm.script.parser
-
-
-def _assigned(node: ast.Assign, location: str) -> dict[str, Any]:
-    target = node.targets[0]
-    remedy = "Assign only literals (numbers, strings, tuples) next to the module."
-    if not isinstance(target, ast.Name):
-        raise _refused(node, location, "an assignment to an expression that is not a name", remedy)
-    if ast.unparse(node.value).startswith("tvm.ir.load_json("):
-        return {target.id: _metadata(node, location)}
-    try:
-        return {target.id: ast.literal_eval(node.value)}
-    except ValueError as error:
-        raise _refused(node, location, f'"{target.id}" is not a literal', remedy) from error
-
-
-def _metadata(node: ast.Assign, location: str) -> Any:
-    """Read ``metadata = tvm.ir.load_json("...")``, TVM's printed constants."""
-    call = node.value
-    if (
-        not isinstance(call, ast.Call)
-        or call.keywords
-        or len(call.args) != 1
-        or not isinstance(call.args[0], ast.Constant)
-        or not isinstance(call.args[0].value, str)
-    ):
-        raise _refused(
-            node, location, "metadata is not a single string", "Print it with show_meta=True."
-        )
-    try:
-        return tvm.ir.load_json(call.args[0].value)
-    except (RuntimeError, ValueError, TypeError, KeyError) as error:
-        raise _refused(
-            node,
-            location,
-            f"the metadata cannot be read: {_first_line(error)}",
-            "Print the module again with show_meta=True.",
-        ) from error
 
 
 def _is_module(node: ast.ClassDef) -> bool:
@@ -236,30 +145,20 @@ def _choose(classes: list[ast.ClassDef], class_name: str | None, location: str) 
     if class_name is not None:
         if class_name in by_name:
             return by_name[class_name]
-        raise ModelError(
-            "DIST0322",
-            f'there is no module "{class_name}"',
-            place=location,
-            remedy=nearest(class_name, by_name),
-        )
+        problem = f'there is no module "{class_name}"'
+        raise ModelError("DIST0322", problem, place=location, remedy=nearest(class_name, by_name))
     if len(classes) == 1:
         return classes[0]
     if not classes:
-        raise ModelError(
-            "DIST0322",
-            "there is no class with @I.ir_module",
-            place=location,
-            remedy="Decorate the module's class with @I.ir_module.",
-        )
-    raise ModelError(
-        "DIST0322",
-        f"{len(classes)} modules: {', '.join(by_name)}",
-        place=location,
-        remedy=f"Choose a module: {location}::{classes[-1].name}",
-    )
+        problem = "there is no class with @I.ir_module"
+        remedy = "Decorate the module's class with @I.ir_module."
+        raise ModelError("DIST0322", problem, place=location, remedy=remedy)
+    problem = f"{len(classes)} modules: {', '.join(by_name)}"
+    remedy = f"Choose a module: {location}::{classes[-1].name}"
+    raise ModelError("DIST0322", problem, place=location, remedy=remedy)
 
 
-def _parse(text: str, node: ast.ClassDef, names: dict[str, Any], location: str) -> ir.IRModule:
+def _parse(text: str, node: ast.ClassDef, names: dict[str, object], location: str) -> ir.IRModule:
     """Parse a class, with preceding blank lines that preserve line numbers."""
     _check_metadata(node, names, location)
     first = min(decorator.lineno for decorator in node.decorator_list)
@@ -273,14 +172,14 @@ def _parse(text: str, node: ast.ClassDef, names: dict[str, Any], location: str) 
         drop_half_built(error)
         match = _LINE.search(str(error))
         line = int(match.group(1)) if match else first
-        problem = _first_line(error).removeprefix("error: ")
+        problem = first_line(error).removeprefix("error: ")
         if problem.startswith("Program is not well-formed"):
             raise _malformed(program, names, f"{location}:{first}") from error
         raise ModelError("DIST0323", problem, place=f"{location}:{line}", remedy=remedy) from error
     except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
         drop_half_built(error)
         raise ModelError(
-            "DIST0323", _first_line(error), place=f"{location}:{first}", remedy=remedy
+            "DIST0323", first_line(error), place=f"{location}:{first}", remedy=remedy
         ) from error
     if not isinstance(mod, ir.IRModule):
         raise ModelError(
@@ -292,7 +191,7 @@ def _parse(text: str, node: ast.ClassDef, names: dict[str, Any], location: str) 
     return mod
 
 
-def _malformed(program: str, names: dict[str, Any], location: str) -> ModelError:
+def _malformed(program: str, names: dict[str, object], location: str) -> ModelError:
     """Return the error of a module that is parsed, but breaks a rule of Relax."""
     with TURN:
         mod = tvm.script.from_source(program, names, check_well_formed=False)
@@ -307,7 +206,7 @@ def _malformed(program: str, names: dict[str, Any], location: str) -> ModelError
     )
 
 
-def _check_metadata(node: ast.ClassDef, names: dict[str, Any], location: str) -> None:
+def _check_metadata(node: ast.ClassDef, names: dict[str, object], location: str) -> None:
     """Reject a module that was printed without its constants."""
     if "metadata" in names:
         return
@@ -315,19 +214,6 @@ def _check_metadata(node: ast.ClassDef, names: dict[str, Any], location: str) ->
         name for name in ast.walk(node) if isinstance(name, ast.Name) and name.id == "metadata"
     ]
     if words and not any(isinstance(word.ctx, ast.Store) for word in words):
-        raise ModelError(
-            "DIST0323",
-            "the module reads its constants from metadata, which the file does not contain",
-            place=f"{location}:{words[0].lineno}",
-            remedy="Print the module with mod.script(show_meta=True).",
-        )
-
-
-def _refused(node: ast.AST, location: str, problem: str, remedy: str) -> ModelError:
-    return ModelError(
-        "DIST0321", problem, place=f"{location}:{getattr(node, 'lineno', 1)}", remedy=remedy
-    )
-
-
-def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), repr(error))
+        problem = "the module reads its constants from metadata, which the file does not contain"
+        remedy = "Print the module with mod.script(show_meta=True)."
+        raise ModelError("DIST0323", problem, place=f"{location}:{words[0].lineno}", remedy=remedy)

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 Refuse = Callable[[ast.AST, str], NoReturn]
 """What raises the error for a node, with the problem."""
 
-BUILTINS: dict[str, Any] = {
+BUILTINS: dict[str, object] = {
     f.__name__: f
     for f in (abs, bool, float, int, len, list, max, min, range, round, slice, str, sum, tuple)
 }
@@ -77,7 +77,7 @@ _MEMBERS = frozenset(
 """Attributes of values: of buffers, variables and iterators."""
 
 
-def check_syntax(module: ast.ClassDef, names: Mapping[str, Any], refuse: Refuse) -> None:
+def check_syntax(module: ast.ClassDef, names: Mapping[str, object], refuse: Refuse) -> None:
     """Check that a module class holds only names of TVM, literals and arithmetic.
 
     Parameters
@@ -99,7 +99,7 @@ def check_syntax(module: ast.ClassDef, names: Mapping[str, Any], refuse: Refuse)
 
 
 def _check_attribute(
-    node: ast.Attribute, names: Mapping[str, Any], module: str, refuse: Refuse
+    node: ast.Attribute, names: Mapping[str, object], module: str, refuse: Refuse
 ) -> None:
     if node.attr.startswith("_"):
         refuse(node, f'the attribute "{node.attr}" is not allowed')

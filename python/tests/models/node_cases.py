@@ -160,7 +160,7 @@ def check(case: NodeCase, cuts: bool = True) -> Iterator[Outcome]:
 
 def given(case: NodeCase, mod: Any) -> list[Any]:
     """The arrays of main's parameters."""
-    from tvm_distir.models.model import load_weights
+    from tvm_distir.models.frontends import load_weights
 
     weights = load_weights(case.model)
     names = [str(name) for name in mod["main"].attrs["dist.param_names"]]

@@ -18,7 +18,7 @@ from tests.models import gpt2_onnx
 from tests.quick_compilation import quick_machine, run_main
 from tvm_distir.execution.verification.input_specs import input_specs
 from tvm_distir.execution.verification.random_inputs import draw_inputs
-from tvm_distir.models.model import from_onnx, load_weights
+from tvm_distir.models.frontends import from_onnx, load_weights
 from tvm_distir.models.onnx.input_shapes import static_shapes
 from tvm_distir.models.onnx.resolve import resolve
 from tvm_distir.models.onnx.skeleton import strip_weights

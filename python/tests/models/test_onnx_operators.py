@@ -16,7 +16,7 @@ from tvm import tirx
 import tvm_distir as td
 from tvm_distir.execution.runtime.engines.reference import Reference
 from tvm_distir.execution.runtime.program.dist_io import entries
-from tvm_distir.models.model import load_weights
+from tvm_distir.models.frontends import load_weights
 from tvm_distir.planning import strategies as strategy
 from tvm_distir.support.errors.tree import ModelError, PropagationError
 

@@ -15,7 +15,7 @@ from onnx.reference import ReferenceEvaluator
 
 import tvm_distir as td
 from tvm_distir.core.ir.attributes.readers import param_names
-from tvm_distir.models.model import load_weights
+from tvm_distir.models.frontends import load_weights
 
 LAYERS, HIDDEN, WIDE = 3, 8, 12
 

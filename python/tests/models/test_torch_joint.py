@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
 import tvm_distir as td  # noqa: E402
 from tvm_distir.execution.runtime.engines.reference import Reference  # noqa: E402
-from tvm_distir.models.model import load_weights  # noqa: E402
+from tvm_distir.models.frontends import load_weights  # noqa: E402
 
 
 class Text(nn.Module):

@@ -16,7 +16,7 @@ from torch import nn  # noqa: E402
 
 import tvm_distir as td  # noqa: E402
 from tvm_distir.execution.runtime.engines.reference import Reference  # noqa: E402
-from tvm_distir.models.model import load_weights  # noqa: E402
+from tvm_distir.models.frontends import load_weights  # noqa: E402
 from tvm_distir.support.errors.tree import ModelError  # noqa: E402
 
 

@@ -19,7 +19,8 @@ from tvm_distir.execution.runtime.engines.reference import Reference  # noqa: E4
 from tvm_distir.execution.verification.input_specs import input_specs  # noqa: E402
 from tvm_distir.execution.verification.random_inputs import draw_inputs  # noqa: E402
 from tvm_distir.interface.command import main  # noqa: E402
-from tvm_distir.models.model import load_model, load_weights  # noqa: E402
+from tvm_distir.models.frontends import load_weights  # noqa: E402
+from tvm_distir.models.model import load_model  # noqa: E402
 from tvm_distir.models.torch.signature import as_array  # noqa: E402
 from tvm_distir.support.errors.tree import ModelError  # noqa: E402
 

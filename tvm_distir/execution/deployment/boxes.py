@@ -11,53 +11,25 @@ import os
 import tokenize
 import zipfile
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from tvm_distir.execution.runtime.program.io_layout import Bounds
+from tvm_distir.execution.runtime.program.tensors import Array
 from tvm_distir.support import EngineError
 
-Array = npt.NDArray[Any]
 _PIECE_BYTES = 1 << 18
+Reader = Callable[[int, int], bytes]
+"""Reads a number of bytes from a position on."""
 BROKEN = (
     *(OSError, EOFError, LookupError, MemoryError, NotImplementedError, RuntimeError),
     *(SyntaxError, ValueError, tokenize.TokenError, zipfile.BadZipFile, zlib.error),
 )
 """The errors that readers of archives and of NumPy's headers raise for damaged files."""
-
-
-class _Reader(Protocol):
-    """A reader of bytes at a position."""
-
-    def read_at(self, start: int, count: int) -> bytes:
-        """Return ``count`` bytes from ``start`` on."""
-        ...
-
-
-class _Plain:
-    """A reader of a plain file."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-
-    def read_at(self, start: int, count: int) -> bytes:
-        return os.pread(self._descriptor, count, start)
-
-
-class _Packed:
-    """A reader of a compressed archive member, whose earlier bytes are unpacked and dropped."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-
-    def read_at(self, start: int, count: int) -> bytes:
-        self._stream.seek(start)
-        content: bytes = self._stream.read(count)
-        return content
 
 
 @dataclass(frozen=True)
@@ -79,7 +51,7 @@ class FileArray:
 
     path: Path
     shape: tuple[int, ...]
-    dtype: np.dtype[Any]
+    dtype: np.dtype[np.generic]
     start: int
     member: str = ""
     sha256: str = ""
@@ -104,15 +76,20 @@ class FileArray:
             if not self.member:
                 descriptor = os.open(self.path, os.O_RDONLY)
                 try:
-                    return self._box(_Plain(descriptor), bounds)
+                    return self._box(lambda at, count: os.pread(descriptor, count, at), bounds)
                 finally:
                     os.close(descriptor)
             with zipfile.ZipFile(self.path) as archive, archive.open(self.member) as stream:
-                return self._box(_Packed(stream), bounds)
+
+                def read_packed(at: int, count: int) -> bytes:
+                    stream.seek(at)  # earlier bytes are unpacked and dropped
+                    return stream.read(count)
+
+                return self._box(read_packed, bounds)
         except BROKEN as err:
             raise unreadable(self.path, str(err)) from err
 
-    def _box(self, reader: _Reader, bounds: Bounds) -> Array:
+    def _box(self, read: Reader, bounds: Bounds) -> Array:
         sizes = [b - a for a, b in bounds]
         out = np.empty(sizes, self.dtype)
         if not out.size:
@@ -127,15 +104,15 @@ class FileArray:
         outer = itertools.product(*(range(a, b) for a, b in bounds[:last]))
         for row, index in zip(flat, outer):
             element = first + sum(i * s for i, s in zip(index, strides))
-            self._fill(reader, element, row.view(np.uint8))
+            self._fill(read, element, row.view(np.uint8))
         return out
 
-    def _fill(self, reader: _Reader, element: int, out: npt.NDArray[np.uint8]) -> None:
+    def _fill(self, read: Reader, element: int, out: npt.NDArray[np.uint8]) -> None:
         """Read neighboring elements, a piece at a time."""
         begin = self.start + element * self.dtype.itemsize
         for place in range(0, out.nbytes, _PIECE_BYTES):
             piece = out[place : place + _PIECE_BYTES]
-            data = reader.read_at(begin + place, piece.nbytes)
+            data = read(begin + place, piece.nbytes)
             if len(data) != piece.nbytes:
                 raise unreadable(self.path, f"it ends {piece.nbytes - len(data)} bytes too early")
             piece[:] = np.frombuffer(data, np.uint8)

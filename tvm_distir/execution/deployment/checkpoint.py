@@ -147,7 +147,9 @@ class _Head:
         return content
 
 
-def _npy_header(where: Path, stream: Any, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
+def _npy_header(
+    where: Path, stream: Any, name: str
+) -> tuple[tuple[int, ...], np.dtype[np.generic]]:
     version = np.lib.format.read_magic(stream)
     read = {
         (1, 0): np.lib.format.read_array_header_1_0,

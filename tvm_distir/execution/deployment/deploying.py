@@ -14,15 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from tvm import ir
 
 from tvm_distir.execution.runtime.program.cuda_backend import load_cuda_backend
-from tvm_distir.execution.runtime.program.inputs import LocalInputs, bind_some, input_ports
+from tvm_distir.execution.runtime.program.inputs import bind_some, input_ports
 from tvm_distir.execution.runtime.program.io_layout import Bounds, EntryFunction, Port
 from tvm_distir.execution.runtime.program.linking import check_room, need_compiler
+from tvm_distir.execution.runtime.program.local_inputs import LocalInputs
 from tvm_distir.execution.runtime.program.lowered import LoweredProgram
 from tvm_distir.execution.runtime.program.targets import as_target
+from tvm_distir.execution.runtime.program.tensors import Array
 from tvm_distir.support import RECORD, EngineError, OutputRecord, digest_file
 
 from . import safetensors
@@ -31,8 +32,6 @@ from .launch_scripts import SCRIPTS, processes_per_host, write_scripts
 from .loading import Deployment
 from .manifest import MANIFEST, Manifest, broken, built_with
 from .step_state import state_of
-
-Array = npt.NDArray[Any]
 
 
 def deploy(
@@ -203,12 +202,9 @@ def replaceable(where: Path, force: bool = False) -> list[str]:
     except OSError as err:
         raise _unwritable(where, err) from err
     if entries and MANIFEST not in entries and not force:
-        raise EngineError(
-            "DIST0640",
-            f"it contains {entries[0]} and is not a deployed program",
-            place=str(where),
-            remedy="Give a new or an empty folder.",
-        )
+        problem = f"it contains {entries[0]} and is not a deployed program"
+        remedy = "Give a new or an empty folder."
+        raise EngineError("DIST0640", problem, place=str(where), remedy=remedy)
     return sorted(record.matching(_WRITTEN), key=lambda name: (name != MANIFEST, name))
 
 

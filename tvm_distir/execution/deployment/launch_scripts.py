@@ -27,12 +27,9 @@ def processes_per_host(devices: int, hosts: int) -> int:
         DIST0643 where the devices cannot be divided among the hosts.
     """
     if hosts < 1 or devices % hosts:
-        raise EngineError(
-            "DIST0643",
-            f"{devices} devices cannot be divided among {hosts} hosts",
-            place="hosts",
-            remedy="Give a divisor of the number of devices.",
-        )
+        problem = f"{devices} devices cannot be divided among {hosts} hosts"
+        remedy = "Give a divisor of the number of devices."
+        raise EngineError("DIST0643", problem, place="hosts", remedy=remedy)
     return devices // hosts
 
 

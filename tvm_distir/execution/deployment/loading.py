@@ -13,8 +13,6 @@ from typing import Any
 
 from tvm_distir.execution.runtime.engines.base import Engine
 from tvm_distir.execution.runtime.engines.registry import run
-from tvm_distir.execution.runtime.program.axis_table import AxisTable
-from tvm_distir.execution.runtime.program.communication import Communication
 from tvm_distir.execution.runtime.program.inputs import Inputs, input_ports
 from tvm_distir.execution.runtime.program.io_layout import Bounds, EntryFunction, Port
 from tvm_distir.execution.runtime.program.runnable import load_saved
@@ -43,36 +41,18 @@ class Deployment:
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder = folder
         self.manifest = manifest
+        self.entries, self.axes = manifest.entries, manifest.axes
+        self.communication, self.target = manifest.communication, json.dumps(manifest.target)
         self.inputs: tuple[Port, ...] = tuple(
             port
             for index, port in input_ports(manifest.entries).items()
             if index not in manifest.weights
         )
 
-    @property
-    def entries(self) -> tuple[EntryFunction, ...]:
-        """Return the entry functions, in mesh order."""
-        return self.manifest.entries
-
-    @property
-    def axes(self) -> AxisTable:
-        """Return the names of the mesh axes that collectives work along."""
-        return self.manifest.axes
-
-    @property
-    def communication(self) -> Communication:
-        """Return the groups and pairs of ranks that communicate."""
-        return self.manifest.communication
-
     @functools.cached_property
     def fingerprint(self) -> str:
         """Return a fingerprint that is the same in every process exactly for the same program."""
         return hashlib.sha256((self.folder / MANIFEST).read_bytes()).hexdigest()[:16]
-
-    @property
-    def target(self) -> str:
-        """Return the target of the libraries in TVM's JSON form."""
-        return json.dumps(self.manifest.target)
 
     @functools.cached_property
     def stored(self) -> dict[int, ShardedArray]:

@@ -8,22 +8,17 @@ import json
 import os
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from tvm_distir.execution.runtime.program.axis_table import AxisTable
 from tvm_distir.execution.runtime.program.communication import Communication
 from tvm_distir.execution.runtime.program.io_layout import EntryFunction, check_entries, read_port
 from tvm_distir.support import (
-    Check,
-    Count,
     EngineError,
     Faults,
-    InvalidValue,
-    PositiveCount,
-    Text,
     check_version,
     digest_file,
     read_json,
@@ -31,14 +26,14 @@ from tvm_distir.support import (
     shortened,
 )
 
+from .manifest_file import DEPLOY_AGAIN, EntryFile, ManifestFile
 from .step_state import StepState
 
 MANIFEST = "manifest.json"
 SCHEMA_VERSION = 1
-_AGAIN = "Deploy the program again."
 
 
-def broken(place: Path, problem: str, remedy: str = _AGAIN) -> EngineError:
+def broken(place: Path, problem: str, remedy: str = DEPLOY_AGAIN) -> EngineError:
     """Return the error DIST0640 for a folder that cannot be used."""
     return EngineError("DIST0640", problem, place=str(place), remedy=remedy)
 
@@ -137,94 +132,18 @@ def read_manifest(folder: Path) -> Manifest:
     if not os.path.exists(path):
         raise broken(folder, f"it contains no {MANIFEST}", "Give a folder that td.deploy wrote.")
     content = check_version(read_json(path, _refuse), str(path), _refuse, SCHEMA_VERSION)
-    file = read_model(_ManifestFile, content, str(path), _refuse)
+    file = read_model(ManifestFile, content, str(path), _refuse)
     try:
         return _manifest(file, path)
     except (KeyError, TypeError, ValueError, AttributeError) as err:  # of a port or an axis
         raise broken(path, f"a value is missing or wrong: {type(err).__name__}: {err}") from err
 
 
-@dataclass(frozen=True)
-class _EntryFile:
-    """The keys of an entry function."""
-
-    function: Text
-    mesh: Count
-    mesh_shape: tuple[PositiveCount, ...]
-    device_ids: tuple[Count, ...]
-    library: Text
-    inputs: tuple[dict[str, Any], ...]
-    outputs: tuple[dict[str, Any], ...]
-    mesh_device_ids: tuple[Count, ...] | None = None
-    dims: dict[str, PositiveCount] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class _PartFile:
-    """The keys of the part of a weight that a device holds."""
-
-    device: Count
-    file: Text
-    key: Text
-
-
-@dataclass(frozen=True)
-class _WeightFile:
-    """The keys of a weight."""
-
-    index: Count
-    parts: tuple[_PartFile, ...]
-
-
-@dataclass(frozen=True)
-class _StateFile:
-    """The keys of an output that is an input of the next step."""
-
-    output: Count
-    input: Count
-    zero: bool = False
-
-
-@dataclass(frozen=True)
-class _File:
-    """The size and the SHA-256 digest of a file."""
-
-    bytes: Count
-    sha256: str
-
-
-def _check_target(target: dict[str, Any]) -> dict[str, Any]:
-    if not isinstance(target.get("kind"), str) or not target["kind"]:
-        raise InvalidValue("the target has no kind", _AGAIN)
-    return target
-
-
-def _unnamed_target() -> dict[str, Any]:
-    """Return the target of folders that name none: version 0.1 wrote them for CPUs."""
-    return {"kind": "llvm"}
-
-
-@dataclass(frozen=True)
-class _ManifestFile:
-    """The keys of a manifest, except its schema version."""
-
-    built_with: dict[str, Text]
-    entries: tuple[_EntryFile, ...]
-    meshes: dict[str, Any]
-    weights: tuple[_WeightFile, ...]
-    files: dict[str, _File]
-    target: Annotated[dict[str, Any], Check(_check_target)] = field(default_factory=_unnamed_target)
-    groups: tuple[tuple[Count, ...], ...] = ()
-    transfers: tuple[tuple[Count, Count], ...] = ()
-    state: tuple[_StateFile, ...] = ()
-    hosts: PositiveCount = 1
-
-
 def _refuse(place: str, problem: str, remedy: str) -> EngineError:
     return broken(Path(place), problem, remedy)
 
 
-def _manifest(file: _ManifestFile, path: Path) -> Manifest:
+def _manifest(file: ManifestFile, path: Path) -> Manifest:
     """Return the content of a manifest, each of whose files is listed and inside the folder."""
     faults = Faults(str(path), broken(path, "the manifest has several faults"))
     for name in file.files:
@@ -283,7 +202,7 @@ def _check_inside(name: str, path: Path) -> None:
         raise broken(path / "files" / name, f"{name} is a link to a path outside of the folder")
 
 
-def _entry(file: _EntryFile) -> EntryFunction:
+def _entry(file: EntryFile) -> EntryFunction:
     inputs, outputs = (
         tuple(read_port(port, file.function, file.mesh_shape) for port in side)
         for side in (file.inputs, file.outputs)

@@ -17,13 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tvm_distir.execution.runtime.program.io_layout import np_dtype
+from tvm_distir.execution.runtime.program.tensors import Array
 
 from .boxes import FileArray, unreadable
-
-Array = npt.NDArray[Any]
 
 _LENGTH = struct.Struct("<Q")
 _ALIGNMENT = 8
@@ -133,11 +131,7 @@ def write(
     end = 0
     for name, (shape, dtype) in described.items():
         begin, end = end, end + math.prod(shape) * np_dtype(dtype).itemsize
-        header[name] = {
-            "dtype": _CODES[dtype],
-            "shape": list(shape),
-            "data_offsets": [begin, end],
-        }
+        header[name] = {"dtype": _CODES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
     with open(path, "wb") as file:

@@ -44,9 +44,6 @@ def meaning(kind: str, attrs: Any, values: Sequence[np.ndarray], count: int) -> 
         sources = [rank - int(attrs["shift"]) for rank in range(count)]
         nothing = np.zeros_like(values[0])
         return [values[s] if 0 <= s < count else nothing for s in sources]
-    raise InternalError(
-        "DIST0901",
-        f"a local form uses {kind}, which the validation does not support",
-        place="ops.validate",
-        remedy="Add it to ops/validate/collectives.py.",
-    )
+    problem = f"a local form uses {kind}, which the validation does not support"
+    remedy = "Add it to ops/validate/collectives.py."
+    raise InternalError("DIST0901", problem, place="ops.validate", remedy=remedy)

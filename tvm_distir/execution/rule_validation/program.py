@@ -8,9 +8,8 @@ each device runs on its values; a collective is interpreted for all devices at o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from tvm import ir, relax
@@ -51,19 +50,19 @@ _CONSTANT = "Make it an operand of the case."
 class _Function:
     """Calls between collectives, with their inputs and the results that later steps read."""
 
-    key: Any
-    inputs: tuple[Any, ...]
-    outputs: tuple[Any, ...]
+    key: Hashable
+    inputs: tuple[relax.Var, ...]
+    outputs: tuple[relax.Var, ...]
 
 
 @dataclass(frozen=True)
 class _Collective:
     """A binding of a collective."""
 
-    var: Any
-    source: Any
+    var: relax.Var
+    source: relax.Expr | None
     kind: str
-    attrs: Any
+    attrs: ir.Attrs
 
 
 @dataclass
@@ -82,8 +81,8 @@ class CaseProgram:
         The number of devices.
     """
 
-    params: list[Any]
-    results: list[Any]
+    params: list[relax.Var]
+    results: list[relax.Expr]
     count: int
     steps: list[_Function | _Collective] = field(default_factory=list)
 
@@ -97,7 +96,9 @@ class CaseProgram:
                 result[step.kind] = result.get(step.kind, 0) + size
         return result
 
-    def run(self, machine: Machine, shards: Sequence[Sequence[np.ndarray]]) -> list[list[Any]]:
+    def run(
+        self, machine: Machine, shards: Sequence[Sequence[np.ndarray]]
+    ) -> list[list[np.ndarray]]:
         """Return the results on each device, of the operands' shards on each device."""
         devices = [dict(zip(self.params, state, strict=True)) for state in shards]
         for step in self.steps:
@@ -114,7 +115,7 @@ class CaseProgram:
 
 
 def local_program(
-    machine: Machine, case: Case, factor: Factor, count: int, key: Any
+    machine: Machine, case: Case, factor: Factor, count: int, key: Hashable
 ) -> CaseProgram:
     """Write the local form of a case's call, and add its functions to a machine.
 
@@ -138,7 +139,7 @@ def local_program(
     ins, outs = shards[: len(factor.ins)], shards[len(factor.ins) :]
     terms = ((0, factor.kind),) if factor.reduces else ()
     form = CallForm((factor,), tuple(rows[: len(ins)]), tuple(rows[len(ins) :]), terms, None)
-    params: list[Any] = []
+    params: list[relax.Var] = []
     operands: list[Operand] = []
     for x, operand_shard in zip(exprs, ins, strict=True):
         if isinstance(x, ir.Var):
@@ -152,7 +153,7 @@ def local_program(
         operands.append(Operand(x, None, operand_shard, False))
     memo = BlockMemo()
     cx = LocalCall(call, form, call.args, operands, outs, mesh, writer, "main", var, memo)
-    kernels: dict[Any, Any] = {}
+    kernels: dict[ir.GlobalVar, ir.GlobalVar] = {}
     value = builder.normalize(local_form(cx, registration_of(case.op), case.mod, kernels))
     if wrong := expected_mismatch(value.ty, outs):
         raise LoweringError("DIST0505", wrong, place=case.name, remedy="Correct its local form.")
@@ -181,12 +182,16 @@ def whole_function(machine: Machine, case: Case) -> relax.Function:
     return _function(case.operands, [(result, value)], result)
 
 
-def _function(params: Sequence[Any], bindings: Sequence[tuple[Any, Any]], result: Any) -> Any:
+def _function(
+    params: Sequence[relax.Var],
+    bindings: Sequence[tuple[relax.Var, relax.Expr]],
+    result: relax.Expr,
+) -> relax.Function:
     block = relax.BindingBlock([relax.VarBinding(var, value) for var, value in bindings])
     return relax.Function(list(params), relax.SeqExpr([block], result), result.ty)
 
 
-def _results(writer: BlockWriter, value: Any, count: int) -> list[Any]:
+def _results(writer: BlockWriter, value: relax.Expr, count: int) -> list[relax.Expr]:
     """Return the results as variables, tuples unpacked."""
     if isinstance(value, relax.Tuple):
         return list(value.fields)
@@ -200,14 +205,14 @@ def _results(writer: BlockWriter, value: Any, count: int) -> list[Any]:
 def _cut_in_steps(
     machine: Machine,
     program: CaseProgram,
-    bindings: Sequence[Any],
-    kernels: dict[Any, Any],
-    key: Any,
+    bindings: Sequence[relax.Binding],
+    kernels: dict[ir.GlobalVar, ir.GlobalVar],
+    key: Hashable,
 ) -> None:
     """Split bindings at the collectives."""
-    waiting: list[Any] = []
+    waiting: list[relax.Binding] = []
 
-    def close(rest: Sequence[Any]) -> None:
+    def close(rest: Sequence[relax.Binding]) -> None:
         if not waiting:
             return
         live = {v for b in rest for v in variables(b.value)} | set(program.results)
@@ -232,11 +237,14 @@ def _cut_in_steps(
 
 
 def _renamed(
-    inputs: Sequence[Any], bindings: Sequence[Any], outputs: Sequence[Any], kernels: dict[Any, Any]
-) -> Any:
+    inputs: Sequence[relax.Var],
+    bindings: Sequence[relax.Binding],
+    outputs: Sequence[relax.Var],
+    kernels: dict[ir.GlobalVar, ir.GlobalVar],
+) -> relax.Function:
     """Return a copy of a function with fresh variables, by which equal functions are recognized."""
     env = {**kernels, **{v: relax.Var(f"x{i}", v.ty) for i, v in enumerate(inputs)}}
-    new: list[tuple[Any, Any]] = []
+    new: list[tuple[relax.Var, relax.Expr]] = []
     for binding in bindings:
         value = substitute(binding.value, env)
         env[binding.var] = relax.Var("y", binding.var.ty)

@@ -20,14 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tvm_distir.core.plan import plain_name
 from tvm_distir.execution.deployment import safetensors
 from tvm_distir.execution.deployment.boxes import FileArray, sha256_of, unreadable
 from tvm_distir.execution.runtime.program.io_layout import Bounds, EntryFunction, np_dtype
-
-Array = npt.NDArray[Any]
+from tvm_distir.execution.runtime.program.tensors import Array
 
 LIST = "checkpoint.json"
 SCHEMA_VERSION = 2
@@ -137,8 +135,7 @@ def write_list(
     for entry in entries:
         for port in (p for p in entry.inputs if p.index in set(state)):
             item = arrays.setdefault(
-                plain_name(port.name),
-                {"shape": list(port.shape), "dtype": port.dtype, "parts": []},
+                plain_name(port.name), {"shape": list(port.shape), "dtype": port.dtype, "parts": []}
             )
             item["parts"] += [
                 {"rank": rank, "box": [list(extent) for extent in entry.bounds(port, rank)]}
@@ -177,7 +174,7 @@ class CheckpointArray:
 
     path: Path
     shape: tuple[int, ...]
-    dtype: np.dtype[Any]
+    dtype: np.dtype[np.generic]
     parts: tuple[tuple[Bounds, FileArray], ...]
 
     def read(self, bounds: Bounds) -> Array:

@@ -22,12 +22,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy.typing as npt
-
 from tvm_distir.core.plan import plain_name
 from tvm_distir.execution.deployment.boxes import unreadable
 from tvm_distir.execution.runtime.engines.job_engine import JobRun
 from tvm_distir.execution.runtime.program.io_layout import EntryFunction
+from tvm_distir.execution.runtime.program.tensors import Array
 from tvm_distir.support import EngineError, OutputError
 
 from .checkpoint_files import (
@@ -41,8 +40,6 @@ from .checkpoint_files import (
     write_list,
     write_part,
 )
-
-Array = npt.NDArray[Any]
 
 _LOCK = ".lock"
 _HIDDEN = ".step-"
@@ -252,12 +249,9 @@ def _locked(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise OutputError(
-                "DIST0160",
-                "another job writes checkpoints to it",
-                place=str(folder),
-                remedy="Wait for its end, or give another folder.",
-            ) from error
+            problem = "another job writes checkpoints to it"
+            remedy = "Wait for its end, or give another folder."
+            raise OutputError("DIST0160", problem, place=str(folder), remedy=remedy) from error
         except OSError as error:
             print(
                 f"warning: {folder} cannot be locked ({error.strerror}): start no second job there",

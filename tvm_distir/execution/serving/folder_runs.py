@@ -13,27 +13,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy.typing as npt
-
 from tvm_distir.execution.deployment.loading import Deployment, load
 from tvm_distir.execution.runtime.engines.job_engine import JobEngine, JobRun, JobSession
 from tvm_distir.execution.runtime.engines.job_inputs import RunCall, agree
-from tvm_distir.execution.runtime.engines.job_results import (
-    collect,
-    wait_for_end,
-    write_job_trace,
-)
+from tvm_distir.execution.runtime.engines.job_results import collect, wait_for_end, write_job_trace
 from tvm_distir.execution.runtime.program.inputs import bind_inputs, input_ports
 from tvm_distir.execution.runtime.program.io_layout import EntryFunction, np_dtype
 from tvm_distir.execution.runtime.program.joining import gather_outputs
 from tvm_distir.execution.runtime.program.run_trace import RankTrace
+from tvm_distir.execution.runtime.program.tensors import Array
 from tvm_distir.support import EngineError
 
 from .checkpoint_files import Checkpoint
 from .checkpoints import Checkpoints, state_names
 from .step_data import StepData, ZeroArray
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -233,12 +226,9 @@ class _ServedRun:
         """Replace the stored state by that of a checkpoint; returns its number of steps."""
         for name, index in state_names(self._program.entries, list(self._state.values())).items():
             if name not in start.arrays:
-                raise EngineError(
-                    "DIST0641",
-                    f'the checkpoint lacks "{name}"',
-                    place=str(start.path),
-                    remedy="Give a checkpoint of the same model and optimizer.",
-                )
+                problem = f'the checkpoint lacks "{name}"'
+                remedy = "Give a checkpoint of the same model and optimizer."
+                raise EngineError("DIST0641", problem, place=str(start.path), remedy=remedy)
             fixed[index] = start.arrays[name]
         head = start.head
         data.resume(start.path, head.step, head.data, is_first=self._run.process == 0)

@@ -13,14 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tvm_distir.core.plan import plain_name
 from tvm_distir.execution.deployment.checkpoint import open_weights
 from tvm_distir.execution.runtime.program.io_layout import Bounds
+from tvm_distir.execution.runtime.program.tensors import Array
 from tvm_distir.support import EngineError, OutputError
-
-Array = npt.NDArray[Any]
 
 _READ_ELEMENTS = 1 << 18
 _SAMPLES, _SAMPLE_ELEMENTS = 64, 1024
@@ -45,9 +43,9 @@ class StepArray:
         return tuple(int(n) for n in self.array.shape[1:])
 
     @property
-    def dtype(self) -> np.dtype[Any]:
+    def dtype(self) -> np.dtype[np.generic]:
         """Return the element type."""
-        kind: np.dtype[Any] = self.array.dtype
+        kind: np.dtype[np.generic] = self.array.dtype
         return kind
 
     def read(self, bounds: Bounds) -> Array:
@@ -67,7 +65,7 @@ class ZeroArray:
     """
 
     shape: tuple[int, ...]
-    dtype: np.dtype[Any]
+    dtype: np.dtype[np.generic]
 
     def read(self, bounds: Bounds) -> Array:
         """Return the zeros of a box."""

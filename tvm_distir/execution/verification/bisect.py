@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy.typing as npt
 from tvm import ir
 
 from tvm_distir.core.passes import (
@@ -29,6 +28,7 @@ from tvm_distir.core.rewriting import op_name, variables
 from tvm_distir.execution.runtime.engines.base import Engine
 from tvm_distir.execution.runtime.engines.reference import Reference
 from tvm_distir.execution.runtime.program.sharded import ShardedArray, read_part
+from tvm_distir.execution.runtime.program.tensors import Array
 from tvm_distir.transforms import OptimizeCollectives
 
 from .compare import TOLERANCES, compare_output, peak
@@ -38,8 +38,6 @@ from .narrow_outputs import declared_types
 from .pairing import ValuePair, pairs_of
 from .placeholders import with_device_objects
 from .rounding import RoundingBound, RoundingError
-
-Array = npt.NDArray[Any]
 
 PROBES = 12
 """Values returned by a pair of runs."""

@@ -9,20 +9,17 @@ same vector, so the gradient is zero, and the result of any program is rounding 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from tvm import ir, relax
 
 from tvm_distir.core.rewriting import called_name
 from tvm_distir.execution.runtime.engines.reference import Reference
+from tvm_distir.execution.runtime.program.tensors import Array
 from tvm_distir.transforms import InlinePrivateFunctions
 
 from .compare import TOLERANCES, OutputReport, compare_output, peak
 from .instrumented import TracedProgram
-
-Array = npt.NDArray[Any]
 
 _SUMS = ("relax.sum",)
 _VIEWS = tuple(

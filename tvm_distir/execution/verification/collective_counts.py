@@ -129,9 +129,7 @@ def claimed_collectives(program: Program) -> tuple[ExpectedCollective, ...]:
     low, high = totals.low, totals.high
     return tuple(
         ExpectedCollective(
-            *key,
-            (low[key, "count"], high[key, "count"]),
-            (low[key, "bytes"], high[key, "bytes"]),
+            *key, (low[key, "count"], high[key, "count"]), (low[key, "bytes"], high[key, "bytes"])
         )
         for key in sorted({key for key, _ in high})
     )

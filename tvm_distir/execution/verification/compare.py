@@ -7,26 +7,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from tvm import ir, relax
 
 from tvm_distir.core.ir import flat_types, tensor_type
 from tvm_distir.execution.runtime.program.joining import same_bits
-
-Array = npt.NDArray[Any]
+from tvm_distir.execution.runtime.program.tensors import Array
 
 _CHUNK = 1 << 18
 
 FLOATS = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 """Float types, finest first."""
 
-TOLERANCES: dict[str, tuple[float, float]] = {
-    "float64": (1e-10, 1e-12),
-    "float32": (1e-4, 1e-5),
-}
+TOLERANCES: dict[str, tuple[float, float]] = {"float64": (1e-10, 1e-12), "float32": (1e-4, 1e-5)}
 """Default (rtol, scale of atol) by the coarsest float type a model computes in.
 
 Distributing a contraction sums its terms in another order, and every rank rounds its partial

@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import tvm
 import tvm_ffi
 from tvm import ir, relax
@@ -26,8 +25,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm_distir.core.rewriting import called_name
 from tvm_distir.execution.runtime.engines.reference import Reference
 from tvm_distir.execution.runtime.program.io_layout import np_dtype
-
-Array = npt.NDArray[Any]
+from tvm_distir.execution.runtime.program.tensors import Array
 
 NARROW = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 WIDE = "float32"
@@ -52,7 +50,7 @@ class _WideConstants(PyExprMutator):  # type: ignore[misc,unused-ignore]
         super().__init__(mod)
         self._wide = wide
 
-    def visit_generic_const_(self, const: ir.GenericConst) -> Any:
+    def visit_generic_const_(self, const: ir.GenericConst) -> ir.GenericConst:
         value = const.value
         if not isinstance(value, tvm.runtime.Tensor):
             return const
@@ -65,13 +63,13 @@ class _WideConstants(PyExprMutator):  # type: ignore[misc,unused-ignore]
 class _Rounded(PyExprMutator):  # type: ignore[misc,unused-ignore]
     """Calls a function behind each op of a narrow type that rounds to this type."""
 
-    def visit_call_(self, call: ir.Call) -> Any:
+    def visit_call_(self, call: ir.Call) -> relax.Expr:
         result = super().visit_call_(call)
         if not isinstance(call.op, ir.Op) or called_name(call) in _COPIES:
             return result
         return self._rounded(result, call.ty)
 
-    def _rounded(self, value: Any, ty: Any) -> Any:
+    def _rounded(self, value: relax.Expr, ty: ir.Type) -> relax.Expr:
         if isinstance(ty, relax.TupleType):
             whole = self.builder_.emit(value)
             fields = [
@@ -84,10 +82,10 @@ class _Rounded(PyExprMutator):  # type: ignore[misc,unused-ignore]
         return relax.op.call_pure_packed(f"{_ROUND}{ty.dtype}", operand, ty_args=ty)
 
 
-def _rounding_to(dtype: str) -> Callable[[Any], Any]:
+def _rounding_to(dtype: str) -> Callable[[tvm.runtime.Tensor], tvm.runtime.Tensor]:
     """Return the packed function that rounds a ``float32`` tensor to a narrow type."""
 
-    def rounded(tensor: Any) -> Any:
+    def rounded(tensor: tvm.runtime.Tensor) -> tvm.runtime.Tensor:
         with np.errstate(over="ignore"):
             values = tensor.numpy().astype(np_dtype(dtype)).astype(WIDE)
         return tvm.runtime.tensor(values)

@@ -9,19 +9,17 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import tvm_ffi
 from tvm import ir, relax, tirx
 
 from tvm_distir.core.ir import flat_types, relax_functions
 from tvm_distir.core.ir.attributes import FRONTEND_ATTR
 from tvm_distir.core.rewriting import all_bindings, called_name, entry_of, place_of
+from tvm_distir.execution.runtime.program.tensors import Array
 from tvm_distir.support import EngineError
 
 from .compare import not_finite
 from .random_inputs import draw_inputs
-
-Array = npt.NDArray[Any]
 
 DRAWS = 4
 """The number of other draws that must leave an output as it is before it counts as constant."""
@@ -127,23 +125,17 @@ def finite_samples(
 def _refuse_nothing_proved(outputs: Sequence[Array]) -> None:
     """Refuse a reference with NaN or Inf (DIST0620), or without outputs (DIST0621)."""
     if not outputs:
-        raise EngineError(
-            "DIST0621",
-            "the function has no output",
-            place="reference",
-            remedy="Return at least one value.",
-        )
+        problem = "the function has no output"
+        remedy = "Return at least one value."
+        raise EngineError("DIST0621", problem, place="reference", remedy=remedy)
     for i, value in enumerate(outputs):
         if value.dtype.kind in "iub":
             continue
         bad = not_finite(value)
         if bad:
-            raise EngineError(
-                "DIST0620",
-                f"{bad} of {value.size} values of the reference are NaN or Inf",
-                place=f"output {i}",
-                remedy="Use other inputs or weights, or another seed.",
-            )
+            problem = f"{bad} of {value.size} values of the reference are NaN or Inf"
+            remedy = "Use other inputs or weights, or another seed."
+            raise EngineError("DIST0620", problem, place=f"output {i}", remedy=remedy)
 
 
 def refuse_unwritten_results(mod: ir.IRModule) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tvm import DataType, ir, relax
+from tvm import DataType, ir, relax, tirx
 
 from tvm_distir.core.ir import flat_types, known_shape
 from tvm_distir.core.ops import index_range
@@ -110,7 +110,7 @@ class UseWalker:
         return uses
 
     def _bindings(
-        self, body: Any, roots: Roots, sums: Roots, uses: list[list[InputUse]]
+        self, body: relax.Expr, roots: Roots, sums: Roots, uses: list[list[InputUse]]
     ) -> Steps[None]:
         """Walk bindings. ``sums``: the weights of which a value is the weighted sum."""
         for block in getattr(body, "blocks", []):
@@ -134,7 +134,7 @@ class UseWalker:
                     yield from self._call(value, roots, uses)
                     _note_gains(value, sums, uses)
 
-    def _weights_of_sum(self, value: Any, roots: Roots, sums: Roots) -> tuple[int, ...]:
+    def _weights_of_sum(self, value: relax.Expr, roots: Roots, sums: Roots) -> tuple[int, ...]:
         """Return the weights of a matmul or convolution that a value is, up to scale and shift."""
         if isinstance(value, relax.Var):
             return sums.get(value, ())
@@ -154,7 +154,7 @@ class UseWalker:
             return _known(second, sums) if _numel(first) < _numel(second) else ()
         return ()
 
-    def _same_values(self, value: Any, roots: Roots) -> tuple[int, ...]:
+    def _same_values(self, value: relax.Expr, roots: Roots) -> tuple[int, ...]:
         """Return the parameters whose values, reordered, repeated or cast, a binding holds."""
         if isinstance(value, relax.Var):
             return roots.get(value, ())
@@ -167,14 +167,14 @@ class UseWalker:
             return tuple(sorted(sources))
         return ()
 
-    def _nested(self, value: Any) -> Any:
+    def _nested(self, value: relax.Expr) -> Any:
         """Return the numbers of a parameter's tuple, or of a field of it; None for all else."""
         if isinstance(value, relax.TupleGetItem):
             whole = self._nested(value.tuple_value)
             return whole[int(value.index)] if isinstance(whole, list) else None
         return self.tuples.get(value) if isinstance(value, relax.Var) else None
 
-    def _leaves(self, arg: Any, roots: Roots) -> list[tuple[int, ...]]:
+    def _leaves(self, arg: relax.Expr, roots: Roots) -> list[tuple[int, ...]]:
         """Return the parameters' tensors that each tensor of an argument holds the values of."""
         if isinstance(arg, relax.Tuple):
             return [leaf for field in arg.fields for leaf in self._leaves(field, roots)]
@@ -183,7 +183,7 @@ class UseWalker:
             return [(number,) for number in _flat(nested)]
         return [_known(arg, roots)] * max(len(flat_types(arg.ty)), 1)
 
-    def _call(self, call: Any, roots: Roots, uses: list[list[InputUse]]) -> Steps[None]:
+    def _call(self, call: ir.Call, roots: Roots, uses: list[list[InputUse]]) -> Steps[None]:
         leaves = [self._leaves(arg, roots) for arg in call.args]
         if isinstance(call.op, ir.GlobalVar):
             callee = (yield self._private(call.op.name_hint)) or []
@@ -213,7 +213,9 @@ class UseWalker:
         return self.done[name]
 
 
-def _unpacked(call: Any, functions: Mapping[str, Any]) -> dict[int, list[InputUse]]:
+def _unpacked(
+    call: ir.Call, functions: Mapping[str, relax.Function | tirx.PrimFunc]
+) -> dict[int, list[InputUse]]:
     """Return the uses of the operands of a kernel that unpacks quantized numbers."""
     unpacking = unpacking_of(call, functions)
     if unpacking is None:
@@ -227,7 +229,7 @@ def _unpacked(call: Any, functions: Mapping[str, Any]) -> dict[int, list[InputUs
     return {**uses, **{number: [step] for number in unpacking.scales}}
 
 
-def _numbered(ty: Any, numbers: Iterator[int]) -> Any:
+def _numbered(ty: ir.Type, numbers: Iterator[int]) -> Any:
     """Return a number for a tensor, a list of them, nested like it, for a tuple."""
     if isinstance(ty, relax.TupleType):
         return [_numbered(field, numbers) for field in ty.fields]
@@ -240,15 +242,15 @@ def _flat(nested: Any) -> list[int]:
     return [nested]
 
 
-def _known(expr: Any, facts: Roots) -> tuple[int, ...]:
+def _known(expr: relax.Expr, facts: Roots) -> tuple[int, ...]:
     return facts.get(expr, ()) if isinstance(expr, relax.Var) else ()
 
 
-def _numel(expr: Any) -> int:
+def _numel(expr: relax.Expr) -> int:
     return math.prod(_shape(expr))
 
 
-def _note_gains(call: Any, sums: Roots, uses: list[list[InputUse]]) -> None:
+def _note_gains(call: ir.Call, sums: Roots, uses: list[list[InputUse]]) -> None:
     """Note the gains of weights whose sums are rectified, or added to a value of their size."""
     if not isinstance(call.op, ir.Op):
         return
@@ -262,7 +264,7 @@ def _note_gains(call: Any, sums: Roots, uses: list[list[InputUse]]) -> None:
             uses[root].append(InputUse(gain=gain))
 
 
-def _uses_in(call: Any, index: int, leaf: int) -> list[InputUse]:
+def _uses_in(call: ir.Call, index: int, leaf: int) -> list[InputUse]:
     """Return the uses of a tensor in operand ``index`` of an op's call."""
     name = call.op.name if isinstance(call.op, ir.Op) else ""
     indices = index_range(call, index, leaf)
@@ -287,7 +289,7 @@ def _uses_in(call: Any, index: int, leaf: int) -> list[InputUse]:
     return []
 
 
-def _shape(expr: Any) -> tuple[int, ...]:
+def _shape(expr: relax.Expr) -> tuple[int, ...]:
     """Return the static shape of an operand, () when unknown."""
     shape = known_shape(expr.ty) if getattr(expr, "ty", None) is not None else None
     return shape or ()

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from tvm import ir, relax
 
@@ -18,25 +17,25 @@ from tvm_distir.core.rewriting import entry_of, substitute
 class TracedBinding:
     """A binding, and the function it comes from."""
 
-    var: Any
-    value: Any
+    var: relax.Var
+    value: relax.Expr
     function: str
 
 
-def leaf_paths(ty: Any) -> list[tuple[int, ...]]:
+def leaf_paths(ty: ir.Type) -> list[tuple[int, ...]]:
     """Return the tensor positions of a (nested) tuple type, in order; ``()`` for a tensor."""
     if not isinstance(ty, relax.TupleType):
         return [()]
     return [(i, *rest) for i, field in enumerate(ty.fields) for rest in leaf_paths(field)]
 
 
-def callee_name(value: Any) -> str:
+def callee_name(value: relax.Expr) -> str:
     """Return the name of the function a value calls, empty where it calls none."""
     called = isinstance(value, ir.Call) and isinstance(value.op, ir.GlobalVar)
     return str(value.op.name_hint) if called else ""
 
 
-def _item(value: Any) -> Any:
+def _item(value: relax.Expr) -> relax.Expr:
     if isinstance(value, relax.TupleGetItem) and isinstance(value.tuple_value, relax.Tuple):
         return value.tuple_value.fields[int(value.index)]
     return value
@@ -78,7 +77,7 @@ class TracedProgram:
         call = self.steps[number]
         name = callee_name(call.value)
         callee = self.mod[name]
-        env: dict[Any, Any] = dict(zip(callee.params, call.value.args))
+        env: dict[relax.Var, relax.Expr] = dict(zip(callee.params, call.value.args))
         body = []
         for step in _steps(callee, name):
             value = _item(substitute(step.value, env))
@@ -126,7 +125,7 @@ def _steps(fn: relax.Function, name: str) -> list[TracedBinding]:
     return [TracedBinding(b.var, b.value, name) for block in fn.body.blocks for b in block.bindings]
 
 
-def type_key(ty: Any) -> tuple[Any, ...]:
+def type_key(ty: ir.Type) -> tuple[object, ...]:
     """Return the global shapes and element types of a value, without placements."""
     keys = []
     for leaf in flat_types(ty):

@@ -9,18 +9,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tvm_distir.core.ir import flat_types, tensor_type
 from tvm_distir.core.rewriting import entry_of
+from tvm_distir.execution.runtime.program.tensors import Array
 
 from .compare import OutputReport
 from .float32_reference import Float32Reference
 from .input_samples import DRAWS, InputSample, RandomInputs
 from .random_inputs import POSITIVE
 from .rounding import RoundingBound, judge, rounding_errors
-
-Array = npt.NDArray[Any]
 
 SAMPLES = 3
 """The number of samples in all of which an output must differ. A decision (the largest of several

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import tvm_ffi
 from tvm import ir
 
@@ -20,9 +19,8 @@ from tvm_distir.core.ir import flat_types, is_object, relax_functions
 from tvm_distir.core.rewriting import all_bindings, entry_of, place_of
 from tvm_distir.execution.runtime.program.device_objects import DeviceObjects
 from tvm_distir.execution.runtime.program.dist_io import entries
+from tvm_distir.execution.runtime.program.tensors import Array
 from tvm_distir.support import ModelError
-
-Array = npt.NDArray[Any]
 
 LIMIT = 1 << 31
 """Placeholders are drawn below this number."""

@@ -77,12 +77,9 @@ def draw_inputs(
     for index, spec in enumerate(input_specs(mod)):
         cached = fixed.get(spec.name) if spec.role != "data" else None
         if cached is not None and tuple(cached.shape) != spec.shape:
-            raise ModelError(
-                "DIST0340",
-                f"the given weight has the shape {list(cached.shape)}, not {list(spec.shape)}",
-                place=f"{entry}/{spec.name}",
-                remedy="Give the weights of this model.",
-            )
+            problem = f"the given weight has the shape {list(cached.shape)}, not {list(spec.shape)}"
+            remedy = "Give the weights of this model."
+            raise ModelError("DIST0340", problem, place=f"{entry}/{spec.name}", remedy=remedy)
         if cached is not None and not is_constant_filled(cached):
             arrays.append(cached.astype(numpy_dtype(spec.dtype), order="C"))
             continue

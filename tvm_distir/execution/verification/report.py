@@ -114,12 +114,9 @@ class VerifyReport:
                 "DIST0690", self._what(), place=self._place(), remedy=self._remedy()
             )
         if self.unlike_claims:
-            raise MismatchError(
-                "DIST0691",
-                "; ".join(self.unlike_claims),
-                place="collectives",
-                remedy="Report it: it is a bug of export, or of the engine's counting.",
-            )
+            problem = "; ".join(self.unlike_claims)
+            remedy = "Report it: it is a bug of export, or of the engine's counting."
+            raise MismatchError("DIST0691", problem, place="collectives", remedy=remedy)
         return self
 
     def _wrong(self) -> tuple[list[OutputReport], str]:

@@ -34,19 +34,17 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import numpy.typing as npt
 from tvm import ir
 
 from tvm_distir.core.ir import flat_types, known_shape, relax_functions
 from tvm_distir.core.ops import work_of
 from tvm_distir.core.rewriting import all_bindings
 from tvm_distir.execution.runtime.program.io_layout import np_dtype
+from tvm_distir.execution.runtime.program.tensors import Array
 from tvm_distir.support import PropagationError
 
 from .compare import OutputReport, compare_output, peak, root_mean_square
 from .float32_reference import NARROW, widened_inputs
-
-Array = npt.NDArray[Any]
 
 STEPS = 4
 RMS_FACTOR = 1.5

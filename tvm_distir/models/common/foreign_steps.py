@@ -65,7 +65,7 @@ def noted_step(mod: ir.IRModule, gradients: Mapping[str, int] | None = None) -> 
     return result
 
 
-def _fields(fn: relax.Function) -> list[Any]:
+def _fields(fn: relax.Function) -> list[relax.Expr]:
     """Return the results of a function, or none unless they are a flat tuple."""
     body = fn.body.body
     if type(body) in VARIABLES:
@@ -74,7 +74,7 @@ def _fields(fn: relax.Function) -> list[Any]:
     return list(body.fields) if isinstance(body, relax.Tuple) else []
 
 
-def _kind(ty: ir.Type) -> tuple[Any, str]:
+def _kind(ty: ir.Type) -> tuple[tuple[int, ...] | None, str]:
     """Return the shape and type of a tensor, which a replacement must share."""
     tensor = tensor_type(ty)
     return static_shape(ty), "" if tensor is None else str(tensor.dtype)
@@ -200,7 +200,7 @@ class _Step:
 
     def _gradient(
         self, weight: int, result: int, states: list[int], matches: Mapping[int, int]
-    ) -> Any:
+    ) -> relax.Var | None:
         """Return the only other value from which a weight and its states are updated."""
         mask = sum(1 << p for p in (weight, *states))
         edge, seen = set(), set()

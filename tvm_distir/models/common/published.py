@@ -97,11 +97,8 @@ def zoo_spec(spec: str) -> str:
     name, mark, keys = spec.removeprefix(HUB).partition("?")
     names = published_names()
     if name.lower() not in names:
-        raise ModelError(
-            "DIST0330",
-            "the list of published models does not have this name",
-            place=f"{HUB}{name}",
-            remedy=f"{nearest(name.lower(), names)} Or give the path of its config.json.",
-        )
+        problem = "the list of published models does not have this name"
+        remedy = f"{nearest(name.lower(), names)} Or give the path of its config.json."
+        raise ModelError("DIST0330", problem, place=f"{HUB}{name}", remedy=remedy)
     model = PUBLISHED[names[name.lower()]]
     return f"zoo:{model},{keys}" if mark else f"zoo:{model}"

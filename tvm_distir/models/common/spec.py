@@ -68,12 +68,8 @@ def check_file(path: str | Path) -> None:
     """Reject a path without a file (DIST0301)."""
     fault = file_fault(path)
     if fault is not None:
-        raise ModelError(
-            "DIST0301",
-            f"cannot read the file: {fault}",
-            place=str(path),
-            remedy="Check the path.",
-        )
+        problem = f"cannot read the file: {fault}"
+        raise ModelError("DIST0301", problem, place=str(path), remedy="Check the path.")
 
 
 def file_bytes(path: str | Path) -> bytes:
@@ -88,23 +84,16 @@ def file_bytes(path: str | Path) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        raise ModelError(
-            "DIST0301",
-            f"cannot read the file: {error.strerror or error}",
-            place=str(path),
-            remedy="Check the path.",
-        ) from error
+        problem = f"cannot read the file: {error.strerror or error}"
+        raise ModelError("DIST0301", problem, place=str(path), remedy="Check the path.") from error
 
 
 def check_torch(location: str) -> None:
     """Reject the model if torch is not installed (DIST0304)."""
     if importlib.util.find_spec("torch") is None:
-        raise ModelError(
-            "DIST0304",
-            "reading torch.export programs requires torch, which is not installed",
-            place=location,
-            remedy='Install the extra: pip install "tvm_distir[torch]".',
-        )
+        problem = "reading torch.export programs requires torch, which is not installed"
+        remedy = 'Install the extra: pip install "tvm_distir[torch]".'
+        raise ModelError("DIST0304", problem, place=location, remedy=remedy)
 
 
 def check_archive(path: str | Path) -> None:
@@ -141,12 +130,9 @@ def is_bytecode(data: bytes) -> bool:
 def check_jax(location: str) -> None:
     """Reject the model if JAX is not installed (DIST0304)."""
     if importlib.util.find_spec("jaxlib") is None or importlib.util.find_spec("jax") is None:
-        raise ModelError(
-            "DIST0304",
-            "reading MLIR bytecode requires jax, which is not installed",
-            place=location,
-            remedy='Install the extra: pip install "tvm_distir[jax]"; or write it as text.',
-        )
+        problem = "reading MLIR bytecode requires jax, which is not installed"
+        remedy = 'Install the extra: pip install "tvm_distir[jax]"; or write it as text.'
+        raise ModelError("DIST0304", problem, place=location, remedy=remedy)
 
 
 def check_model(spec: str) -> None:
@@ -222,9 +208,5 @@ def model_with_seq(spec: str, seq: int) -> str:
 
 def batch_fault(kind: str, spec: str, instead: str) -> ModelError:
     """Return the error (DIST0314) about a batch for a text format that fixes the batch."""
-    return ModelError(
-        "DIST0314",
-        f"the batch of a {kind} module is fixed",
-        place=spec,
-        remedy=f"Remove --batch; {instead}.",
-    )
+    problem = f"the batch of a {kind} module is fixed"
+    return ModelError("DIST0314", problem, place=spec, remedy=f"Remove --batch; {instead}.")

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from tvm_distir.models.common.hlo_names import REDUCTIONS
 from tvm_distir.transforms import is_narrow
 
 from .text import Unwritable, array_text, integers, is_float, tensor_text
 
 Shape = Sequence[int]
-_REDUCTIONS = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "multiply"}
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ class Body:
         step = f'%b = "stablehlo.{kind}"(%l, %r) : ({t}, {t}) -> {t}'
         return f'{head} {step} "stablehlo.return"(%b) : ({t}) -> ()}}'
 
-    def constant(self, value: Any, dtype: str, shape: Shape | None = None) -> Ssa:
+    def constant(self, value: npt.ArrayLike, dtype: str, shape: Shape | None = None) -> Ssa:
         """Write a constant; a number fills the shape."""
         array = np.asarray(value)
         sizes = tuple(array.shape if shape is None else shape)
@@ -123,7 +124,7 @@ class Body:
         notes = f"broadcast_dimensions = {integers(result_dims)}"
         return self.op("broadcast_in_dim", [value], shape, value.dtype, notes)
 
-    def filled(self, value: Any, like: Ssa) -> Ssa:
+    def filled(self, value: float, like: Ssa) -> Ssa:
         """Write a number in the shape and type of a value."""
         return self.broadcast(self.constant(value, like.dtype), like.shape)
 
@@ -239,7 +240,7 @@ class Body:
         if wide is not value:
             return self.cast(self.reduce(kind, wide, axes, keep), value.dtype)
         shape = [n for i, n in enumerate(value.shape) if i not in dims]
-        region = self.region(_REDUCTIONS[kind], value.dtype)
+        region = self.region(REDUCTIONS[kind], value.dtype)
         start = self.neutral(kind, value.dtype)
         notes = f"dimensions = {integers(dims)}"
         reduced = self.op("reduce", [value, start], shape, value.dtype, notes, region)

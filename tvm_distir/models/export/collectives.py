@@ -4,11 +4,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from tvm_distir.core.ir import (
+    Labels,
     device_coordinates,
     labels_of,
     mesh_devices,
@@ -17,12 +18,11 @@ from tvm_distir.core.ir import (
     shard_slices,
 )
 from tvm_distir.core.ir.operators import call_axes
+from tvm_distir.models.common.hlo_names import REDUCTIONS
 
 from .body_writer import Ssa
 from .step import ExportStep, Write, refuse
 from .text import table
-
-_REDUCTIONS = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "multiply"}
 
 
 def _groups(step: ExportStep) -> list[list[int]]:
@@ -40,7 +40,7 @@ def _channel(step: ExportStep, by_ids: bool = True) -> str:
 def _all_reduce(step: ExportStep) -> Ssa:
     x = step[0]
     notes = f"replica_groups = {table(_groups(step))}{_channel(step)}"
-    region = step.body.region(_REDUCTIONS[str(step.attrs["op"])], x.dtype)
+    region = step.body.region(REDUCTIONS[str(step.attrs["op"])], x.dtype)
     return step.body.op("all_reduce", [x], x.shape, x.dtype, notes, region)
 
 
@@ -53,7 +53,7 @@ def _all_gather(step: ExportStep) -> Ssa:
 def _reduce_scatter(step: ExportStep) -> Ssa:
     notes = f"scatter_dimension = {int(step.attrs['dim'])} : i64"
     notes += f", replica_groups = {table(_groups(step))}{_channel(step)}"
-    region = step.body.region(_REDUCTIONS[str(step.attrs["op"])], step.dtype)
+    region = step.body.region(REDUCTIONS[str(step.attrs["op"])], step.dtype)
     return step.body.op("reduce_scatter", [step[0]], step.shape, step.dtype, notes, region)
 
 
@@ -81,7 +81,7 @@ def _permute(step: ExportStep) -> Ssa:
     return step.body.op("collective_permute", [x], x.shape, x.dtype, notes)
 
 
-def _at_position(step: ExportStep, rows: Any, dtype: str) -> Ssa:
+def _at_position(step: ExportStep, rows: Sequence[int], dtype: str) -> Ssa:
     """Return the number at this device's position in a table."""
     body = step.body
     name = "partition_id" if step.devices.partitioning == "manual" else "replica_id"
@@ -138,7 +138,7 @@ def _exchange(step: ExportStep) -> Ssa:
         for d in mesh_devices(mesh).ravel()
     }
 
-    def box(labels: Any, device: int) -> list[tuple[int, int]]:
+    def box(labels: Labels, device: int) -> list[tuple[int, int]]:
         slices = shard_slices(shape, labels, mesh_shape(mesh), coordinates[device])
         return [(int(low), int(high)) for low, high in slices]
 

@@ -81,7 +81,7 @@ class Composites:
         return self._names[key]
 
 
-def _leaves(value: Any) -> Iterator[Ssa]:
+def _leaves(value: object) -> Iterator[Ssa]:
     """Return the values among arguments or results, in order."""
     if isinstance(value, Ssa):
         yield value
@@ -141,11 +141,11 @@ def _text(value: Any) -> str:
     raise Unwritable(f"an attribute {value}")
 
 
-def _is_tensor(arg: Any) -> bool:
+def _is_tensor(arg: relax.Expr) -> bool:
     return isinstance(arg.ty, (relax.TensorType, DTensorType))
 
 
-def _argument(arg: Any) -> str:
+def _argument(arg: relax.Expr) -> str:
     """Return ``unit`` for a tensor, a list for a tuple, else the argument."""
     if _is_tensor(arg):
         return "unit"

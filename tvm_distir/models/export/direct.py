@@ -5,12 +5,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from tvm import ir, relax
 
-from .elementwise import BINARY, COMPARE, UNARY
+from tvm_distir.models.common.hlo_names import COMPARISONS
+
+from .elementwise import BINARY, UNARY
 from .step import ExportStep
 from .text import is_float
 
@@ -33,7 +34,7 @@ def is_direct(step: ExportStep, name: str) -> bool:
     return check is not None and not any(map(_is_filled, step.call.args)) and check(step)
 
 
-def _is_filled(arg: Any) -> bool:
+def _is_filled(arg: relax.Expr) -> bool:
     """Return whether an argument is a constant of equal elements, imported as a number."""
     if not isinstance(arg, ir.GenericConst):
         return False
@@ -143,7 +144,7 @@ def _reduced(step: ExportStep) -> bool:
 _DIRECT: dict[str, Callable[[ExportStep], bool]] = {
     **{name: _unary for name in UNARY},
     **{name: _binary for name in BINARY},
-    **{name: _compare for name in COMPARE},
+    **{name: _compare for name in COMPARISONS},
     **{name: _shift for name in ("left_shift", "right_shift")},
     **{name: _reduced for name in ("sum", "max", "min", "prod")},
     "mod": lambda step: _binary(step) and not is_float(step.dtype),

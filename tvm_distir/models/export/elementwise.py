@@ -7,52 +7,27 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from tvm_distir.models.common import hlo_names
+from tvm_distir.models.common.hlo_names import COMPARISONS
+
 from .body_writer import Ssa
 from .step import ExportStep, Write
 from .text import is_float
 
 UNARY = {
-    "abs": "abs",
-    "exp": "exponential",
-    "log": "log",
-    "sqrt": "sqrt",
-    "rsqrt": "rsqrt",
-    "tanh": "tanh",
-    "sigmoid": "logistic",
-    "sin": "sine",
-    "cos": "cosine",
+    **hlo_names.UNARY,
     "tan": "tan",
-    "negative": "negate",
-    "floor": "floor",
-    "ceil": "ceil",
-    "round": "round_nearest_even",
-    "sign": "sign",
     "logical_not": "not",
     "bitwise_not": "not",
-    **{n: f"chlo.{n}" for n in ("erf", "sinh", "cosh", "asin", "acos", "atan")},
-    **{n: f"chlo.{n}" for n in ("asinh", "acosh", "atanh")},
+    **{name: f"chlo.{name}" for name in hlo_names.CHLO},
 }
 BINARY = {
-    "add": "add",
-    "subtract": "subtract",
-    "multiply": "multiply",
-    "divide": "divide",
-    "power": "power",
-    "maximum": "maximum",
-    "minimum": "minimum",
+    **{name: name for name in hlo_names.BINARY},
     "mod": "remainder",
     "atan2": "atan2",
     "left_shift": "shift_left",
     "right_shift": "shift_right_arithmetic",
     **{f"{kind}_{n}": n for kind in ("logical", "bitwise") for n in ("and", "or", "xor")},
-}
-COMPARE = {
-    "equal": "EQ",
-    "not_equal": "NE",
-    "less": "LT",
-    "less_equal": "LE",
-    "greater": "GT",
-    "greater_equal": "GE",
 }
 
 
@@ -175,7 +150,7 @@ def _arange(step: ExportStep) -> Ssa:
 WRITERS: dict[str, Write] = {
     **{name: _unary(other) for name, other in UNARY.items()},
     **{name: _binary(other) for name, other in BINARY.items()},
-    **{name: _compare(direction) for name, direction in COMPARE.items()},
+    **{name: _compare(direction) for name, direction in COMPARISONS.items()},
     "isfinite": lambda step: step.body.unary("is_finite", step[0], "bool"),
     "isnan": lambda step: step.body.compare("NE", step[0], step[0]),
     "isinf": _is_inf,

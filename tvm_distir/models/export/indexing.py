@@ -6,21 +6,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
+
+from tvm_distir.models.common.hlo_names import SCATTERS
 
 from .body_writer import Body, Ssa
 from .step import ExportStep, Windows, Write, clipped, refuse, scatter, slide, take
 from .text import integers
-
-_KINDS = {
-    "add": "add",
-    "update": "update",
-    "mul": "multiply",
-    "max": "maximum",
-    "min": "minimum",
-}
 
 
 def _take(step: ExportStep) -> Ssa:
@@ -98,7 +91,7 @@ def _scatter_elements(step: ExportStep) -> Ssa:
     numbers += f", input_batching_dims = {front}, scatter_indices_batching_dims = {front}"
     numbers += f", scatter_dims_to_operand_dims = [{axis}]"
     numbers += f", index_vector_dim = {len(step[0].shape)}"
-    kind = _KINDS[str(step.attrs.reduction)]
+    kind = SCATTERS.get(str(step.attrs.reduction), "update")
     return scatter(step.body, step[0], index, step[2], numbers, kind)
 
 
@@ -133,7 +126,7 @@ def _of_classes(step: ExportStep, scores: Ssa, index: Ssa) -> tuple[Ssa, list[in
     return step.body.compare("EQ", line, wide), rows
 
 
-def _row_weights(step: ExportStep, index: Ssa, class_weights: Any, kind: str) -> Ssa:
+def _row_weights(step: ExportStep, index: Ssa, class_weights: Ssa | None, kind: str) -> Ssa:
     body = step.body
     ones = body.broadcast(body.constant(1, kind), index.shape)
     weights = ones if class_weights is None else take(body, class_weights, index, 0)

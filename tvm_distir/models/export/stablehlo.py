@@ -81,12 +81,9 @@ def to_stablehlo(mod: ir.IRModule, partitioning: str = "auto", *, composites: bo
     """
     check_module(mod, "td.to_stablehlo")
     if partitioning not in PARTITIONINGS:
-        raise UsageError(
-            "DIST0152",
-            f'there is no partitioning "{partitioning}"',
-            place="partitioning",
-            remedy=nearest(partitioning, PARTITIONINGS),
-        )
+        problem = f'there is no partitioning "{partitioning}"'
+        remedy = nearest(partitioning, PARTITIONINGS)
+        raise UsageError("DIST0152", problem, place="partitioning", remedy=remedy)
     return _Writer(mod, partitioning, Composites() if composites else None).text()
 
 

@@ -12,6 +12,7 @@ from tvm import ir, relax
 from tvm.relax.distributed import DeviceMesh
 
 from tvm_distir.core.ir import known_shape, tensor_type
+from tvm_distir.models.common.hlo_names import REDUCTIONS
 
 from .body_writer import Body, Ssa
 from .text import Unwritable, integers, table
@@ -209,10 +210,9 @@ def slide(body: Body, kind: str, value: Ssa, windows: Windows) -> Ssa:
     wide = body.accumulated(kind, value)
     if wide is not value:
         return body.cast(slide(body, kind, wide, windows), value.dtype)
-    names = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
     rows = zip(value.shape, windows.low, windows.high, windows.sizes, windows.steps, windows.gaps)
     shape = [(n + a + b - (d * (w - 1) + 1)) // t + 1 for n, a, b, w, t, d in rows]
     notes = f"{windows.notes}, window_dilations = {integers(windows.gaps)}"
     notes += f", base_dilations = {integers([1] * len(shape))}"
-    start, region = body.neutral(kind, value.dtype), body.region(names[kind], value.dtype)
+    start, region = body.neutral(kind, value.dtype), body.region(REDUCTIONS[kind], value.dtype)
     return body.op("reduce_window", [value, start], shape, value.dtype, notes, region)

@@ -7,20 +7,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, SupportsInt
 
 import numpy as np
 import numpy.typing as npt
 
-_ELEMENTS = {
-    "bool": "i1",
-    "bfloat16": "bf16",
-    "float8_e4m3fn": "f8E4M3FN",
-    "float8_e5m2": "f8E5M2",
-    **{f"float{n}": f"f{n}" for n in (16, 32, 64)},
-    **{f"int{n}": f"i{n}" for n in (8, 16, 32, 64)},
-    **{f"uint{n}": f"ui{n}" for n in (8, 16, 32, 64)},
-}
+from tvm_distir.models.common.hlo_names import ELEMENTS
+
 _BARE = re.compile(r"[A-Za-z_][\w$.]*", re.ASCII)
 _NO_POINT = re.compile(r"^(-?\d+)e")
 
@@ -37,9 +30,9 @@ def tensor_text(shape: Sequence[int], dtype: str) -> str:
     >>> tensor_text((4, 8), "float32")
     'tensor<4x8xf32>'
     """
-    if dtype not in _ELEMENTS:
+    if dtype not in ELEMENTS:
         raise Unwritable(f"elements of the type {dtype}")
-    return "tensor<" + "".join(f"{n}x" for n in shape) + _ELEMENTS[dtype] + ">"
+    return "tensor<" + "".join(f"{n}x" for n in shape) + ELEMENTS[dtype] + ">"
 
 
 def is_float(dtype: str) -> bool:
@@ -47,7 +40,7 @@ def is_float(dtype: str) -> bool:
     return "float" in dtype
 
 
-def integers(values: Iterable[Any]) -> str:
+def integers(values: Iterable[SupportsInt]) -> str:
     """Format a list of integers as an attribute, ``array<i64: 1, 2>``."""
     items = ", ".join(str(int(v)) for v in values)
     return f"array<i64: {items}>" if items else "array<i64>"
@@ -60,7 +53,7 @@ def table(rows: Sequence[Sequence[int]]) -> str:
     return f"dense<{listed}> : tensor<{len(listed)}x{width}xi64>"
 
 
-def array_text(array: npt.NDArray[Any], dtype: str) -> str:
+def array_text(array: npt.NDArray[np.generic], dtype: str) -> str:
     """Format the content of ``dense<...>``, with a single element if all are equal."""
     flat = array.reshape(-1)
     if flat.size and (flat == flat[0]).all():

@@ -26,7 +26,7 @@ def holds_checkpoint(folder: Path) -> bool:
     return (folder / INDEX).is_file() or any(folder.glob(_PATTERN))
 
 
-def read_checkpoint(folder: Path, config: Config) -> dict[str, npt.NDArray[Any]]:
+def read_checkpoint(folder: Path, config: Config) -> dict[str, npt.NDArray[np.generic]]:
     """Return the weights in a folder by the names of the model's parameters.
 
     Files that the index does not name, such as those of another precision, are not read.
@@ -47,7 +47,7 @@ def read_checkpoint(folder: Path, config: Config) -> dict[str, npt.NDArray[Any]]
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
-    state: dict[str, npt.NDArray[Any]] = {}
+    state: dict[str, npt.NDArray[np.generic]] = {}
     for file in _files(folder):
         try:
             state.update(load_file(file))
@@ -58,7 +58,7 @@ def read_checkpoint(folder: Path, config: Config) -> dict[str, npt.NDArray[Any]]
     return {name: _as_type(value, dtype) for name, value in weights.items()}
 
 
-def _as_type(value: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
+def _as_type(value: npt.NDArray[np.generic], dtype: str) -> npt.NDArray[np.generic]:
     """Cast weights of half precision, or to it, where the model was given another type."""
     import ml_dtypes
 

@@ -41,18 +41,12 @@ _BERT: tuple[Renaming, ...] = (
         r"bert\.encoder\.layer\.(\d+)\.attention\.self\.(query|key|value)\.(\w+)",
         lambda m: f"layers.{m[1]}.attn.{_PROJECTIONS[m[2]]}.{m[3]}",
     ),
-    (
-        r"bert\.encoder\.layer\.(\d+)\.attention\.output\.dense\.(\w+)",
-        r"layers.\1.attn.o_proj.\2",
-    ),
+    (r"bert\.encoder\.layer\.(\d+)\.attention\.output\.dense\.(\w+)", r"layers.\1.attn.o_proj.\2"),
     (
         r"bert\.encoder\.layer\.(\d+)\.attention\.output\.LayerNorm\.(\w+)",
         r"layers.\1.attn_norm.\2",
     ),
-    (
-        r"bert\.encoder\.layer\.(\d+)\.intermediate\.dense\.(\w+)",
-        r"layers.\1.mlp.up_proj.\2",
-    ),
+    (r"bert\.encoder\.layer\.(\d+)\.intermediate\.dense\.(\w+)", r"layers.\1.mlp.up_proj.\2"),
     (r"bert\.encoder\.layer\.(\d+)\.output\.dense\.(\w+)", r"layers.\1.mlp.down_proj.\2"),
     (r"bert\.encoder\.layer\.(\d+)\.output\.LayerNorm\.(\w+)", r"layers.\1.mlp_norm.\2"),
     (r"cls\.predictions\.transform\.dense\.(\w+)", r"mlm.dense.\1"),
@@ -72,18 +66,12 @@ _VIT: tuple[Renaming, ...] = (
         r"vit\.encoder\.layer\.(\d+)\.attention\.attention\.(query|key|value)\.(\w+)",
         lambda m: f"layers.{m[1]}.attn.{_PROJECTIONS[m[2]]}.{m[3]}",
     ),
-    (
-        r"vit\.encoder\.layer\.(\d+)\.attention\.output\.dense\.(\w+)",
-        r"layers.\1.attn.o_proj.\2",
-    ),
+    (r"vit\.encoder\.layer\.(\d+)\.attention\.output\.dense\.(\w+)", r"layers.\1.attn.o_proj.\2"),
     (r"vit\.(?:encoder\.layer|layers)\.(\d+)\.layernorm_before\.(\w+)", r"layers.\1.ln_1.\2"),
     (r"vit\.(?:encoder\.layer|layers)\.(\d+)\.layernorm_after\.(\w+)", r"layers.\1.ln_2.\2"),
     (r"vit\.layers\.(\d+)\.mlp\.fc1\.(\w+)", r"layers.\1.mlp.up_proj.\2"),
     (r"vit\.layers\.(\d+)\.mlp\.fc2\.(\w+)", r"layers.\1.mlp.down_proj.\2"),
-    (
-        r"vit\.encoder\.layer\.(\d+)\.intermediate\.dense\.(\w+)",
-        r"layers.\1.mlp.up_proj.\2",
-    ),
+    (r"vit\.encoder\.layer\.(\d+)\.intermediate\.dense\.(\w+)", r"layers.\1.mlp.up_proj.\2"),
     (r"vit\.encoder\.layer\.(\d+)\.output\.dense\.(\w+)", r"layers.\1.mlp.down_proj.\2"),
     (r"vit\.layernorm\.(\w+)", r"norm.\1"),
     (r"classifier\.(\w+)", r"head.\1"),
@@ -153,9 +141,6 @@ def _renamed(name: str, table: tuple[Renaming, ...]) -> str | None:
         if ours is None:
             return None
         return str(ours(match) if callable(ours) else match.expand(ours))
-    raise ModelError(
-        "DIST0335",
-        "the tensor belongs to no weight of the model",
-        place=name,
-        remedy="Give the weights of the model that config.json describes.",
-    )
+    problem = "the tensor belongs to no weight of the model"
+    remedy = "Give the weights of the model that config.json describes."
+    raise ModelError("DIST0335", problem, place=name, remedy=remedy)

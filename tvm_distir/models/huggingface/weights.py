@@ -57,12 +57,9 @@ def convert_weights(config: Config, state: Mapping[str, Array]) -> dict[str, Arr
         elif leaf in ("weight", "bias", "sinks"):
             out[plain] = np.asarray(value)
         else:
-            raise ModelError(
-                "DIST0335",
-                "the tensor belongs to no weight of the model",
-                place=name,
-                remedy="Give the weights of the model that config.json describes.",
-            )
+            problem = "the tensor belongs to no weight of the model"
+            remedy = "Give the weights of the model that config.json describes."
+            raise ModelError("DIST0335", problem, place=name, remedy=remedy)
     return out
 
 
@@ -120,16 +117,9 @@ def _block(stem: str) -> str:
     return stem.split(".mlp")[0] + ".mlp"
 
 
-def _router(_: DecoderConfig, stem: str, value: Array) -> dict[str, Array]:
-    return {f"{_block(stem)}.router.weight": value.T}
-
-
-def _router_bias(_: DecoderConfig, stem: str, value: Array) -> dict[str, Array]:
-    return {f"{_block(stem)}.router.bias": value}
-
-
-def _correction(_: DecoderConfig, stem: str, value: Array) -> dict[str, Array]:
-    return {f"{_block(stem)}.router.correction": value}
+def _moved(leaf: str, change: Callable[[Array], Array] = np.asarray) -> Conversion:
+    """Return a conversion to a leaf of the block."""
+    return lambda _, stem, value: {f"{_block(stem)}.{leaf}": change(value)}
 
 
 def _experts_gate_up(config: DecoderConfig, stem: str, value: Array) -> dict[str, Array]:
@@ -152,10 +142,6 @@ def _experts_down(config: DecoderConfig, stem: str, value: Array) -> dict[str, A
 def _gate_up_bias(_: DecoderConfig, stem: str, value: Array) -> dict[str, Array]:
     block, value = _block(stem), value[:, None]
     return {f"{block}.gate_bias": value[..., ::2], f"{block}.up_bias": value[..., 1::2]}
-
-
-def _down_bias(_: DecoderConfig, stem: str, value: Array) -> dict[str, Array]:
-    return {f"{_block(stem)}.down_bias": value[:, None]}
 
 
 def _joint_qkv(config: DecoderConfig, stem: str, value: Array) -> dict[str, Array]:
@@ -188,14 +174,14 @@ def _joint_gate_up(_: DecoderConfig, stem: str, value: Array) -> dict[str, Array
 
 
 _CONVERSIONS: Mapping[str, Conversion] = {
-    "gate.weight": _router,
-    "router.weight": _router,
-    "router.bias": _router_bias,
-    "gate.e_score_correction_bias": _correction,
+    "gate.weight": _moved("router.weight", np.transpose),
+    "router.weight": _moved("router.weight", np.transpose),
+    "router.bias": _moved("router.bias"),
+    "gate.e_score_correction_bias": _moved("router.correction"),
     "experts.gate_up_proj": _experts_gate_up,
     "experts.down_proj": _experts_down,
     "experts.gate_up_proj_bias": _gate_up_bias,
-    "experts.down_proj_bias": _down_bias,
+    "experts.down_proj_bias": _moved("down_bias", lambda value: value[:, None]),
     "qkv_proj.weight": _joint_qkv,
     "query_key_value.weight": _grouped_qkv,
     "gate_up_proj.weight": _joint_gate_up,

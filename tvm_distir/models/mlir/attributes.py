@@ -81,12 +81,7 @@ class Attributes:
         scan = self._scan
         if not scan.take("("):
             return [self.type()]
-        types: list[Type] = []
-        while not scan.take(")"):
-            types.append(self.type())
-            if not scan.peek(")"):
-                scan.expect(",")
-        return types
+        return [self.type() for _ in scan.items(")")]
 
     def function_type(self) -> tuple[list[Type], list[Type]]:
         """Parse ``(a, b) -> (c)``."""
@@ -98,12 +93,10 @@ class Attributes:
         """Parse ``key = value, ...`` up to the closing bracket, after the opening bracket."""
         scan = self._scan
         result: dict[str, Any] = {}
-        while not scan.take(close):
+        for _ in scan.items(close):
             quoted = scan.match(STRING)
             key = unescaped(quoted.group(1)) if quoted else scan.word(NAME, "an attribute")
             result[key] = self.value() if scan.take("=") else True
-            if not scan.peek(close):
-                scan.expect(",")
         return result
 
     def value(self, typed: bool = True) -> Any:
@@ -176,13 +169,7 @@ class Attributes:
             raise scan.fault(str(error)) from error
 
     def _items(self, close: str) -> list[Any]:
-        scan = self._scan
-        items = []
-        while not scan.take(close):
-            items.append(self.value())
-            if not scan.peek(close):
-                scan.expect(",")
-        return items
+        return [self.value() for _ in self._scan.items(close)]
 
     def _of_dialect(self) -> Any:
         """Parse ``#dialect.name<...>``, or resolve an alias."""

@@ -12,20 +12,12 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from tvm_distir.models.common.hlo_names import ELEMENTS
+
 _ELEMENT = re.compile(
     r"[+-]?0x[0-9A-Fa-f]+|true|false|[+-]?\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|[+-]?inf|nan"
 )
-_TYPES: dict[str, Any] = {
-    "i1": np.bool_,
-    "f64": np.float64,
-    "f32": np.float32,
-    "f16": np.float16,
-    "bf16": ml_dtypes.bfloat16,
-    "f8E4M3FN": ml_dtypes.float8_e4m3fn,
-    "f8E5M2": ml_dtypes.float8_e5m2,
-    **{f"i{n}": np.dtype(f"int{n}") for n in (8, 16, 32, 64)},
-    **{f"ui{n}": np.dtype(f"uint{n}") for n in (8, 16, 32, 64)},
-}
+_TYPES = {word: np.dtype(getattr(ml_dtypes, name, name)) for name, word in ELEMENTS.items()}
 
 
 def element_type(word: str) -> np.dtype[np.generic] | None:
@@ -36,8 +28,7 @@ def element_type(word: str) -> np.dtype[np.generic] | None:
     >>> element_type("ui8"), element_type("complex<f32>")
     (dtype('uint8'), None)
     """
-    name = _TYPES.get(word)
-    return None if name is None else np.dtype(name)
+    return _TYPES.get(word)
 
 
 def dense_elements(body: str, shape: tuple[int, ...], word: str) -> npt.NDArray[np.generic]:

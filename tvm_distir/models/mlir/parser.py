@@ -145,12 +145,8 @@ class _Parser:
         scan = self._scan
         visibility = next((w for w in ("public", "private") if scan.take(w)), "public")
         name = read_symbol(scan, "the name of a function")
-        arguments: list[Argument] = []
         scan.expect("(")
-        while not scan.take(")"):
-            arguments.append(self._argument())
-            if not scan.peek(")"):
-                scan.expect(",")
+        arguments = [self._argument() for _ in scan.items(")")]
         types, notes = self._function_results() if scan.take("->") else ([], [])
         attributes: dict[str, Any] = {}
         if scan.take("attributes"):
@@ -174,11 +170,9 @@ class _Parser:
             return [self._attributes.type()], [{}]
         types: list[Type] = []
         notes: list[dict[str, Any]] = []
-        while not scan.take(")"):
+        for _ in scan.items(")"):
             types.append(self._attributes.type())
             notes.append(self._attributes.dictionary() if scan.take("{") else {})
-            if not scan.peek(")"):
-                scan.expect(",")
         return types, notes
 
     def _generic(self, name: str) -> Operation:
@@ -221,10 +215,7 @@ class _Parser:
         scan.expect("{")
         if scan.match(_LABEL):
             if scan.take("("):
-                while not scan.take(")"):
-                    block.arguments.append(self._argument())
-                    if not scan.peek(")"):
-                        scan.expect(",")
+                block.arguments.extend(self._argument() for _ in scan.items(")"))
             scan.expect(":")
         while not scan.take("}"):
             if scan.peek("^"):

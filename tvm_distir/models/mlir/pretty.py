@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from .attributes import NAME, VALUE, Attributes, read_symbol
 from .scanner import Scanner
@@ -26,11 +27,7 @@ _NAMES = {
     "iota": {"dim": "iota_dimension"},
     "concatenate": {"dim": "dimension"},
     "dynamic_slice": {"sizes": "slice_sizes"},
-    "pad": {
-        "low": "edge_padding_low",
-        "high": "edge_padding_high",
-        "interior": "interior_padding",
-    },
+    "pad": {"low": "edge_padding_low", "high": "edge_padding_high", "interior": "interior_padding"},
     "convolution": {"dim_numbers": "dimension_numbers"},
 }
 """Attributes by the names of clauses, where these differ."""
@@ -43,6 +40,7 @@ _WINDOW = {
 }
 
 
+@dataclass(frozen=True)
 class PrettyOperations:
     """Parser of operations in their pretty forms, after the name.
 
@@ -54,17 +52,10 @@ class PrettyOperations:
         Take a region, and an argument of a block.
     """
 
-    def __init__(
-        self,
-        scan: Scanner,
-        attributes: Attributes,
-        region: Callable[[], RegionBlock],
-        argument: Callable[[], Argument],
-    ) -> None:
-        self._scan = scan
-        self._attributes = attributes
-        self._region = region
-        self._argument = argument
+    _scan: Scanner
+    _attributes: Attributes
+    _region: Callable[[], RegionBlock]
+    _argument: Callable[[], Argument]
 
     def operation(self, name: str, results: int) -> Operation:
         """Parse the rest of an operation with a given number of results."""

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from tvm_distir.support import ModelError
 
@@ -61,6 +62,13 @@ class Scanner:
         """Consume a literal, or reject any other text (DIST0370)."""
         if not self.take(literal):
             raise self.fault(f'"{literal}" is expected, not {self.here()}')
+
+    def items(self, close: str) -> Iterator[None]:
+        """Yield before each item of a list with commas, up to its closing literal."""
+        while not self.take(close):
+            yield
+            if not self.peek(close):
+                self.expect(",")
 
     def word(self, pattern: re.Pattern[str], title: str) -> str:
         """Consume a match of a pattern, or reject any other text (DIST0370)."""
@@ -121,12 +129,8 @@ class Scanner:
 
     def fault(self, problem: str) -> ModelError:
         """Return an error at this position (DIST0370)."""
-        return ModelError(
-            "DIST0370",
-            problem,
-            place=f"{self._location}:{self.line}",
-            remedy="Write the text again with JAX's as_text(), or jax.export.",
-        )
+        remedy = "Write the text again with JAX's as_text(), or jax.export."
+        return ModelError("DIST0370", problem, place=f"{self._location}:{self.line}", remedy=remedy)
 
     def unknown(self, operation: str, remedy: str = "Lower the model to StableHLO.") -> ModelError:
         """Return the error about an operation that is not StableHLO's (DIST0371)."""

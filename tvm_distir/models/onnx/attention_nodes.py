@@ -10,7 +10,6 @@ These are ``Attention`` of ONNX (operator sets 23 and 24), and ``MultiHeadAttent
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import onnx
@@ -18,6 +17,7 @@ from onnx import TensorProto, helper
 
 from .misread import Seen, attention_fault
 from .node_writer import NodeWriter
+from .protos import attributes_of
 
 Nodes = list[onnx.NodeProto]
 MICROSOFT = "com.microsoft"
@@ -27,7 +27,7 @@ def attention_nodes(node: onnx.NodeProto, seen: Seen, version: int) -> Nodes | N
     """Return the nodes of an ``Attention`` of ONNX, or None if it has what is not written out."""
     if attention_fault(node, seen) is not None:
         return None
-    attributes = _attributes(node)
+    attributes = attributes_of(node)
     q, k, v, mask, past_k, past_v, lengths = (list(node.input) + [""] * 7)[:7]
     writer = _AttentionWriter(node, seen)
     heads = [int(attributes.get(name, 0)) for name in ("q_num_heads", "kv_num_heads")]
@@ -45,7 +45,7 @@ def attention_nodes(node: onnx.NodeProto, seen: Seen, version: int) -> Nodes | N
 
 def multi_head_attention_nodes(node: onnx.NodeProto, seen: Seen, version: int) -> Nodes | None:
     """Return the nodes of a ``MultiHeadAttention`` of separate queries, keys and values."""
-    attributes = _attributes(node)
+    attributes = attributes_of(node)
     q, k, v, bias, padding, added, *cached = list(node.input) + [""] * 6
     shapes = [seen.shape(x) for x in (q, k, v)]
     if any(shape is None or len(shape) != 3 for shape in shapes) or any(cached):
@@ -73,7 +73,7 @@ def multi_head_attention_nodes(node: onnx.NodeProto, seen: Seen, version: int) -
 
 def group_query_attention_nodes(node: onnx.NodeProto, seen: Seen, version: int) -> Nodes | None:
     """Return the nodes of a ``GroupQueryAttention`` of a whole prompt, without rotation."""
-    attributes = _attributes(node)
+    attributes = attributes_of(node)
     q, k, v, past_k, past_v, lengths, _total, *more = list(node.input) + [""] * 7
     plain = ("num_heads", "kv_num_heads", "scale", "softcap")
     if not k or not v or past_k or past_v or any(more):
@@ -88,10 +88,6 @@ def group_query_attention_nodes(node: onnx.NodeProto, seen: Seen, version: int) 
     writer.offset_by_lengths = False
     writer.softcap = float(attributes.get("softcap", 0.0))
     return writer.write(q, attributes.get("scale") or None, joined=True)
-
-
-def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
-    return {a.name: helper.get_attribute_value(a) for a in node.attribute}
 
 
 class _AttentionWriter(NodeWriter):

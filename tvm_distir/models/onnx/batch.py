@@ -20,6 +20,8 @@ from onnx import helper
 from tvm_distir.models.common.batch_position import batch_position
 from tvm_distir.support import ModelError
 
+from .protos import constant_node, copied
+
 Shape = tuple[int, ...]
 
 _BROADCASTING = frozenset(
@@ -203,7 +205,7 @@ def _stretch_operands(
             continue  # broadcasting repeats a dim of size 1
         names[index] = f"{node.output[0]}__operand{index}"
         sizes = f"{names[index]}__shape"
-        extra.append(_shape_constant(sizes, stretched))
+        extra.append(constant_node(sizes, stretched, "int64"))
         extra.append(helper.make_node("Expand", [name, sizes], [names[index]], name=names[index]))
     return extra, _with_inputs(node, names)
 
@@ -224,17 +226,10 @@ def _with_operand(
     name = f"{node.output[0]}__sizes"
     names = list(node.input)
     names[operand] = name
-    return [_shape_constant(name, sizes)], _with_inputs(node, names)
+    return [constant_node(name, sizes, "int64")], _with_inputs(node, names)
 
 
 def _with_inputs(node: onnx.NodeProto, names: Sequence[str]) -> onnx.NodeProto:
-    copy = onnx.NodeProto()
-    copy.CopyFrom(node)
-    del copy.input[:]
-    copy.input.extend(names)
+    copy = copied(node)
+    copy.input[:] = names
     return copy
-
-
-def _shape_constant(name: str, sizes: Sequence[int]) -> onnx.NodeProto:
-    value = onnx.numpy_helper.from_array(np.asarray(sizes, "int64"), name)
-    return helper.make_node("Constant", [], [name], name=name, value=value)

@@ -10,6 +10,7 @@ import onnx
 from onnx import helper
 
 from .node_writer import NodeWriter
+from .protos import copied, refill
 from .rewriting import rewritten
 
 Nodes = list[onnx.NodeProto]
@@ -37,15 +38,12 @@ def chosen(node: onnx.NodeProto, condition: bool) -> Nodes:
 
 def _renamed(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodeProto:
     """Return a copy with names replaced, including those in its branches."""
-    copy = onnx.NodeProto()
-    copy.CopyFrom(node)
+    copy = copied(node)
     for field in (copy.input, copy.output):
         field[:] = [names.get(name, name) for name in field]
     for attribute in copy.attribute:
         for graph in [attribute.g, *attribute.graphs]:
-            inside = [_renamed(inner, names) for inner in graph.node]
-            del graph.node[:]
-            graph.node.extend(inside)
+            refill(graph.node, [_renamed(inner, names) for inner in graph.node])
             for value in graph.output:
                 value.name = names.get(value.name, value.name)
     return copy
@@ -57,8 +55,7 @@ def with_scalar_condition(node: onnx.NodeProto, shape: tuple[int, ...] | None) -
     ONNX takes any tensor of a single element. What ``If`` nodes inside of the branches read is
     reshaped too: nothing says of which shape it is.
     """
-    copy = onnx.NodeProto()
-    copy.CopyFrom(node)
+    copy = copied(node)
     changed = [_scalar_inside(a.g) for a in copy.attribute if a.HasField("g")]
     if shape == () or shape is None:
         return [copy] if any(changed) else None
@@ -78,6 +75,5 @@ def _scalar_inside(graph: onnx.GraphProto) -> bool:
         nodes.extend((with_scalar_condition(node, (1,)) or [node]) if is_scalar_needed else [node])
     changed = len(nodes) != len(graph.node)
     if changed:
-        del graph.node[:]
-        graph.node.extend(nodes)
+        refill(graph.node, nodes)
     return changed

@@ -18,6 +18,7 @@ from tvm_distir.models.common.quiet import reason
 from tvm_distir.support import ModelError
 
 from .batch import node_location
+from .protos import attribute_of
 
 Array = npt.NDArray[np.generic]
 
@@ -35,19 +36,16 @@ def evaluated(node: onnx.NodeProto, operands: Mapping[str, Array], model: onnx.M
     try:
         if node.op_type == "GatherElements":
             data, indices = (operands[name] for name in node.input)
-            return _gather_elements(data, indices, _int(node, "axis", 0))
+            return _gather_elements(data, indices, attribute_of(node, "axis", 0))
         if node.op_type == "Erf":  # the reference rounds to float32
             (x,) = (operands[name] for name in node.input)
             return np.vectorize(math.erf, otypes=["float64"])(x).astype(x.dtype)
         with np.errstate(all="ignore"):  # infinities are values, as on any device
             return _by_reference(node, operands, model)
     except Exception as error:  # the reference raises whatever NumPy raises
-        raise ModelError(
-            "DIST0310",
-            f"it cannot be evaluated on its constant operands: {reason(error)}",
-            place=node_location(node),
-            remedy="Check the constants of the model.",
-        ) from error
+        problem = f"it cannot be evaluated on its constant operands: {reason(error)}"
+        remedy = "Check the constants of the model."
+        raise ModelError("DIST0310", problem, place=node_location(node), remedy=remedy) from error
 
 
 def _by_reference(
@@ -73,7 +71,3 @@ def _gather_elements(data: Array, indices: Array, axis: int) -> Array:
     axis %= data.ndim
     picked = tuple(slice(None) if d == axis else slice(n) for d, n in enumerate(indices.shape))
     return np.take_along_axis(data[picked], np.asarray(indices, "int64"), axis)
-
-
-def _int(node: onnx.NodeProto, name: str, default: int) -> int:
-    return next((int(a.i) for a in node.attribute if a.name == name), default)

@@ -23,6 +23,7 @@ from .attention_nodes import (
 from .branches import chosen, with_scalar_condition
 from .misread import Seen
 from .node_writer import NodeWriter
+from .protos import attribute_of, attributes_of
 from .resizing import resized
 
 Nodes = list[onnx.NodeProto]
@@ -56,12 +57,6 @@ def _dtype(seen: Seen, name: str) -> npt.DTypeLike:
     return helper.tensor_dtype_to_np_dtype(_kind(seen, name))
 
 
-def _attribute(node: onnx.NodeProto, name: str, default: object) -> object:
-    values = [helper.get_attribute_value(a) for a in node.attribute if a.name == name]
-    value = values[0] if values else default
-    return value.decode() if isinstance(value, bytes) else value
-
-
 def _in_float32(node: onnx.NodeProto, seen: Seen, _: int) -> Nodes | None:
     """Run a function without a 16-bit kernel in TVM in float32 and round its result."""
     if _kind(seen, node.input[0]) not in _NARROW:
@@ -76,7 +71,7 @@ def _mod(node: onnx.NodeProto, seen: Seen, _: int) -> Nodes | None:
 
     TVM computes ``x - floor(x / y) * y``, which is NaN for infinite divisors.
     """
-    if _kind(seen, node.input[0]) not in _FLOATS or _attribute(node, "fmod", 0):
+    if _kind(seen, node.input[0]) not in _FLOATS or attribute_of(node, "fmod", 0):
         return None
     writer, (x, y) = NodeWriter(node), node.input
     zero = writer.constant(0, _dtype(seen, x))
@@ -114,7 +109,7 @@ def _fits(shape: tuple[int, ...], full: tuple[int, ...]) -> bool:
 def _pad(node: onnx.NodeProto, seen: Seen, version: int) -> Nodes | None:
     """Expand negative pads into a crop."""
     shape = seen.shape(node.input[0])
-    amounts = _attribute(node, "pads", None)
+    amounts = attribute_of(node, "pads", None)
     if version >= 11:
         amounts = seen.values.get(node.input[1])
     if shape is None or amounts is None:
@@ -141,7 +136,7 @@ def _pad(node: onnx.NodeProto, seen: Seen, version: int) -> Nodes | None:
     rest = np.maximum(pads, 0)
     if not rest.any():
         return writer.finish("Identity", [part])
-    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    attributes = attributes_of(node)
     if version < 11:
         return writer.finish("Pad", [part], **{**attributes, "pads": rest.tolist()})
     operands = [part, writer.constant(rest, "int64"), *node.input[2:]]
@@ -150,15 +145,15 @@ def _pad(node: onnx.NodeProto, seen: Seen, version: int) -> Nodes | None:
 
 def _resize(node: onnx.NodeProto, seen: Seen, version: int) -> Nodes | None:
     """Expand a resize in its dtype where float32 is not exact."""
-    mode = _attribute(node, "mode", "nearest")
+    mode = attribute_of(node, "mode", "nearest")
     exact: tuple[int, ...] = (TensorProto.DOUBLE,)
     if mode == "nearest":
         exact += (TensorProto.INT32, TensorProto.INT64, TensorProto.UINT32, TensorProto.UINT64)
     shape = seen.shape(node.input[0])
     if _kind(seen, node.input[0]) not in exact or shape is None or version < 11:
         return None
-    stretched = _attribute(node, "keep_aspect_ratio_policy", "stretch") == "stretch"
-    other = [_attribute(node, name, 0) for name in ("antialias", "exclude_outside")]
+    stretched = attribute_of(node, "keep_aspect_ratio_policy", "stretch") == "stretch"
+    other = [attribute_of(node, name, 0) for name in ("antialias", "exclude_outside")]
     if not stretched or any(other):
         return None
     scaled = _scaled(node, seen, shape)
@@ -167,10 +162,10 @@ def _resize(node: onnx.NodeProto, seen: Seen, version: int) -> Nodes | None:
     attributes: dict[str, str | float] = {
         "mode": str(mode),
         "coordinate_transformation_mode": str(
-            _attribute(node, "coordinate_transformation_mode", "half_pixel")
+            attribute_of(node, "coordinate_transformation_mode", "half_pixel")
         ),
-        "nearest_mode": str(_attribute(node, "nearest_mode", "round_prefer_floor")),
-        "cubic_coeff_a": float(str(_attribute(node, "cubic_coeff_a", -0.75))),
+        "nearest_mode": str(attribute_of(node, "nearest_mode", "round_prefer_floor")),
+        "cubic_coeff_a": float(str(attribute_of(node, "cubic_coeff_a", -0.75))),
     }
     return resized(node, attributes, shape, *scaled, _dtype(seen, node.input[0]))
 
@@ -181,7 +176,7 @@ def _scaled(
     """Return the result sizes and scales of a Resize, or None if unknown."""
     operands = [seen.values.get(name) if name else None for name in [*node.input, "", "", ""][2:4]]
     scales, sizes = (None if a is None or not a.size else a.tolist() for a in operands)
-    axes = _attribute(node, "axes", list(range(len(shape))))
+    axes = attribute_of(node, "axes", list(range(len(shape))))
     factors = sizes if scales is None else scales
     if factors is None or not isinstance(axes, list) or len(factors) != len(axes):
         return None

@@ -73,12 +73,9 @@ def from_onnx(
     _check_batch(batch, location)
     check_sizes(dims or {}, location)
     if model.ir_version < OLDEST_IR:
-        raise ModelError(
-            "DIST0310",
-            f"the model's IR version is {model.ir_version}",
-            place=location,
-            remedy=f"Convert it to IR version {OLDEST_IR} or later.",
-        )
+        problem = f"the model's IR version is {model.ir_version}"
+        remedy = f"Convert it to IR version {OLDEST_IR} or later."
+        raise ModelError("DIST0310", problem, place=location, remedy=remedy)
     check_names(model.graph, location)
     check_inputs(model.graph, location)
     skeleton = strip_weights(model, folder)
@@ -95,12 +92,8 @@ def from_onnx(
 
 def _check_batch(batch: int | None, location: str) -> None:
     if batch is not None and (isinstance(batch, bool) or not isinstance(batch, int) or batch < 1):
-        raise ModelError(
-            "DIST0314",
-            f"batch={batch!r} is not a size",
-            place=location,
-            remedy="Give a positive integer.",
-        )
+        problem = f"batch={batch!r} is not a size"
+        raise ModelError("DIST0314", problem, place=location, remedy="Give a positive integer.")
 
 
 class _Refused(BaseException):
@@ -161,22 +154,16 @@ def _import(skeleton: Skeleton, location: str) -> ir.IRModule:
     try:
         mod = importer.imported(skeleton.model)
     except tvm.error.OpNotImplemented as error:
-        raise ModelError(
-            "DIST0311",
-            _unsupported(skeleton.model, str(error)),
-            place=location,
-            remedy="Rewrite the model with operators that TVM imports.",
-        ) from error
+        problem = _unsupported(skeleton.model, str(error))
+        remedy = "Rewrite the model with operators that TVM imports."
+        raise ModelError("DIST0311", problem, place=location, remedy=remedy) from error
     except IMPORT_ERRORS as error:
         node = importer.node
         del importer  # it holds the builder
         drop_half_built(error)
-        raise ModelError(
-            "DIST0312",
-            f"TVM's importer refused the node: {reason(error)}",
-            place=node or location,
-            remedy="Check the operands and the operator set's version.",
-        ) from error
+        problem = f"TVM's importer refused the node: {reason(error)}"
+        remedy = "Check the operands and the operator set's version."
+        raise ModelError("DIST0312", problem, place=node or location, remedy=remedy) from error
     return mod
 
 
@@ -200,12 +187,9 @@ def _fold_constants(mod: ir.IRModule, location: str) -> ir.IRModule:
             return passes(mod)
     except IMPORT_ERRORS as error:  # folding asks every call for its kernel
         call = _without_kernel(mod)
-        raise ModelError(
-            "DIST0312",
-            f"TVM has no kernel for {call}: {reason(error)}",
-            place=location,
-            remedy="Rewrite the node that is imported as this call.",
-        ) from error
+        problem = f"TVM has no kernel for {call}: {reason(error)}"
+        remedy = "Rewrite the node that is imported as this call."
+        raise ModelError("DIST0312", problem, place=location, remedy=remedy) from error
 
 
 def _without_kernel(mod: ir.IRModule) -> str:

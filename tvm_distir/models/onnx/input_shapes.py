@@ -56,12 +56,9 @@ def static_shapes(
     known: list[str] = []
     for value in model.graph.input:
         if not value.type.HasField("tensor_type") or not value.type.tensor_type.HasField("shape"):
-            raise ModelError(
-                "DIST0313",
-                f'the shape of the input "{value.name}" is unknown',
-                place=location,
-                remedy="Export the model with a shape.",
-            )
+            problem = f'the shape of the input "{value.name}" is unknown'
+            remedy = "Export the model with a shape."
+            raise ModelError("DIST0313", problem, place=location, remedy=remedy)
         batch_size = batch if value.name in data else None
         old[value.name] = _shape_of(value, dims, batch_size, known, open_names)
     for name in dims:
@@ -111,12 +108,9 @@ def _with_batch(
     sizes_seen = sorted({old[name][0] for name in ranked} - {batch})
     if not ranked or len(sizes_seen) > 1:
         shown = ", ".join(f"{name} {list(old[name])}" for name in data)
-        raise ModelError(
-            "DIST0314",
-            f"the data inputs have no common dim 0: {shown}",
-            place=location,
-            remedy="Remove --batch, or export the model with the required batch.",
-        )
+        problem = f"the data inputs have no common dim 0: {shown}"
+        remedy = "Remove --batch, or export the model with the required batch."
+        raise ModelError("DIST0314", problem, place=location, remedy=remedy)
     return {name: (batch, *shape[1:]) if name in ranked else shape for name, shape in old.items()}
 
 

@@ -15,6 +15,7 @@ from onnx import TensorProto
 from tvm_distir.support import ModelError
 
 from .batch import node_location
+from .protos import attribute_of
 
 
 class Seen(Protocol):
@@ -42,36 +43,19 @@ def check_read(node: onnx.NodeProto, seen: Seen) -> None:
         return
     fault = _FAULTS[node.op_type](node, seen)
     if fault is not None:
-        raise ModelError(
-            "DIST0312",
-            f"TVM's importer translates it incorrectly: {fault[0]}",
-            place=node_location(node),
-            remedy=fault[1],
-        )
+        problem = f"TVM's importer translates it incorrectly: {fault[0]}"
+        raise ModelError("DIST0312", problem, place=node_location(node), remedy=fault[1])
 
 
 Fault = tuple[str, str] | None
 """The part that is misread, and a remedy."""
 
 
-TOPK_TYPES = (
-    TensorProto.FLOAT,
-    TensorProto.DOUBLE,
-    TensorProto.FLOAT16,
-    TensorProto.INT8,
-    TensorProto.INT32,
-    TensorProto.INT64,
-    TensorProto.UINT8,
+TOPK_TYPES = tuple(
+    TensorProto.DataType.Value(name)
+    for name in "FLOAT DOUBLE FLOAT16 INT8 INT32 INT64 UINT8".split()
 )
 """The types that TVM's sort compares; a program with other types fails as it runs."""
-
-
-def _int(node: onnx.NodeProto, name: str, default: int = 0) -> int:
-    return next((int(a.i) for a in node.attribute if a.name == name), default)
-
-
-def _text(node: onnx.NodeProto, name: str) -> str:
-    return next((a.s.decode() for a in node.attribute if a.name == name), "")
 
 
 def _reads(node: onnx.NodeProto, first: int, seen: Seen) -> bool:
@@ -84,7 +68,7 @@ def attention_fault(node: onnx.NodeProto, seen: Seen) -> Fault:
     if _reads(node, 3, seen):
         return "it has no result qk_matmul_output", "Compute the scores with MatMul."
     for name in ("left_window_size", "right_window_size"):
-        if _int(node, name, -1) != -1:
+        if attribute_of(node, name, -1) != -1:
             return f"{name} is ignored", "Give attn_mask instead."
     q, k, _v, mask, past = (list(node.input) + [""] * 4)[:5]
     shapes = [seen.shape(name) for name in (q, k, mask, past) if name]
@@ -97,7 +81,7 @@ def attention_fault(node: onnx.NodeProto, seen: Seen) -> Fault:
 
 
 def _batch_norm(node: onnx.NodeProto, seen: Seen) -> Fault:
-    if _int(node, "training_mode"):
+    if attribute_of(node, "training_mode", 0):
         return "the running mean and variance of training_mode", "Export the model for inference."
     return None
 
@@ -124,7 +108,7 @@ def _conv_transpose(node: onnx.NodeProto, seen: Seen) -> Fault:
 
 
 def _is_inf(node: onnx.NodeProto, seen: Seen) -> Fault:
-    if not (_int(node, "detect_positive", 1) and _int(node, "detect_negative", 1)):
+    if not (attribute_of(node, "detect_positive", 1) and attribute_of(node, "detect_negative", 1)):
         return "both signs are detected", "Leave detect_positive and detect_negative at 1."
     return None
 
@@ -137,7 +121,7 @@ def _upsample(node: onnx.NodeProto, seen: Seen) -> Fault:
 
 def _resize(node: onnx.NodeProto, seen: Seen) -> Fault:
     for name in ("antialias", "exclude_outside"):
-        if _int(node, name):
+        if attribute_of(node, name, 0):
             return f"{name} is ignored", f"Leave {name} at 0."
     scales = seen.values.get(node.input[2]) if len(node.input) > 2 else None
     shape = seen.shape(node.input[0])
@@ -150,13 +134,13 @@ def _resize(node: onnx.NodeProto, seen: Seen) -> Fault:
 
 
 def _roi_align(node: onnx.NodeProto, seen: Seen) -> Fault:
-    if _text(node, "mode") == "max":
+    if attribute_of(node, "mode", "") == "max":
         return "the mode max interpolates before it compares", "Use the mode avg."
     return None
 
 
 def _space_to_depth(node: onnx.NodeProto, seen: Seen) -> Fault:
-    if _text(node, "mode") == "CRD":
+    if attribute_of(node, "mode", "") == "CRD":
         return "the mode is ignored", "Use the mode DCR."
     return None
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import onnx
-from onnx import helper, numpy_helper
+from onnx import helper
+
+from .protos import constant_node
 
 
 class NodeWriter:
@@ -38,8 +39,7 @@ class NodeWriter:
     def constant(self, values: npt.ArrayLike, dtype: npt.DTypeLike) -> str:
         """Write a constant."""
         name = self._name()
-        tensor = numpy_helper.from_array(np.asarray(values, dtype), name)
-        self.nodes.append(helper.make_node("Constant", [], [name], name=name, value=tensor))
+        self.nodes.append(constant_node(name, values, dtype))
         return name
 
     def finish(self, op: str, inputs: Sequence[str], **attributes: Any) -> list[onnx.NodeProto]:

@@ -15,6 +15,8 @@ from onnx import TensorProto, external_data_helper, numpy_helper
 from tvm_distir.models.common.spec import file_bytes
 from tvm_distir.support import ModelError
 
+from .protos import copied
+
 _TYPES = {*TensorProto.DataType.values()} - {TensorProto.UNDEFINED}
 
 
@@ -31,12 +33,9 @@ def read_model(path: str | Path) -> onnx.ModelProto:
     try:
         model.ParseFromString(data)
     except DecodeError as error:
-        raise ModelError(
-            "DIST0303",
-            "the file is not an ONNX model, or is truncated",
-            place=str(path),
-            remedy="Export or download it again.",
-        ) from error
+        problem = "the file is not an ONNX model, or is truncated"
+        remedy = "Export or download it again."
+        raise ModelError("DIST0303", problem, place=str(path), remedy=remedy) from error
     return model
 
 
@@ -44,27 +43,16 @@ def check_complete(model: onnx.ModelProto, location: str) -> None:
     """Reject a model without a graph (DIST0303) or a known operator set (DIST0310)."""
     graph = model.graph
     if not graph.output or not (graph.node or graph.input):
-        raise ModelError(
-            "DIST0303",
-            "the file contains no graph with an output",
-            place=location,
-            remedy="Export or download it again.",
-        )
+        problem = "the file contains no graph with an output"
+        raise ModelError("DIST0303", problem, place=location, remedy="Export or download it again.")
     if not graph.node:
-        raise ModelError(
-            "DIST0310",
-            "the graph has no nodes",
-            place=location,
-            remedy="Export the model again.",
-        )
+        remedy = "Export the model again."
+        raise ModelError("DIST0310", "the graph has no nodes", place=location, remedy=remedy)
     version, newest = opset_version(model), onnx.defs.onnx_opset_version()
     if version is None:
-        raise ModelError(
-            "DIST0310",
-            "the model imports no operator set of the default domain",
-            place=location,
-            remedy="Export it with an opset_import.",
-        )
+        problem = "the model imports no operator set of the default domain"
+        remedy = "Export it with an opset_import."
+        raise ModelError("DIST0310", problem, place=location, remedy=remedy)
     if not 1 <= version <= newest:
         raise ModelError(
             "DIST0310",
@@ -102,15 +90,11 @@ def tensor_array(tensor: TensorProto, folder: str) -> npt.NDArray[np.generic]:
     """
     try:
         if tensor.data_location == TensorProto.EXTERNAL:
-            copy = TensorProto()
-            copy.CopyFrom(tensor)
+            copy = copied(tensor)
             external_data_helper.load_external_data_for_tensor(copy, folder)
             tensor = copy
         return np.asarray(numpy_helper.to_array(tensor))
     except (OSError, ValueError, TypeError, onnx.checker.ValidationError) as error:
-        raise ModelError(
-            "DIST0315",
-            f"the values cannot be read: {str(error).splitlines()[0]}",
-            place=tensor.name,
-            remedy="Keep the external data files next to the model.",
-        ) from error
+        problem = f"the values cannot be read: {str(error).splitlines()[0]}"
+        remedy = "Keep the external data files next to the model."
+        raise ModelError("DIST0315", problem, place=tensor.name, remedy=remedy) from error

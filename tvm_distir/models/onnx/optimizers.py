@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import helper
+
+from .protos import attributes_of, constant_node
 
 DOMAIN = "ai.onnx.preview.training"
 
@@ -38,7 +39,7 @@ class _Nodes:
     def __init__(self, node: onnx.NodeProto) -> None:
         self.nodes: list[onnx.NodeProto] = []
         self.prefix = node.name or node.output[0]
-        self.attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        self.attributes = attributes_of(node)
 
     def number(self, key: str, usual: float = 0.0) -> float:
         """Return an attribute of the operator."""
@@ -54,8 +55,7 @@ class _Nodes:
     def constant(self, value: float) -> str:
         """Write a float32 scalar constant."""
         name = f"{self.prefix}__{len(self.nodes)}"
-        tensor = numpy_helper.from_array(np.array(value, np.float32), name)
-        self.nodes.append(helper.make_node("Constant", [], [name], name=name, value=tensor))
+        self.nodes.append(constant_node(name, value, "float32"))
         return name
 
     def count(self, step: str) -> str:

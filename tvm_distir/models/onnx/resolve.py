@@ -19,6 +19,7 @@ from tvm_distir.support import ModelError
 
 from .batch import carrying_dims, check_kept, note_outer, refusal, rewrite_pinned
 from .input_shapes import Shape
+from .protos import copied, refill
 from .skeleton import drop_dead_constants
 from .walk import ShapeWalk
 
@@ -59,12 +60,9 @@ def resolve(
         note_outer(node, before, after)
     for output in model.graph.output:
         if not carrying_dims(output.name, before, after):
-            raise ModelError(
-                "DIST0314",
-                "the output does not scale with the batch",
-                place=output.name,
-                remedy="Remove --batch, or export the model with the required batch.",
-            )
+            problem = "the output does not scale with the batch"
+            remedy = "Remove --batch, or export the model with the required batch."
+            raise ModelError("DIST0314", problem, place=output.name, remedy=remedy)
     return _replaced(model, nodes, after)
 
 
@@ -72,10 +70,8 @@ def _replaced(
     model: onnx.ModelProto, nodes: list[onnx.NodeProto], walk: ShapeWalk
 ) -> onnx.ModelProto:
     """Return the model with other nodes, and the inferred shapes of inputs and outputs."""
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
-    del result.graph.node[:]
-    result.graph.node.extend(nodes)
+    result = copied(model)
+    refill(result.graph.node, nodes)
     drop_dead_constants(result.graph)
     for value in [*result.graph.input, *result.graph.output]:
         if value.name in walk.types:

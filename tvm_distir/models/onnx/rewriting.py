@@ -9,6 +9,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from .optimizers import updates
+from .protos import copied
 
 
 def rewritten(node: onnx.NodeProto) -> list[onnx.NodeProto]:
@@ -61,8 +62,7 @@ def _added(node: onnx.NodeProto) -> list[onnx.NodeProto]:
 
 def _with_ints(node: onnx.NodeProto, **values: int) -> onnx.NodeProto:
     """Return a copy with other values of the given attributes, where they are set."""
-    copy = onnx.NodeProto()
-    copy.CopyFrom(node)
+    copy = copied(node)
     for attribute in copy.attribute:
         attribute.i = values.get(attribute.name, attribute.i)
     return copy

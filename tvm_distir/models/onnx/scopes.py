@@ -25,6 +25,7 @@ from dataclasses import replace
 import onnx
 from onnx import helper
 
+from .protos import refill
 from .skeleton import FileWeight, Skeleton
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
@@ -155,13 +156,9 @@ def _rewrite(
                 node.input[position] = renamed[name]
         nodes.append(node)
     data = [value for value in graph.input if value.name not in skeleton.weights]
-    del graph.input[:]
-    graph.input.extend(data)
-    graph.input.extend(
-        helper.make_tensor_value_info(w.name, w.elem_type, list(w.shape)) for w in weights.values()
-    )
-    del graph.node[:]
-    graph.node.extend(nodes)
+    inputs = [helper.make_tensor_value_info(w.name, w.elem_type, w.shape) for w in weights.values()]
+    refill(graph.input, [*data, *inputs])
+    refill(graph.node, nodes)
     skeleton.weights = weights
 
 
@@ -174,14 +171,7 @@ def _is_transposed(node: onnx.NodeProto, position: int, weight: FileWeight) -> b
 
 
 def _metadata(node: onnx.NodeProto, key: str) -> str:
-    return next(
-        (
-            str(metadata_prop.value)
-            for metadata_prop in node.metadata_props
-            if metadata_prop.key == key
-        ),
-        "",
-    )
+    return next((str(item.value) for item in node.metadata_props if item.key == key), "")
 
 
 def _plain(name: str) -> str:

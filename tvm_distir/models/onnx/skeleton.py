@@ -13,25 +13,21 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from tvm_distir.models.common.name_tables import by_name
+
 from .onnx_file import check_tensor, tensor_array
+from .protos import constant_node, refill
 from .rewriting import rewritten
 
 SMALL_NUMEL = 16
 FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
 
 # Operands that hold trained values: operator to operand numbers.
-_WEIGHT_OPERANDS = {
-    "Conv": (1, 2),
-    "ConvTranspose": (1, 2),
-    "Gemm": (1, 2),
-    "MatMul": (1,),
-    "BatchNormalization": (1, 2, 3, 4),
-    "LayerNormalization": (1, 2),
-    "GroupNormalization": (1, 2),
-    "InstanceNormalization": (1, 2),
-    "RMSNormalization": (1,),
-    "PRelu": (1,),
-}
+_WEIGHT_OPERANDS = by_name(
+    ((1,), "MatMul PRelu RMSNormalization"),
+    ((1, 2), "Conv ConvTranspose Gemm GroupNormalization InstanceNormalization LayerNormalization"),
+    ((1, 2, 3, 4), "BatchNormalization"),
+)
 # Per-channel scales and shifts, when they come from a vector.
 _VECTOR_OPERANDS = {"Add": (0, 1), "Mul": (0, 1)}
 _VIEWS = ("Unsqueeze", "Reshape", "Transpose", "Identity", "Squeeze", "Flatten")
@@ -118,7 +114,7 @@ def strip_weights(model: onnx.ModelProto, folder: str = "") -> Skeleton:
         if floating and (big or (tensor.name in trained and math.prod(dims) > 1)):
             weights[tensor.name] = FileWeight(tensor.name, tensor.data_type, dims, tensor)
             continue
-        constants.append(_constant(tensor, folder))
+        constants.append(constant_node(tensor.name, tensor_array(tensor, folder)))
         if tensor.data_type == TensorProto.INT64 and len(dims) == 1:
             shapes[tensor.name] = [int(n) for n in tensor_array(tensor, folder)]
     nodes = []
@@ -137,10 +133,8 @@ def strip_weights(model: onnx.ModelProto, folder: str = "") -> Skeleton:
     bare.graph.name = graph.name or "main"
     bare.graph.node.extend([*constants, *nodes])
     bare.graph.output.extend(graph.output)
-    bare.graph.input.extend(data)
-    bare.graph.input.extend(
-        helper.make_tensor_value_info(w.name, w.elem_type, list(w.shape)) for w in weights.values()
-    )
+    inputs = [helper.make_tensor_value_info(w.name, w.elem_type, w.shape) for w in weights.values()]
+    bare.graph.input.extend([*data, *inputs])
     drop_dead_constants(bare.graph)
     return Skeleton(bare, [value.name for value in data], weights)
 
@@ -194,15 +188,9 @@ def _filled_weight(
     return FileWeight(node.output[0], elem_type, tuple(dims), None, fill)
 
 
-def _constant(tensor: TensorProto, folder: str) -> onnx.NodeProto:
-    values = numpy_helper.from_array(tensor_array(tensor, folder), tensor.name)
-    return helper.make_node("Constant", [], [tensor.name], name=f"{tensor.name}", value=values)
-
-
 def drop_dead_constants(graph: onnx.GraphProto) -> None:
     """Remove unread Constant nodes (the shapes of filled weights)."""
     used = {name for node in graph.node for name in node.input}
     used |= {output.name for output in graph.output} | _captured(graph.node)
     live = [n for n in graph.node if n.op_type != "Constant" or n.output[0] in used]
-    del graph.node[:]
-    graph.node.extend(live)
+    refill(graph.node, live)

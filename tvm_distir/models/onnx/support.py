@@ -9,24 +9,16 @@ from collections.abc import Callable
 import onnx
 from onnx import TensorProto
 
+from tvm_distir.models.common.name_tables import by_name
 from tvm_distir.support import ModelError
 
 from .batch import node_location
 
-ELEMENT_TYPES = (
-    TensorProto.BOOL,
-    TensorProto.INT8,
-    TensorProto.INT16,
-    TensorProto.INT32,
-    TensorProto.INT64,
-    TensorProto.UINT8,
-    TensorProto.UINT16,
-    TensorProto.UINT32,
-    TensorProto.UINT64,
-    TensorProto.FLOAT16,
-    TensorProto.BFLOAT16,
-    TensorProto.FLOAT,
-    TensorProto.DOUBLE,
+ELEMENT_TYPES = tuple(
+    TensorProto.DataType.Value(name)
+    for name in (
+        "BOOL INT8 INT16 INT32 INT64 UINT8 UINT16 UINT32 UINT64 FLOAT16 BFLOAT16 FLOAT DOUBLE"
+    ).split()
 )
 """The element types of tensors. TVM has names for smaller types, but its casts to them round
 otherwise than ONNX says, and it stores a whole byte for each number of four bits."""
@@ -38,41 +30,19 @@ _REMEDY = (
 SIZED_BY_DATA = frozenset(["Compress", "NonMaxSuppression", "NonZero", "StringSplit", "Unique"])
 """Operators that count what they find: how much they give is known when they have run."""
 
-SIZE_OPERANDS = {
-    "AffineGrid": (1,),
-    "BlackmanWindow": (0,),
-    "CenterCropPad": (1,),
-    "Col2Im": (1, 2),
-    "ConstantOfShape": (0,),
-    "DFT": (1,),
-    "Expand": (1,),
-    "HammingWindow": (0,),
-    "HannWindow": (0,),
-    "MaxUnpool": (2,),
-    "MelWeightMatrix": (0, 1),
-    "OneHot": (1,),
-    "Pad": (1, 3),
-    "Range": (0, 1, 2),
-    "ReduceL1": (1,),
-    "ReduceL2": (1,),
-    "ReduceLogSum": (1,),
-    "ReduceLogSumExp": (1,),
-    "ReduceMax": (1,),
-    "ReduceMean": (1,),
-    "ReduceMin": (1,),
-    "ReduceProd": (1,),
-    "ReduceSum": (1,),
-    "ReduceSumSquare": (1,),
-    "Reshape": (1,),
-    "Resize": (2, 3),
-    "Slice": (1, 2, 3, 4),
-    "Split": (1,),
-    "Squeeze": (1,),
-    "Tile": (1,),
-    "TopK": (1,),
-    "Unsqueeze": (1,),
-    "Upsample": (1,),
-}
+SIZE_OPERANDS: dict[str, tuple[int, ...]] = by_name(
+    ((0,), "BlackmanWindow ConstantOfShape HammingWindow HannWindow"),
+    ((1,), "AffineGrid CenterCropPad DFT Expand OneHot Reshape Split Squeeze Tile TopK Unsqueeze"),
+    ((1,), "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin"),
+    ((1,), "ReduceProd ReduceSum ReduceSumSquare Upsample"),
+    ((2,), "MaxUnpool"),
+    ((0, 1), "MelWeightMatrix"),
+    ((1, 2), "Col2Im"),
+    ((1, 3), "Pad"),
+    ((2, 3), "Resize"),
+    ((0, 1, 2), "Range"),
+    ((1, 2, 3, 4), "Slice"),
+)
 """Operands that say how large the results are."""
 
 
@@ -81,12 +51,8 @@ def check_inputs(graph: onnx.GraphProto, location: str) -> None:
     for value in [*graph.input, *graph.output]:
         fault = type_fault(value.type) if value.type.WhichOneof("value") else None
         if fault is not None and not _is_open(value.type):
-            raise ModelError(
-                "DIST0316",
-                f'"{value.name}" is {fault}',
-                place=location,
-                remedy=_REMEDY,
-            )
+            problem = f'"{value.name}" is {fault}'
+            raise ModelError("DIST0316", problem, place=location, remedy=_REMEDY)
 
 
 def _is_open(kind: onnx.TypeProto) -> bool:
@@ -118,12 +84,8 @@ def check_numbers(node: onnx.NodeProto, types: dict[str, onnx.TypeProto]) -> Non
             continue
         fault = type_fault(kind)
         if fault is not None:
-            raise ModelError(
-                "DIST0316",
-                f'its result "{name}" is {fault}',
-                place=node_location(node),
-                remedy=_REMEDY,
-            )
+            problem = f'its result "{name}" is {fault}'
+            raise ModelError("DIST0316", problem, place=node_location(node), remedy=_REMEDY)
 
 
 def check_sizes(

@@ -21,6 +21,7 @@ from .expanding import expanded
 from .input_shapes import Shape
 from .misread import check_read
 from .onnx_file import opset_version
+from .protos import constant_node
 from .support import check_numbers, check_sizes
 
 Array = npt.NDArray[np.generic]
@@ -71,9 +72,10 @@ class ShapeWalk:
     def set_constant(self, name: str, value: Array) -> onnx.NodeProto:
         """Record a known value of ``name`` and return its Constant node."""
         self.values[name] = value
-        tensor = numpy_helper.from_array(value, name)
-        self.types[name] = helper.make_tensor_type_proto(tensor.data_type, value.shape)
-        return helper.make_node("Constant", [], [name], name=name, value=tensor)
+        node = constant_node(name, value)
+        kind = node.attribute[0].t.data_type
+        self.types[name] = helper.make_tensor_type_proto(kind, value.shape)
+        return node
 
     def visit(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         """Infer the outputs of a node; return it, or the nodes that replace it."""
@@ -123,12 +125,9 @@ class ShapeWalk:
             raise unknown_operator(node) from error
         missing = [name for name in node.input if name and name not in self.types]
         if missing:
-            raise ModelError(
-                "DIST0310",
-                f'"{missing[0]}" is read before it is defined',
-                place=node_location(node),
-                remedy="Export the model again with topologically sorted nodes.",
-            )
+            problem = f'"{missing[0]}" is read before it is defined'
+            remedy = "Export the model again with topologically sorted nodes."
+            raise ModelError("DIST0310", problem, place=node_location(node), remedy=remedy)
         nested = any(a.type in (a.GRAPH, a.GRAPHS) for a in node.attribute)
         types = self.types if nested else {name: self.types[name] for name in node.input if name}
         known = {
@@ -179,9 +178,6 @@ class ShapeWalk:
 def unknown_operator(node: onnx.NodeProto) -> ModelError:
     """Return the error about an operator that the model's ONNX version does not define."""
     domain = f" of domain {node.domain}" if node.domain else ""
-    return ModelError(
-        "DIST0311",
-        f'the operator "{node.op_type}"{domain} is unknown',
-        place=node_location(node),
-        remedy="Export the model with standard ONNX operators.",
-    )
+    problem = f'the operator "{node.op_type}"{domain} is unknown'
+    remedy = "Export the model with standard ONNX operators."
+    return ModelError("DIST0311", problem, place=node_location(node), remedy=remedy)

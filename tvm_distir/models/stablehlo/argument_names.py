@@ -82,12 +82,9 @@ class ArgumentNames:
             named = [{title, root} for title, root in zip(titles, roots, strict=True)]
             data = [i for i, names in enumerate(named) if names & self._data]
             for name in sorted(self._data.difference(*named)):
-                raise ModelError(
-                    "DIST0373",
-                    f'there is no argument "{name}"',
-                    place=self._location,
-                    remedy=nearest(name, titles),
-                )
+                problem = f'there is no argument "{name}"'
+                remedy = nearest(name, titles)
+                raise ModelError("DIST0373", problem, place=self._location, remedy=remedy)
         weights = [i for i in range(len(titles)) if i not in set(data)]
         return Signature(titles, data + weights, len(data))
 

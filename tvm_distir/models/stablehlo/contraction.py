@@ -41,11 +41,7 @@ def _dot_general(call: HloCall) -> TranslatedTensor:
     other_free = [i for i in range(len(right)) if i not in other_batch + other_inner]
     turned = write.permute(y, other_batch + other_inner + other_free)
     x = write.permute(x, batch + free + inner)
-    lead, rows, columns = (
-        _picked(left, batch),
-        _picked(left, free),
-        _picked(right, other_free),
-    )
+    lead, rows, columns = (_picked(left, batch), _picked(left, free), _picked(right, other_free))
     if not inner:
         x = write.reshape(x, lead + rows + [1] * len(columns))
         y = write.reshape(turned, lead + [1] * len(rows) + columns)

@@ -30,14 +30,14 @@ class IndexDims:
         The shape of a window of it.
     result : tuple of int
         Shape of what is read or written.
+    vector : int
+        The dim of the indices that holds an index.
     windows : list of int
         Dims of the result that are dims of a window.
     dropped : list of int
         Dims of the table that a window has none for.
     indexed : list of int
         Dims of the table that indices name.
-    vector : int
-        The dim of the indices that holds an index.
     batch, index_batch : list of int
         Dims of the table and of the indices that go along with each other.
     """
@@ -45,10 +45,10 @@ class IndexDims:
     table: tuple[int, ...]
     sizes: list[int]
     result: tuple[int, ...]
+    vector: int
     windows: list[int]
     dropped: list[int]
     indexed: list[int]
-    vector: int
     batch: list[int]
     index_batch: list[int]
 
@@ -101,7 +101,9 @@ class IndexDims:
             sizes[dim] = size
         return write.reshape(indices, sizes)
 
-    def flat(self, write: Emitter, indices: relax.Expr, clip: bool) -> tuple[Any, Any]:
+    def flat(
+        self, write: Emitter, indices: relax.Expr, clip: bool
+    ) -> tuple[relax.Expr, relax.Expr | None]:
         """Return the index of every element of the result in the flat table.
 
         Returns
@@ -166,16 +168,6 @@ def index_dims_of(
     result: Sequence[int],
 ) -> IndexDims:
     """Read the dimension numbers of a gather or a scatter, named in the order of fields."""
-    windows, dropped, indexed, batch, index_batch = (integers(numbers.get(n)) for n in names)
+    dims = (integers(numbers.get(name)) for name in names)
     vector = int(numbers.get("index_vector_dim", 0))
-    return IndexDims(
-        tuple(table),
-        list(sizes),
-        tuple(result),
-        windows,
-        dropped,
-        indexed,
-        vector,
-        batch,
-        index_batch,
-    )
+    return IndexDims(tuple(table), list(sizes), tuple(result), vector, *dims)

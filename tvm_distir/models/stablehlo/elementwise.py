@@ -10,11 +10,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from tvm import relax
 
+from tvm_distir.models.common.hlo_names import BINARY, CHLO, COMPARISONS, UNARY
+
 from .operation_call import Converter, HloCall
 from .translated_values import HALVES, TranslatedTensor, UnsupportedOperation, constant, shape_of
 
 _op = relax.op
-_FOLDED: dict[object, Callable[..., object]] = {
+_FOLDED: dict[object, Callable[..., int | bool]] = {
     _op.add: operator.add,
     _op.subtract: operator.sub,
     _op.multiply: operator.mul,
@@ -30,14 +32,7 @@ _FOLDED: dict[object, Callable[..., object]] = {
 }
 """The functions that are computed here where all operands are numbers, since loops count with
 them."""
-COMPARISONS = {
-    "EQ": _op.equal,
-    "NE": _op.not_equal,
-    "LT": _op.less,
-    "LE": _op.less_equal,
-    "GT": _op.greater,
-    "GE": _op.greater_equal,
-}
+_COMPARED = {word: getattr(_op, name) for name, word in COMPARISONS.items()}
 
 
 def spread(
@@ -120,11 +115,11 @@ def converted(call: HloCall, value: TranslatedTensor, dtype: str) -> TranslatedT
 
 def _compare(call: HloCall) -> TranslatedTensor:
     direction = str(call.attribute("comparison_direction"))
-    if direction not in COMPARISONS:
+    if direction not in _COMPARED:
         raise UnsupportedOperation(f'the comparison "{direction}"')
     if call[0].dtype == "bool" and None in [value.integer for value in call.operands]:
         return _compared_bools(call, direction)
-    return spread(call, COMPARISONS[direction], call.operands)
+    return spread(call, _COMPARED[direction], call.operands)
 
 
 def _compared_bools(call: HloCall, direction: str) -> TranslatedTensor:
@@ -132,7 +127,7 @@ def _compared_bools(call: HloCall, direction: str) -> TranslatedTensor:
     if direction == "NE":
         return spread(call, _op.logical_xor, call.operands)
     numbers = [converted(call, value, "int8") for value in call.operands]
-    return spread(call, COMPARISONS[direction], numbers)
+    return spread(call, _COMPARED[direction], numbers)
 
 
 def select(call: HloCall) -> TranslatedTensor:
@@ -247,34 +242,14 @@ def same(call: HloCall) -> list[TranslatedTensor]:
     return call.operands
 
 
-_PLAIN = {
-    "abs": _op.abs,
-    "cosine": _op.cos,
-    "sine": _op.sin,
-    "exponential": _op.exp,
-    "log": _op.log,
-    "negate": _op.negative,
-    "rsqrt": _op.rsqrt,
-    "sqrt": _op.sqrt,
-    "tanh": _op.tanh,
-    "logistic": _op.sigmoid,
-    "floor": _op.floor,
-    "ceil": _op.ceil,
-    "round_nearest_even": _op.round,
-    "sign": _op.sign,
-    "add": _op.add,
-    "subtract": _op.subtract,
-    "multiply": _op.multiply,
-    "divide": _op.divide,
-    "maximum": _op.maximum,
-    "minimum": _op.minimum,
-    "power": _op.power,
-}
-_CHLO = ("erf", "sinh", "cosh", "asin", "acos", "atan", "asinh", "acosh", "atanh", "tan")
+_PLAIN = {**{theirs: name for name, theirs in UNARY.items()}, **dict(zip(BINARY, BINARY))}
 
 CONVERTERS: dict[str, Converter] = {
-    **{f"stablehlo.{name}": elementwise_converter(make) for name, make in _PLAIN.items()},
-    **{f"chlo.{name}": _wide(getattr(_op, name)) for name in _CHLO},
+    **{
+        f"stablehlo.{name}": elementwise_converter(getattr(_op, ours))
+        for name, ours in _PLAIN.items()
+    },
+    **{f"chlo.{name}": _wide(getattr(_op, name)) for name in (*CHLO, "tan")},
     "chlo.square": elementwise_converter(_op.square),
     "chlo.is_inf": _wide(_op.isinf),
     "chlo.erfc": _erfc,

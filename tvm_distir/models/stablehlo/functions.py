@@ -260,12 +260,9 @@ class _Body:
                 local_values.update(zip(operation.results, self._operation(operation, operands)))
         finally:
             self._scopes = before
-        raise ModelError(
-            "DIST0370",
-            "a block returns no value",
-            place=self._functions.location,
-            remedy="Write the text again with JAX.",
-        )
+        problem = "a block returns no value"
+        remedy = "Write the text again with JAX."
+        raise ModelError("DIST0370", problem, place=self._functions.location, remedy=remedy)
 
     def _value(self, operation: Operation, name: str) -> TranslatedTensor:
         for scope in reversed(self._scopes):

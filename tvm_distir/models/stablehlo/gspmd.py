@@ -9,7 +9,6 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +25,7 @@ _TILES = re.compile(
 class _Tiles:
     """Tile dims, and the devices in an array of their shape; the last dim may be replicas."""
 
-    devices: npt.NDArray[Any]
+    devices: npt.NDArray[np.intp]
     dims: int
     sizes: tuple[int, ...]
 
@@ -108,7 +107,7 @@ def labels_of_tiles(text: str, mesh: Sequence[int]) -> list[int]:
     return labels
 
 
-def _tile_labels(labels: Sequence[int], mesh: Sequence[int], dims: int) -> npt.NDArray[Any]:
+def _tile_labels(labels: Sequence[int], mesh: Sequence[int], dims: int) -> npt.NDArray[np.intp]:
     """Return the tile of each device by labels."""
     positions = np.indices(mesh)
     result = np.zeros((*mesh, dims), int)

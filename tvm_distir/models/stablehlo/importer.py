@@ -43,12 +43,9 @@ def from_stablehlo(
     annotations = Shardings(module, _texts(module, location) if shardings else [])
     functions = Functions(module, location, inline, annotations, shardings, loops)
     if not functions.public:
-        raise ModelError(
-            "DIST0370",
-            "the module has no public function",
-            place=location,
-            remedy="Export a function with jax.export.",
-        )
+        problem = "the module has no public function"
+        remedy = "Export a function with jax.export."
+        raise ModelError("DIST0370", problem, place=location, remedy=remedy)
     try:
         mod = functions.written(ArgumentNames(module.locations, data, location))
     except ModelError as error:
@@ -122,12 +119,9 @@ def _check_operations(module: Module, location: str) -> None:
         first.setdefault(name, operation.line)
     if first:
         name, line = next(iter(first.items()))
-        raise ModelError(
-            "DIST0371",
-            f"the importer does not support {', '.join(first)}",
-            place=f"{location}:{line} ({name})",
-            remedy="Write the model with other operations.",
-        )
+        problem = f"the importer does not support {', '.join(first)}"
+        remedy = "Write the model with other operations."
+        raise ModelError("DIST0371", problem, place=f"{location}:{line} ({name})", remedy=remedy)
 
 
 def _texts(module: Module, location: str) -> list[str]:

@@ -8,6 +8,8 @@ import math
 
 from tvm import relax
 
+from tvm_distir.models.common.hlo_names import SCATTERS
+
 from .dimensions import IndexDims, index_dims_of, inside_of
 from .operation_call import Converter, HloCall
 from .reductions import applied
@@ -16,20 +18,14 @@ from .translated_values import TranslatedTensor, UnsupportedOperation, constant,
 
 _op = relax.op
 _GATHER = (
-    "offset_dims",
-    "collapsed_slice_dims",
-    "start_index_map",
-    "operand_batching_dims",
-    "start_indices_batching_dims",
-)
+    "offset_dims collapsed_slice_dims start_index_map operand_batching_dims "
+    "start_indices_batching_dims"
+).split()
 _SCATTER = (
-    "update_window_dims",
-    "inserted_window_dims",
-    "scatter_dims_to_operand_dims",
-    "input_batching_dims",
-    "scatter_indices_batching_dims",
-)
-_REDUCTIONS = {"add": "add", "multiply": "mul", "minimum": "min", "maximum": "max"}
+    "update_window_dims inserted_window_dims scatter_dims_to_operand_dims input_batching_dims "
+    "scatter_indices_batching_dims"
+).split()
+_REDUCTIONS = {theirs: name for name, theirs in SCATTERS.items()}
 
 
 def _gather(call: HloCall) -> TranslatedTensor:

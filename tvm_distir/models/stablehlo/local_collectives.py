@@ -13,13 +13,14 @@ from tvm.relax.distributed import DeviceMesh
 
 from tvm_distir.core.ir import axis_groups, mesh_devices, mesh_shape
 from tvm_distir.core.ir.operators import ops
+from tvm_distir.models.common.hlo_names import REDUCTIONS
 from tvm_distir.models.mlir.tree import Dense
 
 from .operation_call import HloCall
 from .reductions import applied
 from .translated_values import TranslatedTensor, UnsupportedOperation, constant
 
-_KINDS = {"add": "sum", "maximum": "max", "minimum": "min", "multiply": "prod"}
+_KINDS = {theirs: name for name, theirs in REDUCTIONS.items()}
 
 
 def _rows(call: HloCall, name: str) -> list[list[int]]:

@@ -126,7 +126,4 @@ def _te_erf_inv(x: te.Tensor) -> te.Tensor:
     return te.compute(x.shape, element, name="erf_inv")
 
 
-CONVERTERS: dict[str, Converter] = {
-    "chlo.erf_inv": _erf_inv,
-    "stablehlo.bitcast_convert": _bitcast,
-}
+CONVERTERS: dict[str, Converter] = {"chlo.erf_inv": _erf_inv, "stablehlo.bitcast_convert": _bitcast}

@@ -7,19 +7,14 @@ from __future__ import annotations
 import numpy as np
 from tvm import relax
 
+from tvm_distir.models.common.hlo_names import REDUCTIONS
 from tvm_distir.models.mlir.tree import Operation, RegionBlock
 
 from .operation_call import Converter, HloCall
 from .translated_values import TranslatedTensor, UnsupportedOperation, array_type
 
 _op = relax.op
-_REDUCTIONS = {"add": _op.sum, "maximum": _op.max, "minimum": _op.min, "multiply": _op.prod}
-_COMBINE = {
-    "add": _op.add,
-    "maximum": _op.maximum,
-    "minimum": _op.minimum,
-    "multiply": _op.multiply,
-}
+_REDUCTIONS = {theirs: getattr(_op, name) for name, theirs in REDUCTIONS.items()}
 
 
 def applied(block: RegionBlock) -> str:
@@ -62,7 +57,7 @@ def _reduce(call: HloCall) -> relax.Expr:
         raise UnsupportedOperation(f"a reduction by {kind}")
     reduced = write.emit(_REDUCTIONS[kind](call.full(0), dims))
     if not is_neutral(kind, call[1]):
-        reduced = write.emit(_COMBINE[kind](reduced, call[1].expr))
+        reduced = write.emit(getattr(_op, kind)(reduced, call[1].expr))
     return TranslatedTensor(reduced, call.shape)
 
 

@@ -70,7 +70,9 @@ class Shardings:
             axes = {f"axis{i}": n for i, n in enumerate(sizes)}
             self._meshes[GSPMD_MESH] = NamedMesh(GSPMD_MESH, axes)
 
-    def annotated(self, builder: relax.BlockBuilder, expr: relax.Expr, sharding: Any) -> DeviceMesh:
+    def annotated(
+        self, builder: relax.BlockBuilder, expr: relax.Expr, sharding: Opaque | str
+    ) -> DeviceMesh:
         """Annotate an expression with a sharding, unless the sharding is empty.
 
         Parameters
@@ -219,10 +221,6 @@ def sharding_of(attributes: Mapping[str, Any], source: str) -> Opaque | str | No
     """Return the sharding among the attributes of a value or an operation, or None."""
     sharding = attributes.get("sdy.sharding", attributes.get("mhlo.sharding"))
     if sharding is not None and not isinstance(sharding, (str, Opaque)):
-        raise ModelError(
-            "DIST0370",
-            "a sharding is neither an attribute of Shardy nor a text",
-            place=source,
-            remedy="Write the text again with JAX.",
-        )
+        problem = "a sharding is neither an attribute of Shardy nor a text"
+        raise ModelError("DIST0370", problem, place=source, remedy="Write the text again with JAX.")
     return sharding

@@ -89,21 +89,14 @@ def _internal(module: str, name: str, location: str, remedy: str) -> Any:
         return attrgetter(name)(importlib.import_module(module))
     except (ImportError, AttributeError) as error:
         version = importlib.metadata.version("jax")
-        raise ModelError(
-            "DIST0304",
-            f"jax {version} has no {module}.{name}, by which this kind of file is read",
-            place=location,
-            remedy=remedy,
-        ) from error
+        problem = f"jax {version} has no {module}.{name}, by which this kind of file is read"
+        raise ModelError("DIST0304", problem, place=location, remedy=remedy) from error
 
 
 def _unreadable(location: str) -> ModelError:
-    return ModelError(
-        "DIST0303",
-        "it is neither text nor bytecode of MLIR, nor an artifact of jax.export",
-        place=location,
-        remedy="Write it with jax.export, or with as_text().",
-    )
+    problem = "it is neither text nor bytecode of MLIR, nor an artifact of jax.export"
+    remedy = "Write it with jax.export, or with as_text()."
+    return ModelError("DIST0303", problem, place=location, remedy=remedy)
 
 
 def _text_of(data: bytes, location: str) -> str:

@@ -15,17 +15,10 @@ import numpy.typing as npt
 from tvm import ir, relax
 
 from tvm_distir.core.ir import known_shape
+from tvm_distir.models.common.hlo_names import ELEMENTS
 from tvm_distir.models.mlir.tree import OtherType, TensorType
 
-_DTYPES = {
-    "i1": "bool",
-    "bf16": "bfloat16",
-    "f8E4M3FN": "float8_e4m3fn",
-    "f8E5M2": "float8_e5m2",
-    **{f"f{n}": f"float{n}" for n in (16, 32, 64)},
-    **{f"i{n}": f"int{n}" for n in (8, 16, 32, 64)},
-    **{f"ui{n}": f"uint{n}" for n in (8, 16, 32, 64)},
-}
+_DTYPES = {word: name for name, word in ELEMENTS.items()}
 HALVES = ("bfloat16", "float16")
 
 
@@ -129,14 +122,14 @@ def is_constant(expr: relax.Expr) -> bool:
     return isinstance(expr, ir.GenericConst)
 
 
-def array_type(dtype: str) -> Any:
+def array_type(dtype: str) -> np.dtype[Any]:
     """Return NumPy's type of a TVM type name."""
-    return getattr(ml_dtypes, dtype) if hasattr(ml_dtypes, dtype) else np.dtype(dtype)
+    return np.dtype(getattr(ml_dtypes, dtype, dtype))
 
 
-def constant(value: Any, dtype: str) -> ir.GenericConst:
+def constant(value: npt.ArrayLike, dtype: str) -> ir.GenericConst:
     """Return a constant, with its elements converted as NumPy does."""
-    array: npt.NDArray[Any] = np.asarray(value).astype(array_type(dtype))
+    array: npt.NDArray[np.generic] = np.asarray(value).astype(array_type(dtype))
     return relax.const(array, dtype)
 
 

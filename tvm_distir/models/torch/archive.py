@@ -35,12 +35,9 @@ def read_archive(path: str | Path) -> ExportedProgram:
         with warnings_ignored():
             program: Any = torch.export.load(path)
     except Exception as error:  # torch raises what its readers of zip, JSON and pickle raise
-        raise ModelError(
-            "DIST0303",
-            f"the archive cannot be loaded: {reason(error)}",
-            place=str(path),
-            remedy=f"Write it with torch.export.save and torch {torch.__version__}.",
-        ) from error
+        problem = f"the archive cannot be loaded: {reason(error)}"
+        remedy = f"Write it with torch.export.save and torch {torch.__version__}."
+        raise ModelError("DIST0303", problem, place=str(path), remedy=remedy) from error
     return program
 
 

@@ -12,6 +12,8 @@ from collections.abc import Callable
 
 from tvm import relax
 
+from tvm_distir.models.common.name_tables import by_name
+
 from .aten_call import AtenCall, Converter, UnsupportedOperator, constant, dtype_of, is_float
 
 _op = relax.op
@@ -147,42 +149,26 @@ CONVERTERS: dict[str, Converter] = {
         for name, pair in _BITS.items()
         for kind in ("Tensor", "Scalar")
     },
-    "bitwise_not.default": _bitwise_not,
-    "logical_not.default": _logical(_op.logical_not, "self"),
-    "logical_and.default": _logical(_op.logical_and, "self", "other"),
-    "logical_or.default": _logical(_op.logical_or, "self", "other"),
-    "logical_xor.default": _logical(_op.logical_xor, "self", "other"),
-    "add.Tensor": _scaled_sum(_op.add),
-    "add.Scalar": _scaled_sum(_op.add),
-    "sub.Tensor": _scaled_sum(_op.subtract),
-    "sub.Scalar": _scaled_sum(_op.subtract),
-    "rsub.Tensor": _reversed_difference,
-    "rsub.Scalar": _reversed_difference,
-    "mul.Tensor": _bitwise(_op.multiply, _op.logical_and),
-    "mul.Scalar": _bitwise(_op.multiply, _op.logical_and),
-    "div.Tensor": _binary(_op.divide),
-    "div.Scalar": _binary(_op.divide),
-    "div.Tensor_mode": _divide_rounded,
-    "div.Scalar_mode": _divide_rounded,
-    "floor_divide.default": _binary(_op.floor_divide),
-    "remainder.Tensor": _binary(_op.floor_mod),
-    "remainder.Scalar": _binary(_op.floor_mod),
-    "maximum.default": _binary(_op.maximum),
-    "minimum.default": _binary(_op.minimum),
-    "max.other": _binary(_op.maximum),
-    "min.other": _binary(_op.minimum),
-    "atan2.default": _wide_binary(_op.atan2),
-    "pow.Tensor_Scalar": _power,
-    "pow.Tensor_Tensor": _power,
-    "pow.Scalar": _power,
-    "clamp.default": _clamp,
-    "clamp.Tensor": _clamp,
-    "clamp_min.default": _clamp,
-    "clamp_max.default": _clamp,
-    "where.self": _where,
-    "where.ScalarOther": _where,
-    "where.ScalarSelf": _where,
-    "where.Scalar": _where,
-    "masked_fill.Scalar": _masked_fill,
-    "masked_fill.Tensor": _masked_fill,
+    **by_name(
+        (_bitwise_not, "bitwise_not.default"),
+        (_logical(_op.logical_not, "self"), "logical_not.default"),
+        (_logical(_op.logical_and, "self", "other"), "logical_and.default"),
+        (_logical(_op.logical_or, "self", "other"), "logical_or.default"),
+        (_logical(_op.logical_xor, "self", "other"), "logical_xor.default"),
+        (_scaled_sum(_op.add), "add.Tensor add.Scalar"),
+        (_scaled_sum(_op.subtract), "sub.Tensor sub.Scalar"),
+        (_reversed_difference, "rsub.Tensor rsub.Scalar"),
+        (_bitwise(_op.multiply, _op.logical_and), "mul.Tensor mul.Scalar"),
+        (_binary(_op.divide), "div.Tensor div.Scalar"),
+        (_divide_rounded, "div.Tensor_mode div.Scalar_mode"),
+        (_binary(_op.floor_divide), "floor_divide.default"),
+        (_binary(_op.floor_mod), "remainder.Tensor remainder.Scalar"),
+        (_binary(_op.maximum), "maximum.default max.other"),
+        (_binary(_op.minimum), "minimum.default min.other"),
+        (_wide_binary(_op.atan2), "atan2.default"),
+        (_power, "pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar"),
+        (_clamp, "clamp.default clamp.Tensor clamp_min.default clamp_max.default"),
+        (_where, "where.self where.ScalarOther where.ScalarSelf where.Scalar"),
+        (_masked_fill, "masked_fill.Scalar masked_fill.Tensor"),
+    ),
 }

@@ -154,7 +154,7 @@ class AtenCall:
         return value
 
     @property
-    def results(self) -> list[Any]:
+    def results(self) -> list[torch.Tensor]:
         """Return the result tensors of torch's metadata, without values."""
         value = self.node.meta["val"]
         return list(value) if isinstance(value, (list, tuple)) else [value]

@@ -7,9 +7,12 @@ TVM's importer gives products the type float32 whatever their operands have; her
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from tvm import relax
+
+from tvm_distir.models.common.name_tables import by_name
 
 from .aten_call import (
     HALVES,
@@ -22,11 +25,7 @@ from .aten_call import (
 )
 
 _op = relax.op
-_LAYOUTS = {
-    1: ("NCW", "OIW", "IOW"),
-    2: ("NCHW", "OIHW", "IOHW"),
-    3: ("NCDHW", "OIDHW", "IODHW"),
-}
+_LAYOUTS = {1: ("NCW", "OIW", "IOW"), 2: ("NCHW", "OIHW", "IOHW"), 3: ("NCDHW", "OIDHW", "IODHW")}
 
 
 def _product(second: str) -> Converter:
@@ -101,10 +100,7 @@ def _scaled(call: AtenCall, q: relax.Expr) -> tuple[relax.Expr, float | None]:
 def _as_batch(call: AtenCall, x: relax.Expr) -> relax.Expr:
     """Reshape to four dims: batch (all leading dims), heads, positions, width."""
     shape = shape_of(x)
-    batch = 1
-    for n in shape[:-3]:
-        batch *= n
-    return call.reshaped(x, [batch, *shape[-3:]])
+    return call.reshaped(x, [math.prod(shape[:-3]), *shape[-3:]])
 
 
 def _mask(call: AtenCall, mask: relax.Expr, dtype: str, shape: Sequence[int]) -> relax.Expr:
@@ -151,18 +147,14 @@ def _convolution(call: AtenCall) -> relax.Expr:
     return result if batched else call.emit(_op.squeeze(result, [0]))
 
 
-CONVERTERS: dict[str, Converter] = {
-    "mm.default": _product("mat2"),
-    "bmm.default": _product("mat2"),
-    "mv.default": _product("vec"),
-    "dot.default": _product("tensor"),
-    "matmul.default": _product("other"),
-    "addmm.default": _product_and_sum("mat1", "mat2"),
-    "baddbmm.default": _product_and_sum("batch1", "batch2"),
-    "linear.default": _linear,
-    "scaled_dot_product_attention.default": _attention,
-    "convolution.default": _convolution,
-    "conv1d.default": _convolution,
-    "conv2d.default": _convolution,
-    "conv3d.default": _convolution,
-}
+CONVERTERS: dict[str, Converter] = by_name(
+    (_product("mat2"), "mm.default bmm.default"),
+    (_product("vec"), "mv.default"),
+    (_product("tensor"), "dot.default"),
+    (_product("other"), "matmul.default"),
+    (_product_and_sum("mat1", "mat2"), "addmm.default"),
+    (_product_and_sum("batch1", "batch2"), "baddbmm.default"),
+    (_linear, "linear.default"),
+    (_attention, "scaled_dot_product_attention.default"),
+    (_convolution, "convolution.default conv1d.default conv2d.default conv3d.default"),
+)

@@ -8,6 +8,8 @@ import math
 
 from tvm import relax
 
+from tvm_distir.models.common.name_tables import by_name
+
 from .aten_call import (
     AtenCall,
     Converter,
@@ -29,24 +31,15 @@ def full_tensor(call: AtenCall, shape: list[int], value: object, dtype: str) -> 
     return call.emit(_op.full(shape, number, dtype))
 
 
-def _fill(value: object) -> Converter:
-    return lambda call: full_tensor(call, call["size"], value, call.dtype)
+def _filled(value: float | str) -> Converter:
+    """Return a converter to a tensor of a number, or of the argument of a name."""
 
+    def convert(call: AtenCall) -> relax.Expr:
+        shape = call["size"] if "size" in call.names else list(shape_of(call["self"]))
+        number = call[value] if isinstance(value, str) else value
+        return full_tensor(call, shape, number, call.dtype)
 
-def _fill_like(value: object) -> Converter:
-    return lambda call: full_tensor(call, list(shape_of(call["self"])), value, call.dtype)
-
-
-def _full(call: AtenCall) -> relax.Expr:
-    return full_tensor(call, call["size"], call["fill_value"], call.dtype)
-
-
-def _full_like(call: AtenCall) -> relax.Expr:
-    return full_tensor(call, list(shape_of(call["self"])), call["fill_value"], call.dtype)
-
-
-def _fill_scalar(call: AtenCall) -> relax.Expr:
-    return full_tensor(call, list(shape_of(call["self"])), call["value"], call.dtype)
+    return convert
 
 
 def _fill_tensor(call: AtenCall) -> relax.Expr:
@@ -109,44 +102,25 @@ def _cumulative(make: relax.Expr) -> Converter:
     return convert
 
 
-CONVERTERS: dict[str, Converter] = {
-    "full.default": _full,
-    "new_full.default": _full,
-    "full_like.default": _full_like,
-    "fill.Scalar": _fill_scalar,
-    "fill.Tensor": _fill_tensor,
-    "zeros.default": _fill(0),
-    "ones.default": _fill(1),
-    "new_zeros.default": _fill(0),
-    "new_ones.default": _fill(1),
-    "empty.memory_format": _fill(0),
-    "new_empty.default": _fill(0),
-    "empty_permuted.default": _fill(0),
-    "empty_like.default": _fill_like(0),
-    "zeros_like.default": _fill_like(0),
-    "ones_like.default": _fill_like(1),
-    "scalar_tensor.default": lambda call: constant(call["s"], call.dtype),
-    "arange.default": _arange,
-    "arange.start": _arange,
-    "arange.start_step": _arange,
-    "eye.default": _eye,
-    "eye.m": _eye,
-    "clone.default": _same,
-    "alias.default": _same,
-    "detach.default": _same,
-    "contiguous.default": _same,
-    "lift_fresh_copy.default": _same,
-    "_to_copy.default": _cast,
-    "to.dtype": _cast,
-    "to.dtype_layout": _cast,
-    "to.device": _cast,
-    "to.other": _cast,
-    "type_as.default": _cast,
-    "copy.default": _copied,
-    "dropout.default": _dropout,
-    "native_dropout.default": _dropout,
-    "tril.default": _triangle(_op.tril),
-    "triu.default": _triangle(_op.triu),
-    "cumsum.default": _cumulative(_op.cumsum),
-    "cumprod.default": _cumulative(_op.cumprod),
-}
+CONVERTERS: dict[str, Converter] = by_name(
+    (_filled("fill_value"), "full.default new_full.default full_like.default"),
+    (_filled("value"), "fill.Scalar"),
+    (_fill_tensor, "fill.Tensor"),
+    (_filled(0), "zeros.default new_zeros.default zeros_like.default empty_permuted.default"),
+    (_filled(0), "empty.memory_format new_empty.default empty_like.default"),
+    (_filled(1), "ones.default new_ones.default ones_like.default"),
+    (lambda call: constant(call["s"], call.dtype), "scalar_tensor.default"),
+    (_arange, "arange.default arange.start arange.start_step"),
+    (_eye, "eye.default eye.m"),
+    (
+        _same,
+        "clone.default alias.default detach.default contiguous.default lift_fresh_copy.default",
+    ),
+    (_cast, "_to_copy.default to.dtype to.dtype_layout to.device to.other type_as.default"),
+    (_copied, "copy.default"),
+    (_dropout, "dropout.default native_dropout.default"),
+    (_triangle(_op.tril), "tril.default"),
+    (_triangle(_op.triu), "triu.default"),
+    (_cumulative(_op.cumsum), "cumsum.default"),
+    (_cumulative(_op.cumprod), "cumprod.default"),
+)

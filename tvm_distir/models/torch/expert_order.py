@@ -25,6 +25,7 @@ from enum import Enum
 from typing import Any
 
 import numpy as np
+import torch
 from torch import fx
 from tvm import relax
 
@@ -208,9 +209,7 @@ class _SortedRegion:
             raise _NotSeparate
         operands = GROUPED_OPERANDS[overload_name(node.target)]
         self._out[node] = Substitute(
-            lambda call, ids: multiplied(call, operands, ids),
-            self._ids,
-            reads_operands=True,
+            lambda call, ids: multiplied(call, operands, ids), self._ids, reads_operands=True
         )
         self._kinds[node] = _Kind.ROWS
 
@@ -231,7 +230,7 @@ class _SortedRegion:
         self._kinds[node] = _Kind.ROWS
 
 
-def _shape(node: fx.Node) -> Any:
+def _shape(node: fx.Node) -> torch.Size:
     value = node.meta["val"]
     return (value[0] if isinstance(value, (list, tuple)) else value).shape
 
@@ -264,18 +263,18 @@ def _counts_up(value: Any) -> bool:
     return is_node and overload_name(value.target) == "arange.default"
 
 
-def _unsorted(call: AtenCall, ids: Any) -> Any:
+def _unsorted(call: AtenCall, ids: relax.Expr) -> list[relax.Expr]:
     """Return ids and permutation of rows that stay in place."""
     count = int(ids.ty.shape[0])
     return [ids, relax.const(np.arange(count, dtype="int64"), "int64")]
 
 
-def _same(_: AtenCall, value: Any) -> Any:
+def _same(_: AtenCall, value: relax.Expr) -> relax.Expr:
     return value
 
 
-def _repeat(count: int) -> Callable[[AtenCall, Any], Any]:
-    def write(call: AtenCall, value: Any) -> Any:
+def _repeat(count: int) -> Callable[[AtenCall, relax.Expr], relax.Expr]:
+    def write(call: AtenCall, value: relax.Expr) -> relax.Expr:
         return value if count == 1 else call.emit(relax.op.repeat(value, count, 0))
 
     return write

@@ -106,12 +106,9 @@ def _register_operator(target: str, location: str) -> None:
     if hasattr(getattr(torch.ops, namespace), name):
         return
     if f"{namespace}::{name}" != _GROUPED:
-        raise ModelError(
-            "DIST0360",
-            f"the importer does not support {namespace}.{rest}",
-            place=location,
-            remedy="Write the model with other operators, or export it to ONNX.",
-        )
+        problem = f"the importer does not support {namespace}.{rest}"
+        remedy = "Write the model with other operators, or export it to ONNX."
+        raise ModelError("DIST0360", problem, place=location, remedy=remedy)
     if importlib.util.find_spec("transformers") is not None:
         importlib.import_module(_GROUPED_MODULE)
         return

@@ -43,12 +43,9 @@ def check_operators(graphs: Iterable[fx.Graph]) -> None:
             if node.op == "call_function" and not _is_known(node):
                 first.setdefault(overload_name(node.target), _location(node))
     if first:
-        raise ModelError(
-            "DIST0360",
-            f"the importer does not support {', '.join(first)}",
-            place=next(iter(first.values())),
-            remedy="Write the model with other operators, or export it to ONNX.",
-        )
+        problem = f"the importer does not support {', '.join(first)}"
+        remedy = "Write the model with other operators, or export it to ONNX."
+        raise ModelError("DIST0360", problem, place=next(iter(first.values())), remedy=remedy)
 
 
 def _is_known(node: fx.Node) -> bool:

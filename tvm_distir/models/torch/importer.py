@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch.export import ExportedProgram
-from torch.export.graph_signature import OutputKind
+from torch.export.graph_signature import OutputKind, OutputSpec
 from tvm import ir, relax, transform
 
 from tvm_distir.core.ir.attributes import FRONTEND_ATTR, NUM_INPUT_ATTR, PARAM_NAMES_ATTR
@@ -40,12 +40,9 @@ def from_exported_program(
     else:
         program, location = read_archive(source), str(source)
     if outputs not in OUTPUTS:
-        raise ModelError(
-            "DIST0362",
-            f'"{outputs}" is not a choice of outputs',
-            place=location,
-            remedy=f"Give {' or '.join(OUTPUTS)}.",
-        )
+        problem = f'"{outputs}" is not a choice of outputs'
+        remedy = f"Give {' or '.join(OUTPUTS)}."
+        raise ModelError("DIST0362", problem, place=location, remedy=remedy)
     program = _prepared(program, location)
     check_operators(_graphs(program.graph_module))
     inputs = read_inputs(program, batch, dims or {}, location)
@@ -91,12 +88,9 @@ def _prepared(program: ExportedProgram, location: str) -> ExportedProgram:
         with warnings_ignored():
             return program.run_decompositions(table)
     except Exception as error:  # torch runs the whole model
-        raise ModelError(
-            "DIST0361",
-            f"torch cannot decompose the program: {reason(error)}",
-            place=location,
-            remedy="Check the output of program.run_decompositions().",
-        ) from error
+        problem = f"torch cannot decompose the program: {reason(error)}"
+        remedy = "Check the output of program.run_decompositions()."
+        raise ModelError("DIST0361", problem, place=location, remedy=remedy) from error
 
 
 def _is_taken_apart(target: Any) -> bool:
@@ -135,13 +129,10 @@ def _without_aliases(program: ExportedProgram, inputs: Inputs, outputs: str) -> 
     return noted_step(mod, gradients)
 
 
-def _result(results: list[Any], index: int, spec: Any) -> Any:
+def _result(results: list[Any], index: int, spec: OutputSpec) -> Any:
     value = results[index]
     if isinstance(value, Absent) or not isinstance(value, relax.Expr):
-        raise ModelError(
-            "DIST0361",
-            f"result {index} is not computed",
-            place=str(spec.arg.name),
-            remedy="Remove it from the outputs of the model.",
-        )
+        problem = f"result {index} is not computed"
+        remedy = "Remove it from the outputs of the model."
+        raise ModelError("DIST0361", problem, place=str(spec.arg.name), remedy=remedy)
     return value

@@ -10,6 +10,8 @@ import numpy as np
 from torch import fx
 from tvm import ir, relax
 
+from tvm_distir.models.common.name_tables import by_name
+
 from .aten_call import (
     AtenCall,
     Converter,
@@ -160,16 +162,13 @@ def _one_hot(call: AtenCall) -> relax.Expr:
     return call.cast(same, "int64")
 
 
-CONVERTERS: dict[str, Converter] = {
-    "embedding.default": _embedding,
-    "index_select.default": _index_select,
-    "gather.default": _gather,
-    "index.Tensor": _index,
-    "index_put.default": _index_put,
-    "_unsafe_index_put.default": _index_put,
-    "_unsafe_index.Tensor": _index,
-    "scatter.src": _scatter("update"),
-    "scatter.value": _scatter("update"),
-    "scatter_add.default": _scatter("add"),
-    "one_hot.default": _one_hot,
-}
+CONVERTERS: dict[str, Converter] = by_name(
+    (_embedding, "embedding.default"),
+    (_index_select, "index_select.default"),
+    (_gather, "gather.default"),
+    (_index, "index.Tensor _unsafe_index.Tensor"),
+    (_index_put, "index_put.default _unsafe_index_put.default"),
+    (_scatter("update"), "scatter.src scatter.value"),
+    (_scatter("add"), "scatter_add.default"),
+    (_one_hot, "one_hot.default"),
+)

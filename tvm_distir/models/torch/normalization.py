@@ -14,6 +14,8 @@ from collections.abc import Sequence
 import numpy as np
 from tvm import relax
 
+from tvm_distir.models.common.name_tables import by_name
+
 from .aten_call import AtenCall, Converter, UnsupportedOperator, constant, dtype_of, shape_of
 
 _op = relax.op
@@ -153,13 +155,11 @@ def _batch_norm_without_statistics(call: AtenCall) -> relax.Expr:
     return _batch_norm_training(call)
 
 
-CONVERTERS: dict[str, Converter] = {
-    "layer_norm.default": _layer_norm,
-    "native_layer_norm.default": _layer_norm,
-    "rms_norm.default": _rms_norm,
-    "group_norm.default": _group_norm,
-    "native_group_norm.default": _group_norm,
-    "_native_batch_norm_legit_no_training.default": _batch_norm,
-    "_native_batch_norm_legit_functional.default": _batch_norm_training,
-    "_native_batch_norm_legit.no_stats": _batch_norm_without_statistics,
-}
+CONVERTERS: dict[str, Converter] = by_name(
+    (_layer_norm, "layer_norm.default native_layer_norm.default"),
+    (_rms_norm, "rms_norm.default"),
+    (_group_norm, "group_norm.default native_group_norm.default"),
+    (_batch_norm, "_native_batch_norm_legit_no_training.default"),
+    (_batch_norm_training, "_native_batch_norm_legit_functional.default"),
+    (_batch_norm_without_statistics, "_native_batch_norm_legit.no_stats"),
+)

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from tvm import relax
 
+from tvm_distir.models.common.name_tables import by_name
+
 from .aten_call import AtenCall, Converter, UnsupportedOperator, axis_of, dtype_of, shape_of
 
 _op = relax.op
@@ -163,20 +165,18 @@ def _select_scatter(call: AtenCall) -> relax.Expr:
     return call.emit(_op.concat(parts, axis)) if len(parts) > 1 else row
 
 
-CONVERTERS: dict[str, Converter] = {
-    "cat.default": _cat,
-    "stack.default": _stack,
-    "split.Tensor": _split,
-    "split_with_sizes.default": _split,
-    "chunk.default": _chunk,
-    "unbind.int": _unbind,
-    "slice.Tensor": _slice,
-    "narrow.default": _narrow,
-    "select.int": _select,
-    "roll.default": _roll,
-    "pad.default": _pad,
-    "constant_pad_nd.default": _pad,
-    "diff.default": _diff,
-    "slice_scatter.default": _slice_scatter,
-    "select_scatter.default": _select_scatter,
-}
+CONVERTERS: dict[str, Converter] = by_name(
+    (_cat, "cat.default"),
+    (_stack, "stack.default"),
+    (_split, "split.Tensor split_with_sizes.default"),
+    (_chunk, "chunk.default"),
+    (_unbind, "unbind.int"),
+    (_slice, "slice.Tensor"),
+    (_narrow, "narrow.default"),
+    (_select, "select.int"),
+    (_roll, "roll.default"),
+    (_pad, "pad.default constant_pad_nd.default"),
+    (_diff, "diff.default"),
+    (_slice_scatter, "slice_scatter.default"),
+    (_select_scatter, "select_scatter.default"),
+)

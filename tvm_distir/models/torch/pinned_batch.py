@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import ChainMap
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -20,12 +20,12 @@ import torch
 from torch import fx
 from tvm import ir, relax
 
-from tvm_distir.core.ir import known_shape
 from tvm_distir.models.common.batch_position import batch_position
 from tvm_distir.support import ModelError
 
 from . import arithmetic, elementwise
-from .aten_call import Absent, axis_of, constant, dtype_name, shape_of
+from .aten_call import axis_of, constant, dtype_name, shape_of
+from .fx_nodes import different_dims, node_argument, old_shape, tensor_nodes
 from .table import overload_name
 
 _POINTWISE = frozenset((*arithmetic.CONVERTERS, *elementwise.CONVERTERS))
@@ -71,7 +71,7 @@ class PinnedBatch:
         self._outer: dict[fx.Node, int] = {}
         self._values: dict[fx.Node, torch.Tensor | None] = {}
 
-    def operands(self, node: fx.Node, env: Env, builder: Any) -> Env:
+    def operands(self, node: fx.Node, env: Env, builder: relax.BlockBuilder) -> Env:
         """Return the values of a call's operands, with the batch where others carry it.
 
         Raises
@@ -85,14 +85,14 @@ class PinnedBatch:
         elif name.startswith(_SCATTERS):
             self._check_scattered(node, env)
         elif name in ("cat.default", "gather.default"):
-            nodes = list(_tensors(node.args[0] if name == "cat.default" else node.args))
-            axis = axis_of(_argument(node, 1, "dim", 0), len(_old(node)))
+            nodes = list(tensor_nodes(node.args[0] if name == "cat.default" else node.args))
+            axis = axis_of(node_argument(node, 1, "dim", 0), len(old_shape(node)))
             changed = self._stretched(node, nodes, env, builder, axis)
         elif name in _WRITES:
-            nodes = list(_tensors(node.args[:2]))
-            changed = self._stretched(node, nodes, env, builder, len(_old(node)))
+            nodes = list(tensor_nodes(node.args[:2]))
+            changed = self._stretched(node, nodes, env, builder, len(old_shape(node)))
         elif name in _POINTWISE or name == _ATTENTION:
-            nodes = list(_tensors((node.args, node.kwargs)))
+            nodes = list(tensor_nodes((node.args, node.kwargs)))
             changed = self._stretched(node, nodes, env, builder, None)
         return ChainMap(changed, dict(env)) if changed else env
 
@@ -111,8 +111,8 @@ class PinnedBatch:
         if name in _VIEWS:
             return {"shape" if name == "reshape.default" else "size": self._view(node, carried)}
         if name == "expand.default":
-            sizes = [int(n) for n in _argument(node, 1, "size", ())]
-            shift = len(sizes) - len(_old(source))
+            sizes = [int(n) for n in node_argument(node, 1, "size", ())]
+            shift = len(sizes) - len(old_shape(source))
             for dim in carried:
                 if sizes[shift + dim] != -1:
                     sizes[shift + dim] = sizes[shift + dim] // self.old * self.new
@@ -121,12 +121,12 @@ class PinnedBatch:
 
     def check(self, node: fx.Node, env: Env, value: Any) -> None:
         """Refuse a call whose operands carry the batch and whose result does not (DIST0314)."""
-        sources = [n for n in _tensors((node.args, node.kwargs)) if self.carried(n, env)]
+        sources = [n for n in tensor_nodes((node.args, node.kwargs)) if self.carried(n, env)]
         tensor = node.meta.get("val")
         name = overload_name(node.target)
         if not sources or not isinstance(tensor, torch.Tensor) or name.startswith(_WITHOUT_BATCH):
             return
-        carried = _different(tensor, value)
+        carried = different_dims(tensor, value)
         if not carried and isinstance(value, relax.Expr):
             raise self.fault(node, "the result does not have the batch")
         for dim in carried:
@@ -135,13 +135,14 @@ class PinnedBatch:
         if len(carried) == 1:
             outer = self._outer.get(sources[0], 1)
             if name in _ORDER_KEEPING:
-                before = math.prod(_old(sources[0])[: self.carried(sources[0], env)[0]]) * outer
-                outer = max(before // math.prod(_old(node)[: carried[0]]), 1)
+                dim = self.carried(sources[0], env)[0]
+                before = math.prod(old_shape(sources[0])[:dim]) * outer
+                outer = max(before // math.prod(old_shape(node)[: carried[0]]), 1)
             self._outer[node] = outer
 
     def carried(self, node: fx.Node, env: Env) -> tuple[int, ...]:
         """Return the dims of a value that differ from those of the program."""
-        return _different(node.meta.get("val"), env.get(node))
+        return different_dims(node.meta.get("val"), env.get(node))
 
     def fault(self, node: fx.Node, problem: str) -> ModelError:
         """Return the error of a node that prevents another batch."""
@@ -153,8 +154,8 @@ class PinnedBatch:
         )
 
     def _view(self, node: fx.Node, carried: tuple[int, ...]) -> list[int]:
-        source: Any = node.args[0]
-        shape, target = _old(source), list(_old(node))
+        source: fx.Node = node.args[0]
+        shape, target = old_shape(source), list(old_shape(node))
         if len(carried) != 1:
             raise self.fault(node, f"dims {list(carried)} of its operand carry the batch")
         before = math.prod(shape[: carried[0]]) * self._outer.get(source, 1)
@@ -166,22 +167,27 @@ class PinnedBatch:
         return target
 
     def _stretched(
-        self, node: fx.Node, nodes: list[fx.Node], env: Env, builder: Any, axis: int | None
+        self,
+        node: fx.Node,
+        nodes: list[fx.Node],
+        env: Env,
+        builder: relax.BlockBuilder,
+        axis: int | None,
     ) -> dict[fx.Node, Any]:
         """Return operands without the batch, with a single sample of them, or repeated samples.
 
         ``axis`` is the dim of a concatenation, which broadcasts no operands.
         """
-        rank = max((len(_old(n)) for n in nodes), default=0)
+        rank = max((len(old_shape(n)) for n in nodes), default=0)
         targets = {
-            dim - len(_old(n)): shape_of(env[n])[dim]
+            dim - len(old_shape(n)): shape_of(env[n])[dim]
             for n in nodes
             for dim in self.carried(n, env)
             if axis is None or dim != axis
         }
         changed: dict[fx.Node, Any] = {}
         for n in nodes if targets else ():
-            shape = _old(n)
+            shape = old_shape(n)
             fixed = {
                 len(shape) + dim: size
                 for dim, size in targets.items()
@@ -205,7 +211,7 @@ class PinnedBatch:
 
     def _counted(self, node: fx.Node, env: Env) -> dict[fx.Node, Any]:
         """Return indices that count the samples of the new batch, for those that count the old."""
-        source: Any = node.args[0]
+        source: fx.Node = node.args[0]
         changed = {}
         for dim in self.carried(source, env):
             indices: Any = node.args[1]
@@ -213,7 +219,7 @@ class PinnedBatch:
             if index is None or self.carried(index, env):
                 continue
             value = self._evaluated(index, env)
-            shape = _old(index)
+            shape = old_shape(index)
             if value is None or not np.array_equal(value.flatten(), np.arange(self.old)):
                 raise self.fault(node, f'"{index.name}" does not count the samples')
             sizes = [self.new if i == shape.index(self.old) else n for i, n in enumerate(shape)]
@@ -223,25 +229,25 @@ class PinnedBatch:
 
     def _check_scattered(self, node: fx.Node, env: Env) -> None:
         """Refuse operands of the old batch beside others, which scatters accept (DIST0314)."""
-        nodes = list(_tensors((node.args, node.kwargs)))
+        nodes = list(tensor_nodes((node.args, node.kwargs)))
         if any(self.carried(n, env) for n in nodes):
             for n in nodes:
-                if self.old in _old(n) and not self.carried(n, env):
+                if self.old in old_shape(n) and not self.carried(n, env):
                     raise self.fault(node, f'"{n.name}" has the old batch')
 
     def _is_repeated(self, node: fx.Node, dim: int, env: Env) -> bool:
         """Return whether a value that does not carry the batch is equal along a dim."""
-        shape, name = _old(node), overload_name(node.target)
+        shape, name = old_shape(node), overload_name(node.target)
         if shape[dim] == 1 or name.partition(".")[0] in _OF_ONE_VALUE:
             return True
         if name in ("embedding.default", "index.Tensor") and not _is_carried_by_first(node, dim):
-            indices = list(_tensors(node.args[1]))
-            rank = max(len(_old(n)) for n in indices)
-            dims = [(n, dim - rank + len(_old(n))) for n in indices]
+            indices = list(tensor_nodes(node.args[1]))
+            rank = max(len(old_shape(n)) for n in indices)
+            dims = [(n, dim - rank + len(old_shape(n))) for n in indices]
             return all(d < 0 or self._is_repeated(n, d, env) for n, d in dims)
         if name == "expand.default" or name in _POINTWISE or name in _COPIES:
-            sources = list(_tensors((node.args, node.kwargs)))
-            dims = [(n, dim - len(shape) + len(_old(n))) for n in sources]
+            sources = list(tensor_nodes((node.args, node.kwargs)))
+            dims = [(n, dim - len(shape) + len(old_shape(n))) for n in sources]
             if all(d < 0 or self._is_repeated(n, d, env) for n, d in dims):
                 return True
         value = self._evaluated(node, env)
@@ -287,31 +293,4 @@ def _is_carried_by_first(node: fx.Node, dim: int) -> bool:
     leading = [part for part in parts if part is not None]
     if parts[: len(leading)] != leading:
         return True
-    return dim >= max(len(_old(part)) for part in leading)
-
-
-def _tensors(value: Any) -> Iterator[fx.Node]:
-    """Return the nodes of tensors in arguments."""
-    for leaf in torch.utils._pytree.tree_leaves(value):
-        if isinstance(leaf, fx.Node) and isinstance(leaf.meta.get("val"), torch.Tensor):
-            yield leaf
-
-
-def _argument(node: fx.Node, index: int, name: str, default: Any) -> Any:
-    value = node.args[index] if index < len(node.args) else node.kwargs.get(name, default)
-    return value
-
-
-def _old(node: fx.Node) -> tuple[int, ...]:
-    """Return the shape of a tensor in the program."""
-    return tuple(int(n) for n in node.meta["val"].shape)
-
-
-def _different(tensor: Any, value: Any) -> tuple[int, ...]:
-    """Return the dims in which a tensor of the program and its translation differ."""
-    if not isinstance(tensor, torch.Tensor) or isinstance(value, Absent):
-        return ()
-    new = known_shape(value.ty) if isinstance(value, relax.Expr) else None
-    if new is None or len(new) != tensor.ndim:
-        return ()
-    return tuple(i for i, (m, n) in enumerate(zip(tensor.shape, new, strict=True)) if int(m) != n)
+    return dim >= max(len(old_shape(part)) for part in leading)

@@ -12,6 +12,8 @@ from collections.abc import Callable
 
 from tvm import relax
 
+from tvm_distir.models.common.name_tables import by_name
+
 from .aten_call import (
     HALVES,
     AtenCall,
@@ -176,23 +178,20 @@ CONVERTERS: dict[str, Converter] = {
     **{f"prod.{kind}": _sum_of(_op.prod) for kind in _KINDS},
     **{f"any.{kind}": _quantifier(_op.max) for kind in _KINDS},
     **{f"all.{kind}": _quantifier(_op.min) for kind in _KINDS},
-    "amax.default": _extreme(_op.max),
-    "amin.default": _extreme(_op.min),
-    "max.default": _extreme(_op.max),
-    "min.default": _extreme(_op.min),
-    "max.dim": _extreme_and_position(_op.max, _op.argmax),
-    "min.dim": _extreme_and_position(_op.min, _op.argmin),
-    "argmax.default": _position(_op.argmax),
-    "argmin.default": _position(_op.argmin),
-    "var.correction": _var,
-    "var_mean.correction": _var_mean,
-    "linalg_vector_norm.default": _vector_norm,
-    "topk.default": _top,
-    "sort.default": _sort,
-    "sort.stable": _sort,
-    "argsort.default": lambda call: _order(call, call["self"]),
-    "softmax.int": _softmax(_op.nn.softmax),
-    "_softmax.default": _softmax(_op.nn.softmax),
-    "log_softmax.int": _softmax(_op.nn.log_softmax),
-    "_log_softmax.default": _softmax(_op.nn.log_softmax),
+    **by_name(
+        (_extreme(_op.max), "amax.default max.default"),
+        (_extreme(_op.min), "amin.default min.default"),
+        (_extreme_and_position(_op.max, _op.argmax), "max.dim"),
+        (_extreme_and_position(_op.min, _op.argmin), "min.dim"),
+        (_position(_op.argmax), "argmax.default"),
+        (_position(_op.argmin), "argmin.default"),
+        (_var, "var.correction"),
+        (_var_mean, "var_mean.correction"),
+        (_vector_norm, "linalg_vector_norm.default"),
+        (_top, "topk.default"),
+        (_sort, "sort.default sort.stable"),
+        (lambda call: _order(call, call["self"]), "argsort.default"),
+        (_softmax(_op.nn.softmax), "softmax.int _softmax.default"),
+        (_softmax(_op.nn.log_softmax), "log_softmax.int _log_softmax.default"),
+    ),
 }

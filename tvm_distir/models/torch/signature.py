@@ -14,7 +14,14 @@ import numpy.typing as npt
 import torch
 from torch import fx
 from torch.export import ExportedProgram
-from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
+from torch.export.graph_signature import (
+    ConstantArgument,
+    InputKind,
+    InputSpec,
+    OutputKind,
+    OutputSpec,
+    TensorArgument,
+)
 from tvm import relax
 
 from tvm_distir.support import ModelError
@@ -48,13 +55,13 @@ class Inputs:
         The change of a batch that the program fixes.
     """
 
-    data: list[tuple[str, Any]] = field(default_factory=list)
-    weights: list[tuple[str, Any]] = field(default_factory=list)
+    data: list[tuple[str, relax.Var]] = field(default_factory=list)
+    weights: list[tuple[str, relax.Var]] = field(default_factory=list)
     env: dict[fx.Node, Any] = field(default_factory=dict)
     batch: PinnedBatch | None = None
 
 
-def _placeholders(program: ExportedProgram) -> Iterator[tuple[fx.Node, Any]]:
+def _placeholders(program: ExportedProgram) -> Iterator[tuple[fx.Node, InputSpec]]:
     nodes = [node for node in program.graph.nodes if node.op == "placeholder"]
     yield from zip(nodes, program.graph_signature.input_specs, strict=True)
 
@@ -111,7 +118,7 @@ def read_inputs(
     return inputs
 
 
-def weight_values(program: ExportedProgram) -> dict[str, Any]:
+def weight_values(program: ExportedProgram) -> dict[str, torch.Tensor]:
     """Return the tensors of the weights that the program stores, by name."""
     tables, values = _tables(program), stored_values(program)
     names = [
@@ -122,12 +129,12 @@ def weight_values(program: ExportedProgram) -> dict[str, Any]:
     return {name: values[name] for name in names if name in values and name not in tables}
 
 
-def _is_unread(node: fx.Node, spec: Any) -> bool:
+def _is_unread(node: fx.Node, spec: InputSpec) -> bool:
     """Return whether a placeholder is an unread buffer."""
     return spec.kind in _STORED[1:] and not node.users
 
 
-def _tables(program: ExportedProgram) -> dict[str, Any]:
+def _tables(program: ExportedProgram) -> dict[str, torch.Tensor]:
     """Return the tensors that are constants of the module, by name."""
     mutated = set(program.graph_signature.buffers_to_mutate.values())
     values, tables = stored_values(program), {}
@@ -141,7 +148,7 @@ def _tables(program: ExportedProgram) -> dict[str, Any]:
     return tables
 
 
-def wanted_outputs(program: ExportedProgram, outputs: str) -> list[tuple[int, Any]]:
+def wanted_outputs(program: ExportedProgram, outputs: str) -> list[tuple[int, OutputSpec]]:
     """Return the positions and specifications of the requested results.
 
     Raises
@@ -156,35 +163,28 @@ def wanted_outputs(program: ExportedProgram, outputs: str) -> list[tuple[int, An
         if isinstance(spec.arg, TensorArgument):
             selected.append((index, spec))
         elif not (isinstance(spec.arg, ConstantArgument) and spec.arg.value is None):
-            raise ModelError(
-                "DIST0362",
-                f"result {index} is not a tensor",
-                place=f"{spec.arg}",
-                remedy="Export a module that returns tensors.",
-            )
+            problem = f"result {index} is not a tensor"
+            remedy = "Export a module that returns tensors."
+            raise ModelError("DIST0362", problem, place=f"{spec.arg}", remedy=remedy)
     if not selected:
-        raise ModelError(
-            "DIST0362",
-            "the program has no output",
-            place="output",
-            remedy="Return at least one tensor.",
-        )
+        remedy = "Return at least one tensor."
+        raise ModelError("DIST0362", "the program has no output", place="output", remedy=remedy)
     return selected
 
 
-def stored_values(program: ExportedProgram) -> dict[str, Any]:
+def stored_values(program: ExportedProgram) -> dict[str, torch.Tensor]:
     """Return the stored parameters, buffers and constants of the program, by name."""
-    stored: dict[str, Any] = {**program.constants, **program.state_dict}
+    stored: dict[str, torch.Tensor] = {**program.constants, **program.state_dict}
     return {name: value for name, value in stored.items() if _has_values(value)}
 
 
-def _has_values(value: Any) -> bool:
+def _has_values(value: object) -> bool:
     if not isinstance(value, torch.Tensor) or value.device.type == "meta":
         return False
     return not isinstance(value, torch._subclasses.FakeTensor)
 
 
-def as_array(value: Any) -> npt.NDArray[np.generic]:
+def as_array(value: torch.Tensor) -> npt.NDArray[np.generic]:
     """Return a tensor's values, bfloat16 by ml_dtypes, as a view if possible."""
     value = value.detach().cpu().contiguous()
     if value.dtype is torch.bfloat16:

@@ -42,7 +42,7 @@ class OpenDims:
     def __init__(
         self,
         program: ExportedProgram,
-        inputs: Mapping[str, Any],
+        inputs: Mapping[str, torch.Tensor],
         batch: int | None,
         dims: Mapping[str, int],
         location: str,
@@ -62,12 +62,9 @@ class OpenDims:
         for symbol, allowed in program.range_constraints.items():
             size_of = self._sizes.get(str(symbol))
             if size_of is not None and not allowed.lower <= size_of <= allowed.upper:
-                raise ModelError(
-                    "DIST0313",
-                    f"{symbol}={size_of} is outside {allowed.lower} to {allowed.upper}",
-                    place=location,
-                    remedy="Export the model with a wider range of this dim.",
-                )
+                problem = f"{symbol}={size_of} is outside {allowed.lower} to {allowed.upper}"
+                remedy = "Export the model with a wider range of this dim."
+                raise ModelError("DIST0313", problem, place=location, remedy=remedy)
 
     def _symbol(self, name: str) -> str:
         symbols = set(self._names.values())
@@ -83,7 +80,7 @@ class OpenDims:
             )
         return self._names.get(name, name)
 
-    def _set_batch(self, batch: int, inputs: Mapping[str, Any]) -> None:
+    def _set_batch(self, batch: int, inputs: Mapping[str, torch.Tensor]) -> None:
         """Set the symbols of dim 0, or note the batch that all inputs fix."""
         sizes = {name: value.shape[0] for name, value in inputs.items() if value.ndim}
         fixed: dict[str, int] = {}
@@ -106,7 +103,7 @@ class OpenDims:
             )
         self.pinned = old
 
-    def shape(self, sizes: Sequence[Any], name: str) -> tuple[int, ...]:
+    def shape(self, sizes: Sequence[int | torch.SymInt], name: str) -> tuple[int, ...]:
         """Return the static shape of an input.
 
         Raises
@@ -116,33 +113,26 @@ class OpenDims:
         """
         return tuple(self._size(size, name, index) for index, size in enumerate(sizes))
 
-    def _size(self, size: Any, name: str, index: int) -> int:
+    def _size(self, size: int | torch.SymInt, name: str, index: int) -> int:
         if not isinstance(size, torch.SymInt):
             return int(size)
         expression = _expression(size)
         missing = sorted(str(s) for s in expression.free_symbols if str(s) not in self._sizes)
         if missing:
             batch = "--batch N, or " if index == 0 else ""
-            raise ModelError(
-                "DIST0313",
-                f'dim {index} ("{expression}") of the input "{name}" is unknown',
-                place=self._location,
-                remedy=f"Give its size: {batch}--dim {missing[0]}=N (dims= in Python).",
-            )
+            problem = f'dim {index} ("{expression}") of the input "{name}" is unknown'
+            remedy = f"Give its size: {batch}--dim {missing[0]}=N (dims= in Python)."
+            raise ModelError("DIST0313", problem, place=self._location, remedy=remedy)
         return int(expression.subs({s: self._sizes[str(s)] for s in expression.free_symbols}))
 
 
-def _expression(size: Any) -> Any:
+def _expression(size: torch.SymInt) -> Any:
     """Return the SymPy expression of a symbolic size."""
     return size.node.expr
 
 
-def _checked(name: str, size: Any, location: str, code: str) -> int:
+def _checked(name: str, size: object, location: str, code: str) -> int:
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise ModelError(
-            code,
-            f"{name}={size!r} is not a size",
-            place=location,
-            remedy="Give a positive integer.",
-        )
+        remedy = "Give a positive integer."
+        raise ModelError(code, f"{name}={size!r} is not a size", place=location, remedy=remedy)
     return size

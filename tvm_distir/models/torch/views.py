@@ -4,7 +4,11 @@
 
 from __future__ import annotations
 
+import math
+
 from tvm import relax
+
+from tvm_distir.models.common.name_tables import by_name
 
 from .aten_call import AtenCall, Converter, UnsupportedOperator, axes_of, axis_of, shape_of
 
@@ -15,12 +19,8 @@ def _size(call: AtenCall) -> list[int]:
     """Return the shape of the result, with -1 resolved."""
     shape = [int(n) for n in call["shape" if "shape" in call.names else "size"]]
     if -1 in shape:
-        total, known = 1, 1
-        for n in shape_of(call["self"]):
-            total *= n
-        for n in shape:
-            known *= 1 if n == -1 else n
-        shape[shape.index(-1)] = total // known if known else 0
+        known = math.prod(n for n in shape if n != -1)
+        shape[shape.index(-1)] = math.prod(shape_of(call["self"])) // known if known else 0
     return shape
 
 
@@ -31,9 +31,7 @@ def _view(call: AtenCall) -> relax.Expr:
 def _flatten(call: AtenCall) -> relax.Expr:
     shape = shape_of(call["self"])
     first, last = axes_of([call["start_dim"], call["end_dim"]], len(shape))
-    middle = 1
-    for n in shape[first : last + 1]:
-        middle *= n
+    middle = math.prod(shape[first : last + 1])
     return call.reshaped(call["self"], [*shape[:first], middle, *shape[last + 1 :]])
 
 
@@ -41,10 +39,7 @@ def _unflatten(call: AtenCall) -> relax.Expr:
     shape = shape_of(call["self"])
     axis, sizes = axis_of(call["dim"], len(shape)), [int(n) for n in call["sizes"]]
     if -1 in sizes:
-        known = 1
-        for n in sizes:
-            known *= 1 if n == -1 else n
-        sizes[sizes.index(-1)] = shape[axis] // known
+        sizes[sizes.index(-1)] = shape[axis] // math.prod(n for n in sizes if n != -1)
     return call.reshaped(call["self"], [*shape[:axis], *sizes, *shape[axis + 1 :]])
 
 
@@ -115,22 +110,18 @@ def _repeat_interleave(call: AtenCall) -> relax.Expr:
     return call.emit(_op.repeat(call["self"], int(call["repeats"]), axis))
 
 
-CONVERTERS: dict[str, Converter] = {
-    "view.default": _view,
-    "_unsafe_view.default": _view,
-    "reshape.default": _view,
-    "flatten.using_ints": _flatten,
-    "unflatten.int": _unflatten,
-    "expand.default": _expand,
-    "expand_as.default": lambda call: call.broadcast(call["self"], shape_of(call["other"])),
-    "permute.default": _permute,
-    "transpose.int": _transpose,
-    "t.default": _matrix_transpose,
-    "unsqueeze.default": _unsqueeze,
-    "squeeze.default": _squeeze,
-    "squeeze.dim": _squeeze,
-    "squeeze.dims": _squeeze,
-    "flip.default": _flip,
-    "repeat.default": _repeat,
-    "repeat_interleave.self_int": _repeat_interleave,
-}
+CONVERTERS: dict[str, Converter] = by_name(
+    (_view, "view.default _unsafe_view.default reshape.default"),
+    (_flatten, "flatten.using_ints"),
+    (_unflatten, "unflatten.int"),
+    (_expand, "expand.default"),
+    (lambda call: call.broadcast(call["self"], shape_of(call["other"])), "expand_as.default"),
+    (_permute, "permute.default"),
+    (_transpose, "transpose.int"),
+    (_matrix_transpose, "t.default"),
+    (_unsqueeze, "unsqueeze.default"),
+    (_squeeze, "squeeze.default squeeze.dim squeeze.dims"),
+    (_flip, "flip.default"),
+    (_repeat, "repeat.default"),
+    (_repeat_interleave, "repeat_interleave.self_int"),
+)

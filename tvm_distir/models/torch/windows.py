@@ -9,6 +9,8 @@ from typing import Any
 
 from tvm import relax
 
+from tvm_distir.models.common.name_tables import by_name
+
 from .aten_call import AtenCall, Converter, UnsupportedOperator, shape_of
 from .contraction import sizes
 
@@ -103,20 +105,16 @@ def _resized(method: str) -> Converter:
     return convert
 
 
-CONVERTERS: dict[str, Converter] = {
-    "max_pool1d.default": _max_pool(1),
-    "max_pool2d.default": _max_pool(2),
-    "max_pool3d.default": _max_pool(3),
-    "max_pool2d_with_indices.default": _max_pool(2),
-    "max_pool3d_with_indices.default": _max_pool(3),
-    "avg_pool1d.default": _avg_pool(1),
-    "avg_pool2d.default": _avg_pool(2),
-    "avg_pool3d.default": _avg_pool(3),
-    "adaptive_avg_pool1d.default": _adaptive(1),
-    "adaptive_avg_pool2d.default": _adaptive(2),
-    "_adaptive_avg_pool2d.default": _adaptive(2),
-    "adaptive_avg_pool3d.default": _adaptive(3),
-    "_adaptive_avg_pool3d.default": _adaptive(3),
-    "upsample_nearest2d.vec": _resized("nearest_neighbor"),
-    "upsample_bilinear2d.vec": _resized("linear"),
-}
+CONVERTERS: dict[str, Converter] = by_name(
+    (_max_pool(1), "max_pool1d.default"),
+    (_max_pool(2), "max_pool2d.default max_pool2d_with_indices.default"),
+    (_max_pool(3), "max_pool3d.default max_pool3d_with_indices.default"),
+    (_avg_pool(1), "avg_pool1d.default"),
+    (_avg_pool(2), "avg_pool2d.default"),
+    (_avg_pool(3), "avg_pool3d.default"),
+    (_adaptive(1), "adaptive_avg_pool1d.default"),
+    (_adaptive(2), "adaptive_avg_pool2d.default _adaptive_avg_pool2d.default"),
+    (_adaptive(3), "adaptive_avg_pool3d.default _adaptive_avg_pool3d.default"),
+    (_resized("nearest_neighbor"), "upsample_nearest2d.vec"),
+    (_resized("linear"), "upsample_bilinear2d.vec"),
+)

@@ -4,8 +4,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from tvm import relax
 from tvm.relax.frontend import nn
@@ -14,20 +13,13 @@ from tvm_distir.core.ir.operators import expert_matmul, kv_append, paged_attenti
 
 from .decoder_attention import AttentionBlock, GroupedAttention, LatentAttention
 from .decoder_config import DecoderConfig
-from .decoder_model import (
-    TransformerLayer,
-)
+from .decoder_model import TransformerLayer
 from .mixture import Mixture
 from .rotary import rotate
-from .transformer_blocks import (
-    back_to,
-    by_head,
-    emit,
-    in_float32,
-    part,
-)
+from .transformer_blocks import back_to, by_head, emit, in_float32, part
 
 
+@dataclass
 class CachedPositions:
     """Tables that attention reads by position, and the caches that it appends to.
 
@@ -39,17 +31,12 @@ class CachedPositions:
         Of keys and values, or of both in latent attention; replaced by :meth:`append`.
     """
 
-    def __init__(
-        self,
-        cos: nn.Tensor,
-        sin: nn.Tensor,
-        pages: nn.Tensor,
-        lengths: nn.Tensor,
-        caches: list[nn.Tensor],
-        page: int,
-    ) -> None:
-        self.cos, self.sin, self.pages, self.lengths = cos, sin, pages, lengths
-        self.caches, self.page = caches, page
+    cos: nn.Tensor
+    sin: nn.Tensor
+    pages: nn.Tensor
+    lengths: nn.Tensor
+    caches: list[nn.Tensor]
+    page: int
 
     def arrange(self, rows: nn.Tensor) -> nn.Tensor:
         """Return (batch, seq, heads, width)."""
@@ -114,7 +101,7 @@ class CachedLatentAttention(LatentAttention):
     2024, "DeepSeek-V2", section 2.1.2).
     """
 
-    def forward(self, x: nn.Tensor, cached: Any) -> nn.Tensor:
+    def forward(self, x: nn.Tensor, cached: CachedPositions) -> nn.Tensor:
         """Map (batch, seq, hidden) to the same shape."""
         config = self.config
         heads, nope, rank = config.heads, config.nope_dim, config.kv_rank

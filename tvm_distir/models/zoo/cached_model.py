@@ -20,20 +20,9 @@ from tvm.relax.frontend import nn
 from .cached_config import CacheConfig
 from .cached_layers import CachedLayer, UnrotatedLayer
 from .decoder_config import DecoderConfig
-from .decoder_model import (
-    Decoder,
-    local_rotary,
-    weight_words,
-)
+from .decoder_model import Decoder, local_rotary, weight_words
 from .rotary import tables
-from .transformer_blocks import (
-    Tensor,
-    emit,
-    export_model,
-    layer_class,
-    part,
-    positions,
-)
+from .transformer_blocks import Tensor, emit, export_model, layer_class, part, positions
 
 
 class CachedDecoder(Decoder):
@@ -132,7 +121,7 @@ def build(config: DecoderConfig, caches: CacheConfig) -> ir.IRModule:
     plain = {name.replace(".", "_"): spec for name, spec in specs.items()}
     names = ["self", *data, *plain]
 
-    def main(self: nn.Tensor, *inputs: Any) -> nn.Tensor:
+    def main(self: nn.Tensor, *inputs: nn.Tensor) -> nn.Tensor:
         return self.step(*inputs)
 
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD

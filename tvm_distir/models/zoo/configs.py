@@ -127,10 +127,6 @@ def convert_key(location: str, key: str, value: Any, kind: type) -> Any:
         number = kind(value) if not isinstance(value, float) else kind(str(value))
     except (TypeError, ValueError) as error:
         word = "an integer" if kind is int else "a number"
-        raise ModelError(
-            "DIST0332",
-            f"{key}={shortened(value)!r} is not {word}",
-            place=location,
-            remedy="Fix it.",
-        ) from error
+        problem = f"{key}={shortened(value)!r} is not {word}"
+        raise ModelError("DIST0332", problem, place=location, remedy="Fix it.") from error
     return number

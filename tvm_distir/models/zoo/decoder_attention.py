@@ -12,14 +12,7 @@ from tvm.relax.frontend import nn
 from .decoder_config import DecoderConfig
 from .float_norms import LayerNorm, RmsNorm
 from .rotary import rotate
-from .transformer_blocks import (
-    attend,
-    attend_at_once,
-    by_head,
-    merge_heads,
-    part,
-    split_heads,
-)
+from .transformer_blocks import attend, attend_at_once, by_head, merge_heads, part, split_heads
 
 
 class PositionTables(NamedTuple):

@@ -165,7 +165,7 @@ def layer_class(base: type, nested: int, name: str = "Layer") -> Any:
 
 
 def export_model(
-    model: Any,
+    model: nn.Module,
     names: Mapping[str, str] | None = None,
     words: Mapping[str, str] | None = None,
     /,

@@ -9,7 +9,6 @@ middle, a skip connection from every block on the way down to a block on the way
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 from tvm import ir, relax
@@ -25,10 +24,7 @@ TIME_WIDTHS = 4
 """Width of the time embedding, in units of ``channels``."""
 TRANSFORMER_EPS = 1e-6
 
-PRESETS = {
-    "sd-unet": UnetConfig(),
-    "tiny": UnetConfig(16, "1-2", 1, 0, 4, 4, 24, 6, 16, batch=4),
-}
+PRESETS = {"sd-unet": UnetConfig(), "tiny": UnetConfig(16, "1-2", 1, 0, 4, 4, 24, 6, 16, batch=4)}
 """Published sizes, the default size first."""
 
 
@@ -175,7 +171,7 @@ class Unet(nn.Module):  # type: ignore[misc]
         self.norm_out = GroupNorm(width, config.groups, dtype)
         self.conv_out = nn.Conv2D(width, config.inputs, 3, padding=1, dtype=dtype)
 
-    def _block(self, inputs: int, outputs: int, level: int) -> Any:
+    def _block(self, inputs: int, outputs: int, level: int) -> nn.ModuleList:
         """Apply a residual block, and a transformer where the level has them."""
         block = [self._res(self.config, inputs, outputs)]
         if level < self.config.attention:
@@ -183,7 +179,9 @@ class Unet(nn.Module):  # type: ignore[misc]
         return nn.ModuleList(block)
 
     @staticmethod
-    def _run(block: Any, x: nn.Tensor, time: nn.Tensor, text: tuple[nn.Tensor, ...]) -> nn.Tensor:
+    def _run(
+        block: nn.ModuleList, x: nn.Tensor, time: nn.Tensor, text: tuple[nn.Tensor, ...]
+    ) -> nn.Tensor:
         x = block[0](x, time)
         return block[1](x, *text) if len(block) > 1 else x
 

@@ -27,11 +27,9 @@ class Carried(Protocol):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields."""
-        ...
 
     def restore(self, fields: Mapping[str, object]) -> None:
         """Restore the fields."""
-        ...
 
 
 class _Bytes(ctypes.Structure):

@@ -188,12 +188,8 @@ def _load(path: Path) -> Module:
     try:
         module = tvm_ffi.load_module(str(path))
     except Exception as err:  # the loader reports what dlopen says in several classes
-        raise DependencyError(
-            "DIST0110",
-            f"it cannot be loaded: {str(err).strip().splitlines()[-1]}",
-            place=location,
-            remedy=_REBUILD,
-        ) from err
+        problem = f"it cannot be loaded: {str(err).strip().splitlines()[-1]}"
+        raise DependencyError("DIST0110", problem, place=location, remedy=_REBUILD) from err
     try:
         version = int(module["abi_version"]())
     except AttributeError as err:
@@ -202,10 +198,6 @@ def _load(path: Path) -> Module:
             remedy=_REBUILD,
         ) from err  # fmt: skip
     if version != ABI_VERSION:
-        raise DependencyError(
-            "DIST0110",
-            f"its interface has version {version}, this package requires {ABI_VERSION}",
-            place=location,
-            remedy=_REBUILD,
-        )
+        problem = f"its interface has version {version}, this package requires {ABI_VERSION}"
+        raise DependencyError("DIST0110", problem, place=location, remedy=_REBUILD)
     return module

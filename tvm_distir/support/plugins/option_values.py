@@ -35,19 +35,12 @@ def parse_mesh(text: str, option: str = "--mesh") -> dict[str, int]:
     for part in text.split(","):
         name, equals, size = (word.strip() for word in part.partition("="))
         if not equals or not _AXIS.fullmatch(name):
-            raise UsageError(
-                "DIST0152",
-                f'"{shortened(part)}" is not an axis and its size',
-                place=option,
-                remedy=MESH_REMEDY,
-            )
+            problem = f'"{shortened(part)}" is not an axis and its size'
+            raise UsageError("DIST0152", problem, place=option, remedy=MESH_REMEDY)
         if name in axes:
-            raise UsageError(
-                "DIST0152",
-                f'the axis "{name}" is given twice',
-                place=option,
-                remedy="Give each axis a unique name.",
-            )
+            problem = f'the axis "{name}" is given twice'
+            remedy = "Give each axis a unique name."
+            raise UsageError("DIST0152", problem, place=option, remedy=remedy)
         count = parse_int(size, 1)
         if count is None:
             raise MeshError(
@@ -59,12 +52,9 @@ def parse_mesh(text: str, option: str = "--mesh") -> dict[str, int]:
             )
         axes[name] = count
     if math.prod(axes.values()) > MAX_DEVICES:
-        raise MeshError(
-            "DIST0201",
-            f"a mesh of {' x '.join(map(str, axes.values()))} devices is too large",
-            place=option,
-            remedy=f"A mesh has at most {MAX_DEVICES:,} devices.",
-        )
+        problem = f"a mesh of {' x '.join(map(str, axes.values()))} devices is too large"
+        remedy = f"A mesh has at most {MAX_DEVICES:,} devices."
+        raise MeshError("DIST0201", problem, place=option, remedy=remedy)
     return axes
 
 
@@ -115,12 +105,9 @@ def parse_number(text: str, option: str) -> float:
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise UsageError(
-            "DIST0152",
-            f'"{shortened(text)}" is not a number',
-            place=option,
-            remedy=f"Give a number, e.g. {option} 1.0.",
-        )
+        problem = f'"{shortened(text)}" is not a number'
+        remedy = f"Give a number, e.g. {option} 1.0."
+        raise UsageError("DIST0152", problem, place=option, remedy=remedy)
     return number
 
 
@@ -128,12 +115,9 @@ def parse_bytes(text: str, option: str) -> int:
     """Read a number of bytes, 0 or more (UsageError DIST0152)."""
     size = parse_int(text, 0)
     if size is None:
-        raise UsageError(
-            "DIST0152",
-            f'"{shortened(text)}" is not a number of bytes',
-            place=option,
-            remedy=f"Give an integer, e.g. {option} 26214400; 0 disables it.",
-        )
+        problem = f'"{shortened(text)}" is not a number of bytes'
+        remedy = f"Give an integer, e.g. {option} 26214400; 0 disables it."
+        raise UsageError("DIST0152", problem, place=option, remedy=remedy)
     return size
 
 
@@ -146,10 +130,6 @@ def parse_seed(text: str) -> int:
     """Read the value of ``--seed``: an integer from 0 to 2^32 - 1."""
     seed = parse_int(text, 0, 2**32 - 1)
     if seed is None:
-        raise UsageError(
-            "DIST0152",
-            f'"{shortened(text)}" is not an integer from 0 to 4294967295',
-            place="--seed",
-            remedy="Give a seed, e.g. --seed 0.",
-        )
+        problem = f'"{shortened(text)}" is not an integer from 0 to 4294967295'
+        raise UsageError("DIST0152", problem, place="--seed", remedy="Give a seed, e.g. --seed 0.")
     return seed

@@ -19,9 +19,9 @@ from tvm_distir.core.collectives.tiles import Transfer, transfer_tiles
 from tvm_distir.core.ir.mesh import mesh_devices, mesh_shape
 from tvm_distir.core.ir.operators.names import REDUCE_OPS
 from tvm_distir.core.ir.placement import parse_placement
-from tvm_distir.execution.runtime.program.inputs import LocalInputs
 from tvm_distir.execution.runtime.program.io_layout import EntryFunction, Port
 from tvm_distir.execution.runtime.program.joining import gather_outputs, same_bits
+from tvm_distir.execution.runtime.program.local_inputs import LocalInputs
 
 DTYPES = ["float32", "float64", "float16", "bfloat16", "int8", "int32", "int64", "uint8", "bool"]
 NUMPY = {"sum": np.sum, "prod": np.prod, "min": np.min, "max": np.max}

@@ -21,7 +21,7 @@ pytest.importorskip("torch.distributed")
 
 from tvm_distir.execution.runtime.engines.torch.engine import TorchEngine
 from tvm_distir.execution.runtime.engines.torch.failure_store import LostPeers
-from tvm_distir.execution.runtime.engines.torch.torch_job import has_succeeded
+from tvm_distir.execution.runtime.engines.torch.process_groups import has_succeeded
 
 PROGRAMS = Path(__file__).with_name("torch_programs.py")
 

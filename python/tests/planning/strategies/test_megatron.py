@@ -80,7 +80,7 @@ def onnx_gpt2(path: Path, fused_qkv: bool) -> ir.IRModule:
     """Two layers, four heads, batch 4."""
     onnx = pytest.importorskip("onnx")
     from tests.models import gpt2_onnx
-    from tvm_distir.models.model import from_onnx
+    from tvm_distir.models.frontends import from_onnx
 
     sizes = dict(hidden=64, heads=4, vocab=503, positions=64, batch=4)
     onnx.save(gpt2_onnx.build(**sizes, fused_qkv=fused_qkv), path)

@@ -89,12 +89,9 @@ def worker(fabric: Fabric, rank: int) -> Iterator[None]:
 def _place(name: str) -> tuple[Any, int]:
     place: tuple[Fabric, int] | None = getattr(_here, "place", None)
     if place is None:
-        raise EngineError(
-            "DIST0605",
-            f"{PREFIX}{name} was called outside of a run of several ranks",
-            place=name,
-            remedy="Run the module with tvm_distir.run.",
-        )
+        problem = f"{PREFIX}{name} was called outside of a run of several ranks"
+        remedy = "Run the module with tvm_distir.run."
+        raise EngineError("DIST0605", problem, place=name, remedy=remedy)
     return place
 
 

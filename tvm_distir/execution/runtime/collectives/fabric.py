@@ -13,17 +13,17 @@ native library; :class:`.python_fabric.PythonFabric` is its oracle in plain Pyth
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from contextlib import AbstractContextManager
+from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from tvm_distir.core.collectives import Collective, Transfer
+from tvm_distir.execution.runtime.collectives.array_operations import Operand
+from tvm_distir.execution.runtime.program.tensors import Array
 from tvm_distir.support import DistIRError, EngineError
 
 from . import native_library as native
-
-Array = npt.NDArray[Any]
 
 
 class Fabric(Protocol):
@@ -34,35 +34,27 @@ class Fabric(Protocol):
     @property
     def failure(self) -> tuple[int, BaseException] | None:
         """Return the first rank that failed, and its error."""
-        ...
 
-    def worker(self, rank: int) -> Any:
+    def worker(self, rank: int) -> AbstractContextManager[None]:
         """Return the context in which the calling thread is the worker ``rank``."""
-        ...
 
     def fail(self, rank: int, error: BaseException) -> None:
         """Record the first failure and wake every waiting rank."""
-        ...
 
     def finish(self, rank: int) -> None:
         """Record that a rank has run to its end."""
-        ...
 
     def send(self, rank: int, transfer: Transfer, x: Array) -> None:
         """Post the tiles this rank owes; does not wait."""
-        ...
 
-    def receive(self, rank: int, transfer: Transfer, dtype: np.dtype[Any]) -> Array:
+    def receive(self, rank: int, transfer: Transfer, dtype: np.dtype[np.generic]) -> Array:
         """Wait for the tiles of a transfer and return this rank's part."""
-        ...
 
     def executed(self, rank: int) -> list[native.Executed]:
         """Return collectives a rank executed, known once it has ended."""
-        ...
 
     def received(self, rank: int) -> list[tuple[Transfer, int]]:
         """Return transfers a rank received, each with the bytes of an element."""
-        ...
 
 
 class Watched(Fabric, Protocol):
@@ -70,7 +62,6 @@ class Watched(Fabric, Protocol):
 
     def progress(self) -> int:
         """Return a number that grows while ranks meet or post messages."""
-        ...
 
 
 class Aborted(Exception):
@@ -100,10 +91,31 @@ def worker_failed(
     return EngineError("DIST0612", what, place=place, remedy=remedy)
 
 
-def call_words(call: Collective, x: Any) -> str:
+def call_words(call: Collective, x: Operand) -> str:
     """Return a collective in words, with the bytes and the type of its operand."""
     dtype = str(x.dtype).removeprefix("torch.")
     return f"{call.text()} on {x.nbytes} bytes ({dtype}{list(x.shape)})"
+
+
+def unlike_calls(
+    first: tuple[int, str], second: tuple[int, str], group: Sequence[int]
+) -> EngineError:
+    """Return the failure (DIST0611) of two ranks of a group, given with what they called."""
+    problem = f"rank {first[0]} called {first[1]} while rank {second[0]} called {second[1]}"
+    remedy = "Make all ranks of a group call the same collectives in the same order."
+    return EngineError("DIST0611", problem, place=f"group {list(group)}", remedy=remedy)
+
+
+def deadlock(waits: Sequence[str]) -> EngineError:
+    """Return the failure (DIST0610) of ranks that wait for each other, given what each does."""
+    remedy = "Make every rank of a group call its collectives, and give each send a receive."
+    return EngineError("DIST0610", "; ".join(waits), place="ranks", remedy=remedy)
+
+
+def too_late(problem: str, location: str) -> EngineError:
+    """Return the failure (DIST0613) of ranks that did not reach a point within the timeout."""
+    remedy = "Raise the engine's timeout_s if it is only slow."
+    return EngineError("DIST0613", problem, place=location, remedy=remedy)
 
 
 def ranks_text(ranks: Sequence[int]) -> str:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from tvm_distir.core.collectives import Collective, Transfer, equal_parts
 from tvm_distir.core.ir import local_shape
+from tvm_distir.execution.runtime.collectives.array_operations import Operand
 
 from .array_operations import Arrays
 
@@ -35,7 +36,7 @@ class StepMessages(NamedTuple):
         The shape of the array that comes from each position, in the type of the operand.
     """
 
-    parts: Mapping[int, Any]
+    parts: Mapping[int, Operand]
     shapes: Mapping[int, tuple[int, ...]]
 
 
@@ -46,13 +47,15 @@ CollectiveSteps = Generator[Any, dict[int, Any], Any]
 class _Rank(NamedTuple):
     """A rank that takes part in a collective: its position, the size of its group, its operand."""
 
-    arrays: Arrays
+    arrays: Arrays[Any]
     position: int
     size: int
-    x: Any
+    x: Operand
 
 
-def message_steps(arrays: Arrays, call: Collective, position: int, x: Any) -> CollectiveSteps:
+def message_steps(
+    arrays: Arrays[Any], call: Collective, position: int, x: Operand
+) -> CollectiveSteps:
     """Return the steps of a collective on the rank at a position of its group.
 
     Parameters
@@ -67,7 +70,7 @@ def message_steps(arrays: Arrays, call: Collective, position: int, x: Any) -> Co
     return _STEPS[call.name](_Rank(arrays, position, len(call.groups[0]), x), **dict(call.args))
 
 
-def _of_all(rank: _Rank, x: Any) -> StepMessages:
+def _of_all(rank: _Rank, x: Operand) -> StepMessages:
     """Return the step in which every rank sends an array to all."""
     everyone = range(rank.size)
     return StepMessages(dict.fromkeys(everyone, x), dict.fromkeys(everyone, tuple(x.shape)))
@@ -120,7 +123,7 @@ def _permute(rank: _Rank, shift: int, wrap: int = 0) -> CollectiveSteps:
 
 def _exchange(rank: _Rank, shape: Any, src: Any, dst: Any) -> CollectiveSteps:
     arrays, x, position = rank.arrays, rank.x, rank.position
-    pieces: dict[int, list[Any]] = {}
+    pieces: dict[int, list[Operand]] = {}
     boxes: dict[int, list[tuple[slice, ...]]] = {}
     for tile in Transfer(0, shape, src, dst).tiles():
         if tile.src == position:

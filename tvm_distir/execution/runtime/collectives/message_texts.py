@@ -66,9 +66,7 @@ def array_head(meaning: Meaning, array: npt.NDArray[Any]) -> bytes:
     return json.dumps([content, array.shape, str(array.dtype)]).encode()
 
 
-def read_array_head(
-    text: bytes,
-) -> tuple[Meaning, tuple[int, ...], np.dtype[Any]]:
+def read_array_head(text: bytes) -> tuple[Meaning, tuple[int, ...], np.dtype[np.generic]]:
     """Return the meaning, the shape and the type that :func:`array_head` wrote."""
     content, shape, dtype = json.loads(text)
     meaning = read_transfer(content) if isinstance(content, list) else content
@@ -100,9 +98,6 @@ def read_error(text: str | bytes) -> BaseException:
             return signal
         return DistIRError.from_dict(fields)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
-        return EngineError(
-            "DIST0612",
-            f"a process reports a failure that cannot be read: {err}",
-            place="job",
-            remedy="Check that no other program writes into the store of the job.",
-        )
+        problem = f"a process reports a failure that cannot be read: {err}"
+        remedy = "Check that no other program writes into the store of the job."
+        return EngineError("DIST0612", problem, place="job", remedy=remedy)

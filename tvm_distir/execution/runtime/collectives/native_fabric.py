@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import tvm_ffi
 
 from tvm_distir.core.collectives import Collective, Transfer
+from tvm_distir.execution.runtime.program.tensors import Array
 from tvm_distir.support import DistIRError
 
 from . import native_library as native
@@ -22,7 +22,6 @@ from .message_texts import array_head, read_array_head
 from .progress_threads import ProgressThread
 from .transfers import Route, Transfers
 
-Array = npt.NDArray[Any]
 _EXCHANGE_TAG = -1
 """Tag of all exchanges: their messages on the same route arrive in the order they were sent."""
 
@@ -173,7 +172,7 @@ class NativeFabric(Transfers):
         return []
 
     def _take(
-        self, route: Route, message_label: str, expected: tuple[Transfer, Any] | None = None
+        self, route: Route, message_label: str, expected: tuple[Transfer, Array] | None = None
     ) -> tuple[Any, Array]:
         tag, source, _ = route
         label, size_bytes = native.await_message(tag, source, message_label)

@@ -8,9 +8,12 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tvm_distir.support import DistIRError, load_library
+
+if TYPE_CHECKING:
+    import tvm_ffi
 
 NATIVE_KINDS: tuple[str, ...] = (
     "all_reduce",
@@ -57,7 +60,7 @@ def collective(kind: str) -> Any:
     return load_library()[f"ccl_{kind}"]
 
 
-def send(x: Any, tag: int, destination: int, label: bytes) -> None:
+def send(x: tvm_ffi.Tensor, tag: int, destination: int, label: bytes) -> None:
     """Post a message from the calling worker; does not wait.
 
     Parameters
@@ -83,7 +86,7 @@ def await_message(tag: int, source: int, message_label: str) -> tuple[bytes, int
     return bytes(label), int(size_bytes)
 
 
-def take_message(tag: int, source: int, out: Any) -> None:
+def take_message(tag: int, source: int, out: tvm_ffi.Tensor) -> None:
     """Take the message that was awaited; ``out`` has as many bytes as its data."""
     load_library()["ccl_recv"](tag, source, out)
 
@@ -114,7 +117,7 @@ class CclFabric:
         fabric._keep(load_library()["ccl_open_fabric"](descriptor))
         return fabric
 
-    def _keep(self, handle: Any) -> None:
+    def _keep(self, handle: int) -> None:
         self._library = load_library()
         self._handle = int(handle)
         self._closer = weakref.finalize(self, self._library["ccl_drop_fabric"], self._handle)

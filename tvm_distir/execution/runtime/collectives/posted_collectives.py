@@ -17,7 +17,8 @@ from typing import Any
 
 from tvm_distir.core.collectives import Collective
 from tvm_distir.core.ir.operators import LOCAL_OPS
-from tvm_distir.support import EngineError
+from tvm_distir.execution.runtime.collectives.array_operations import Operand
+from tvm_distir.execution.runtime.collectives.fabric import unlike_calls
 
 from .fabric import call_words, ranks_text
 from .message_steps import CollectiveSteps, message_steps
@@ -53,13 +54,13 @@ class Posted:
 
     call: Collective
     group: tuple[int, ...]
-    x: Any
+    x: Operand
     words: str
     blocks: bool
     steps: CollectiveSteps
     step: Any
     sent: list[Any] = field(default_factory=list)
-    received: dict[int, Any] = field(default_factory=dict)
+    received: dict[int, Operand] = field(default_factory=dict)
 
 
 class PostedCollectives(Transfers):
@@ -74,11 +75,13 @@ class PostedCollectives(Transfers):
     def __init__(self) -> None:
         super().__init__()
         self.most_in_flight = 0
-        self._started: dict[int, dict[int, tuple[Posted, Callable[[Any], None]]]] = {}
+        self._started: dict[int, dict[int, tuple[Posted, Callable[[Operand], None]]]] = {}
         self._expected: dict[tuple[int, int], deque[Posted]] = {}
-        self._words: dict[tuple[Any, ...], str] = {}
+        self._words: dict[tuple[object, ...], str] = {}
 
-    def collective(self, rank: int, call: Collective, x: Any, into: Any = None) -> Any:
+    def collective(
+        self, rank: int, call: Collective, x: Operand, into: Operand | None = None
+    ) -> Operand:
         """Take part in a collective; returns this rank's result.
 
         Parameters
@@ -101,7 +104,7 @@ class PostedCollectives(Transfers):
             return self.arrays.local(call, x, group.index(rank), len(group))
         return self._among_all(rank, call, x, into)
 
-    def _among_all(self, rank: int, call: Collective, x: Any, into: Any) -> Any:
+    def _among_all(self, rank: int, call: Collective, x: Operand, into: Operand | None) -> Operand:
         """Run a collective between ranks."""
         return self._finish(rank, self._begin(rank, call, x, into, blocks=True))
 
@@ -109,10 +112,10 @@ class PostedCollectives(Transfers):
         self,
         rank: int,
         call: Collective,
-        x: Any,
+        x: Operand,
         address: int,
-        write: Callable[[Any], None],
-        into: Any = None,
+        write: Callable[[Operand], None],
+        into: Operand | None = None,
     ) -> None:
         """Post this rank's parts of a collective; does not wait.
 
@@ -152,7 +155,9 @@ class PostedCollectives(Transfers):
 
     # Steps ------------------------------------------------------------------------------------
 
-    def _begin(self, rank: int, call: Collective, x: Any, into: Any, blocks: bool) -> Posted:
+    def _begin(
+        self, rank: int, call: Collective, x: Operand, into: Operand | None, blocks: bool
+    ) -> Posted:
         x = self.arrays.contiguous(x)
         words = self._words_of(call, x)
         group = call.group_of(rank)
@@ -161,16 +166,18 @@ class PostedCollectives(Transfers):
         self._post_step(rank, posted)
         return posted
 
-    def _words_of(self, call: Collective, x: Any) -> str:
+    def _words_of(self, call: Collective, x: Operand) -> str:
         key = call, tuple(x.shape), x.dtype
         if key not in self._words:
             self._words[key] = f"{call_words(call, x)} over {list(map(list, call.groups))}"
         return self._words[key]
 
-    def _steps_of(self, call: Collective, position: int, x: Any, into: Any) -> CollectiveSteps:
+    def _steps_of(
+        self, call: Collective, position: int, x: Operand, into: Operand | None
+    ) -> CollectiveSteps:
         return message_steps(self.arrays, call, position, x)
 
-    def _finish(self, rank: int, posted: Posted) -> Any:
+    def _finish(self, rank: int, posted: Posted) -> Operand:
         result: Any = None
         while result is None:
             arrived = self._take_step(rank, posted)
@@ -198,7 +205,7 @@ class PostedCollectives(Transfers):
             if posted.blocks or position in posted.step.shapes:
                 self._expected.setdefault((rank, other), deque()).append(posted)
 
-    def _take_step(self, rank: int, posted: Posted) -> dict[int, Any]:
+    def _take_step(self, rank: int, posted: Posted) -> dict[int, Operand]:
         """Wait for the parts of the others; returns what has come, by position."""
         for position, other in enumerate(posted.group):
             if posted.blocks or position in posted.step.shapes:
@@ -218,10 +225,5 @@ class PostedCollectives(Transfers):
         label = f"{posted.call.text()} for {ranks_text([other])}"
         words, part = self._take((COLLECTIVE_TAG, other, rank), label)
         if words != posted.words:
-            raise EngineError(
-                "DIST0611",
-                f"rank {other} called {words} while rank {rank} called {posted.words}",
-                place=f"group {list(posted.group)}",
-                remedy="Make all ranks of a group call the same collectives in the same order.",
-            )
+            raise unlike_calls((other, words), (rank, posted.words), posted.group)
         posted.received[posted.group.index(other)] = part

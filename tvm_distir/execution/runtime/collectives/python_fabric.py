@@ -12,16 +12,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy.typing as npt
-
 from tvm_distir.core.collectives import Collective, Transfer, apply
-from tvm_distir.support import EngineError
+from tvm_distir.execution.runtime.collectives.fabric import deadlock, too_late, unlike_calls
+from tvm_distir.execution.runtime.program.tensors import Array
 
 from .fabric import Aborted, call_words, ranks_text
 from .posted_collectives import PostedCollectives
 from .transfers import Route
-
-Array = npt.NDArray[Any]
 
 
 @dataclass
@@ -113,13 +110,8 @@ class PythonFabric(PostedCollectives):
         for rank in group[1:]:
             call, y = rendezvous.arrived[rank]
             if (call, y.shape, y.dtype) != (first, x.shape, x.dtype):
-                raise EngineError(
-                    "DIST0611",
-                    f"rank {rank} called {call_words(call, y)} while rank {group[0]} called "
-                    f"{call_words(first, x)}",
-                    place=f"group {list(group)}",
-                    remedy="Make all ranks of a group call the same collectives in the same order.",
-                )
+                calls = (rank, call_words(call, y)), (group[0], call_words(first, x))
+                raise unlike_calls(*calls, group)
         done = dict(zip(group, apply(first, [rendezvous.arrived[r][1] for r in group])))
         with self._changed:
             rendezvous.results = done
@@ -134,7 +126,7 @@ class PythonFabric(PostedCollectives):
         return []
 
     def _take(
-        self, route: Route, label: str, expected: tuple[Transfer, Any] | None = None
+        self, route: Route, label: str, expected: tuple[Transfer, Array] | None = None
     ) -> tuple[Any, Array]:
         with self._changed:
             self._check_failure()
@@ -162,13 +154,9 @@ class PythonFabric(PostedCollectives):
                 self._check_failure()
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    raise EngineError(
-                        "DIST0613",
-                        f"rank {rank} waited {self._timeout_s:g} s in {wait.what} for "
-                        f"{ranks_text(wait.missing())}",
-                        place=f"rank {rank}",
-                        remedy="Raise the engine's timeout_s if it is only slow.",
-                    )
+                    missing = f"{wait.what} for {ranks_text(wait.missing())}"
+                    problem = f"rank {rank} waited {self._timeout_s:g} s in {missing}"
+                    raise too_late(problem, f"rank {rank}")
                 self._changed.wait(left)
         finally:
             self._waits.pop(rank, None)
@@ -185,12 +173,6 @@ class PythonFabric(PostedCollectives):
             f"rank {r} waits in {wait.what} for {ranks_text(wait.missing())}"
             for r, wait in sorted(self._waits.items())
         ]
-        ended = f"; ended: {ranks_text(sorted(self._done))}" if self._done else ""
-        error = EngineError(
-            "DIST0610",
-            "; ".join(waiting) + ended,
-            place="ranks",
-            remedy="Make every rank of a group call its collectives, and give each send a receive.",
-        )
-        self.failure = (rank, error)
+        ended = [f"ended: {ranks_text(sorted(self._done))}"] if self._done else []
+        self.failure = (rank, deadlock([*waiting, *ended]))
         self._changed.notify_all()

@@ -9,6 +9,7 @@ from typing import Any
 
 from tvm_distir.core.collectives import Collective, Transfer, counted_bytes
 from tvm_distir.core.ir import local_shape
+from tvm_distir.execution.runtime.collectives.array_operations import Operand
 from tvm_distir.support import EngineError
 
 from . import native_library as native
@@ -28,7 +29,7 @@ class Transfers(ABC):
         The operations on the arrays that move.
     """
 
-    arrays: Arrays = NUMPY
+    arrays: Arrays[Any] = NUMPY
 
     def __init__(self) -> None:
         self._received: dict[int, list[tuple[Transfer, int]]] = {}
@@ -40,7 +41,7 @@ class Transfers(ABC):
 
     @abstractmethod
     def _take(
-        self, route: Route, label: str, expected: tuple[Transfer, Any] | None = None
+        self, route: Route, label: str, expected: tuple[Transfer, Operand] | None = None
     ) -> tuple[Any, Any]:
         """Wait for a message; returns its meaning and its array.
 
@@ -48,14 +49,14 @@ class Transfers(ABC):
         do not tell them.
         """
 
-    def send(self, rank: int, transfer: Transfer, x: Any) -> None:
+    def send(self, rank: int, transfer: Transfer, x: Operand) -> None:
         """Post the tiles this rank owes; does not wait."""
         for tile in transfer.tiles():
             if tile.src == rank:
                 part = self.arrays.copy(x[tile.src_slices()])
                 self._post((transfer.tag, rank, tile.dst), (transfer, part))
 
-    def receive(self, rank: int, transfer: Transfer, dtype: Any) -> Any:
+    def receive(self, rank: int, transfer: Transfer, dtype: Any) -> Operand:
         """Wait for the tiles of a transfer and return this rank's (zero-padded) part.
 
         Raises
@@ -67,7 +68,7 @@ class Transfers(ABC):
         self._received.setdefault(rank, []).append((transfer, dtype.itemsize))
         return out
 
-    def _collected(self, rank: int, transfer: Transfer, dtype: Any) -> Any:
+    def _collected(self, rank: int, transfer: Transfer, dtype: Any) -> Operand:
         size = [int(n) for n in local_shape(transfer.shape, transfer.dst[2], transfer.dst[0])]
         out = self.arrays.zeros(size, dtype)
         for tile in transfer.tiles():
@@ -90,7 +91,7 @@ class Transfers(ABC):
         """Return transfers a rank received, each with the bytes of an element."""
         return self._received.get(rank, [])
 
-    def _count(self, rank: int, call: Collective, result: Any) -> None:
+    def _count(self, rank: int, call: Collective, result: Operand) -> None:
         """Note that a rank has executed a collective."""
         done = native.Executed(call.name, call.groups, counted_bytes(call, result), 1)
         self._executed.setdefault(rank, []).append(done)

@@ -18,9 +18,6 @@ CAUSAL = (None, "TopLeft", "BottomRight")
 def check_dispatch(dispatch: str | None) -> None:
     """Refuse (DIST0623) a library that is not in :data:`DISPATCHES`."""
     if dispatch is not None and dispatch not in DISPATCHES:
-        raise EngineError(
-            "DIST0623",
-            f'there are no kernels of "{dispatch}"',
-            place="dispatch",
-            remedy=nearest(str(dispatch), DISPATCHES),
-        )
+        problem = f'there are no kernels of "{dispatch}"'
+        remedy = nearest(str(dispatch), DISPATCHES)
+        raise EngineError("DIST0623", problem, place="dispatch", remedy=remedy)

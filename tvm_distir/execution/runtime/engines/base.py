@@ -9,23 +9,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy.typing as npt
-
 from tvm_distir.execution.runtime.program.counts import CollectiveCount
-from tvm_distir.execution.runtime.program.inputs import (
-    Inputs,
-    LocalInputs,
-    bind_inputs,
-    donated_inputs,
-)
+from tvm_distir.execution.runtime.program.inputs import Inputs, bind_inputs, donated_inputs
 from tvm_distir.execution.runtime.program.joining import gather_outputs
+from tvm_distir.execution.runtime.program.local_inputs import LocalInputs
 from tvm_distir.execution.runtime.program.runnable import Runnable, as_runnable
 from tvm_distir.execution.runtime.program.sharded import sharded_outputs
 from tvm_distir.execution.runtime.program.symbolic_sizes import sized_program
 from tvm_distir.execution.runtime.program.targets import check_engine_runs
+from tvm_distir.execution.runtime.program.tensors import Array
 from tvm_distir.support import EngineError, nearest
 
-Array = npt.NDArray[Any]
 LocalResults = Mapping[int, list[Array]]
 """Local results by rank, in the order of ``dist.io``."""
 
@@ -36,12 +30,9 @@ OUTPUTS = ("whole", "sharded")
 def check_outputs(outputs: str) -> None:
     """Refuse (DIST0607) a value that is not in :data:`OUTPUTS`."""
     if outputs not in OUTPUTS:
-        raise EngineError(
-            "DIST0607",
-            f'there is no form of outputs "{outputs}"',
-            place="outputs",
-            remedy=nearest(str(outputs), OUTPUTS),
-        )
+        problem = f'there is no form of outputs "{outputs}"'
+        remedy = nearest(str(outputs), OUTPUTS)
+        raise EngineError("DIST0607", problem, place="outputs", remedy=remedy)
 
 
 class Engine(ABC):
@@ -123,12 +114,9 @@ class Engine(ABC):
     def check_trace(self) -> None:
         """Refuse (DIST0605) a trace of an engine that records none."""
         if self.trace is not None and not self.records_trace:
-            raise EngineError(
-                "DIST0605",
-                "it records no trace of a run",
-                place=f"engine {self.name}",
-                remedy='Use the engine "threads", "mpi" or "torch".',
-            )
+            problem = "it records no trace of a run"
+            remedy = 'Use the engine "threads", "mpi" or "torch".'
+            raise EngineError("DIST0605", problem, place=f"engine {self.name}", remedy=remedy)
 
     def run_program(self, program: Runnable, inputs: Inputs, outputs: str) -> list[Any]:
         """Split the inputs, run, and join the outputs."""

@@ -21,11 +21,9 @@ class Executions(Protocol):
 
     def executed(self, rank: int) -> list[Executed]:
         """Return collectives a rank executed."""
-        ...
 
     def received(self, rank: int) -> list[tuple[Transfer, int]]:
         """Return transfers a rank received, each with the bytes of an element."""
-        ...
 
 
 def count_transfer(

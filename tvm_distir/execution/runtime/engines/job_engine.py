@@ -7,17 +7,16 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
-
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any
 
 from tvm_distir.execution.runtime.collectives import ccl
-from tvm_distir.execution.runtime.program.inputs import Inputs, LocalInputs
+from tvm_distir.execution.runtime.program.inputs import Inputs
 from tvm_distir.execution.runtime.program.io_layout import EntryFunction
+from tvm_distir.execution.runtime.program.local_inputs import LocalInputs
 from tvm_distir.execution.runtime.program.machines import make_machine
 from tvm_distir.execution.runtime.program.run_trace import RankTrace
 from tvm_distir.execution.runtime.program.runnable import Runnable
-from tvm_distir.execution.runtime.program.tensors import flat_tensors, to_tensor
+from tvm_distir.execution.runtime.program.tensors import Array, flat_tensors, to_tensor
 
 from .base import Engine, LocalResults
 from .job_fabric import JobFabric
@@ -25,7 +24,8 @@ from .job_folder import RunCounts
 from .job_inputs import RunCall, agree, inputs_of_rank
 from .job_results import finish_run, write_job_trace
 
-Array = npt.NDArray[Any]
+if TYPE_CHECKING:
+    import tvm
 
 
 class JobEngine(Engine):
@@ -172,12 +172,12 @@ class JobSession:
         if trace is not None:
             trace.attach(self._machine)
 
-    def tensor(self, array: Array) -> Any:
+    def tensor(self, array: Array) -> tvm.runtime.Tensor:
         """Return a tensor with a copy of an array on the device of this rank."""
         host = to_tensor(array)
         return host if self._fabric.device is None else host.copyto(self._fabric.device)
 
-    def call(self, inputs: Sequence[Any]) -> list[Any]:
+    def call(self, inputs: Sequence[tvm.runtime.Tensor]) -> list[tvm.runtime.Tensor]:
         """Call the function with tensors of this rank's device; returns such tensors."""
         with ccl.worker(self._fabric, self._rank):
             result = self._machine[self._function](*inputs)

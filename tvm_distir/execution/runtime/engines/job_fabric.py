@@ -13,17 +13,20 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tvm_distir.core.collectives import Transfer
+from tvm_distir.execution.runtime.collectives.array_operations import Operand
+from tvm_distir.execution.runtime.collectives.message_texts import Meaning
 from tvm_distir.execution.runtime.collectives.posted_collectives import PostedCollectives
 from tvm_distir.execution.runtime.collectives.transfers import Route
 from tvm_distir.execution.runtime.program.communication import Communication
+from tvm_distir.execution.runtime.program.tensors import Array
 
-Array = npt.NDArray[Any]
+if TYPE_CHECKING:
+    import tvm
 
 
 class JobFabric(PostedCollectives):
@@ -51,7 +54,7 @@ class JobFabric(PostedCollectives):
     """
 
     place: str
-    device: Any = None
+    device: tvm.runtime.Device | None = None
 
     def __init__(self, ranks: Sequence[int], process: int, size: int, local_rank: int) -> None:
         super().__init__()
@@ -85,7 +88,7 @@ class JobFabric(PostedCollectives):
         return self._send(route, *message)
 
     def _take(
-        self, route: Route, label: str, expected: tuple[Transfer, Any] | None = None
+        self, route: Route, label: str, expected: tuple[Transfer, Operand] | None = None
     ) -> tuple[Any, Any]:
         if route[1] == route[2]:
             return self._kept[route].popleft()
@@ -98,12 +101,12 @@ class JobFabric(PostedCollectives):
         """Record the first failure."""
 
     @abstractmethod
-    def _send(self, route: Route, meaning: Any, part: Any) -> list[Any]:
+    def _send(self, route: Route, meaning: Meaning, part: Operand) -> list[Any]:
         """Send an array and its meaning to another rank; does not wait."""
 
     @abstractmethod
     def _receive(
-        self, route: Route, label: str, expected: tuple[Transfer, Any] | None
+        self, route: Route, label: str, expected: tuple[Transfer, Operand] | None
     ) -> tuple[Any, Any]:
         """Wait for the next array of another rank; returns its meaning and the array."""
 
@@ -117,12 +120,12 @@ class JobFabric(PostedCollectives):
 
     @abstractmethod
     def receive_array(
-        self, process: int, shape: tuple[int, ...], dtype: np.dtype[Any], label: str
+        self, process: int, shape: tuple[int, ...], dtype: np.dtype[np.generic], label: str
     ) -> Array:
         """Wait for the next array of a process."""
 
     def share(
-        self, rank: int, array: Array | None, shape: tuple[int, ...], dtype: np.dtype[Any]
+        self, rank: int, array: Array | None, shape: tuple[int, ...], dtype: np.dtype[np.generic]
     ) -> Array:
         """Return a rank's array on every process; only that rank gives it."""
         if array is None:

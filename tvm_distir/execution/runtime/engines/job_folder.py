@@ -11,20 +11,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from tvm_distir.execution.runtime.engines.base import LocalResults
 from tvm_distir.execution.runtime.engines.job_libraries import LIBRARIES
 from tvm_distir.execution.runtime.program.axis_table import AxisTable
 from tvm_distir.execution.runtime.program.communication import Communication
 from tvm_distir.execution.runtime.program.counts import CollectiveCount
-from tvm_distir.execution.runtime.program.inputs import LocalInputs, input_ports
+from tvm_distir.execution.runtime.program.inputs import input_ports
 from tvm_distir.execution.runtime.program.io_layout import Bounds, EntryFunction
+from tvm_distir.execution.runtime.program.local_inputs import LocalInputs
 from tvm_distir.execution.runtime.program.runnable import Runnable, load_saved
 from tvm_distir.execution.runtime.program.sharded import ShardedArray, Stored
+from tvm_distir.execution.runtime.program.tensors import Array
 from tvm_distir.support import write_whole
-
-Array = npt.NDArray[Any]
 
 JOB = "job.pickle"
 COUNTS = "counts.pickle"
@@ -37,7 +36,7 @@ class SavedArray:
 
     path: Path
     shape: tuple[int, ...]
-    dtype: np.dtype[Any]
+    dtype: np.dtype[np.generic]
 
     @classmethod
     def write(cls, path: Path, array: Array) -> SavedArray:
@@ -109,21 +108,7 @@ class SavedProgram:
     def __init__(self, job: Job) -> None:
         self._job, self.target = job, job.target
         self.stored: Mapping[int, Any] = job.inputs
-
-    @property
-    def entries(self) -> tuple[EntryFunction, ...]:
-        """Return the entry functions, in mesh order."""
-        return self._job.entries
-
-    @property
-    def axes(self) -> AxisTable:
-        """Return the names of the mesh axes that collectives work along."""
-        return self._job.axes
-
-    @property
-    def communication(self) -> Communication:
-        """Return the groups and pairs of ranks that communicate."""
-        return self._job.communication
+        self.entries, self.axes, self.communication = job.entries, job.axes, job.communication
 
     def library(self, entry: EntryFunction) -> Any:
         """Return the runtime module that holds the entry function."""

@@ -8,13 +8,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 
-from tvm_distir.execution.runtime.program.inputs import (
-    Inputs,
-    LocalInputs,
-    bind_inputs,
-    input_ports,
-)
+from tvm_distir.execution.runtime.program.inputs import Inputs, bind_inputs, input_ports
 from tvm_distir.execution.runtime.program.io_layout import EntryFunction, Port, np_dtype
+from tvm_distir.execution.runtime.program.local_inputs import LocalInputs
 from tvm_distir.execution.runtime.program.runnable import Runnable
 from tvm_distir.execution.runtime.program.sharded import ShardedArray
 from tvm_distir.support import EngineError
@@ -40,12 +36,9 @@ def agree(member: JobFabric, call: RunCall) -> list[int]:
         DIST0631 when the processes do not run the same, DIST0632 for too few processes.
     """
     if member.size < len(member.ranks):
-        raise EngineError(
-            "DIST0632",
-            f"the job has {member.size} processes, the program requires {len(member.ranks)}",
-            place=member.place,
-            remedy=f"Start {len(member.ranks)} processes.",
-        )
+        problem = f"the job has {member.size} processes, the program requires {len(member.ranks)}"
+        remedy = f"Start {len(member.ranks)} processes."
+        raise EngineError("DIST0632", problem, place=member.place, remedy=remedy)
     calls: list[RunCall] = [
         RunCall(*json.loads(text))
         for text in member.exchange_texts(
@@ -69,21 +62,15 @@ def agree(member: JobFabric, call: RunCall) -> list[int]:
 
 
 def inputs_of_rank(
-    member: JobFabric,
-    program: Runnable,
-    inputs: Inputs | None,
-    sources: Sequence[int],
+    member: JobFabric, program: Runnable, inputs: Inputs | None, sources: Sequence[int]
 ) -> LocalInputs:
     """Return the inputs of this rank, given by itself or scattered by process 0."""
     if len(sources) == member.size:
         return bind_inputs(program.entries, [] if inputs is None else inputs, program.stored)
     if list(sources) != [0]:
-        raise EngineError(
-            "DIST0602",
-            f"the processes {list(sources)} of {member.size} have inputs",
-            place="inputs",
-            remedy="Give them on all processes, or on process 0 and None on the others.",
-        )
+        problem = f"the processes {list(sources)} of {member.size} have inputs"
+        remedy = "Give them on all processes, or on process 0 and None on the others."
+        raise EngineError("DIST0602", problem, place="inputs", remedy=remedy)
     if inputs is not None:
         local = bind_inputs(program.entries, inputs, program.stored)
         _scatter(member, program, local)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tvm_distir.execution.runtime.collectives.fabric import worker_failed
-from tvm_distir.execution.runtime.program.inputs import LocalInputs
+from tvm_distir.execution.runtime.program.local_inputs import LocalInputs
 from tvm_distir.execution.runtime.program.runnable import Runnable
 from tvm_distir.support import DistIRError, EngineError
 
@@ -122,12 +122,8 @@ def read_failures(job: Job, folder: Path) -> list[tuple[float, BaseException]]:
 
 def died(problem: str, place: str) -> EngineError:
     """Return the error DIST0615 for a process that ended without a word."""
-    return EngineError(
-        "DIST0615",
-        problem,
-        place=place,
-        remedy="Check the system's log for the cause: too little memory, or a crash.",
-    )
+    remedy = "Check the system's log for the cause: too little memory, or a crash."
+    return EngineError("DIST0615", problem, place=place, remedy=remedy)
 
 
 def last_words(log: Path, lines: int) -> str:

@@ -25,16 +25,13 @@ from tvm_distir.execution.runtime.engines.base import LocalResults
 from tvm_distir.execution.runtime.engines.executed import count_executed
 from tvm_distir.execution.runtime.program.counts import CollectiveCount
 from tvm_distir.execution.runtime.program.io_layout import Bounds, EntryFunction, Port, np_dtype
-from tvm_distir.execution.runtime.program.joining import (
-    check_local,
-    different_bits,
-    gather_outputs,
-)
+from tvm_distir.execution.runtime.program.joining import check_local, different_bits, gather_outputs
 from tvm_distir.execution.runtime.program.run_trace import CallSpan, RankTrace, write_run_trace
 from tvm_distir.execution.runtime.program.runnable import Runnable
 from tvm_distir.execution.runtime.program.sharded import sharded_outputs
+from tvm_distir.execution.runtime.program.tensors import Array
 
-from .job_fabric import Array, JobFabric
+from .job_fabric import JobFabric
 
 Digests = dict[int, str]
 """The digest of this rank's part of each of its outputs, by position among them."""
@@ -112,10 +109,7 @@ def wait_for_end(
 
 
 def finish_run(
-    member: JobFabric,
-    program: Runnable,
-    results: Mapping[int, list[Array]],
-    outputs: str,
+    member: JobFabric, program: Runnable, results: Mapping[int, list[Array]], outputs: str
 ) -> tuple[list[Any], tuple[CollectiveCount, ...]]:
     """Wait until all ranks have ended; returns the outputs of the run and what it executed.
 
@@ -143,8 +137,7 @@ def write_job_trace(member: JobFabric, path: Path, trace: RankTrace) -> None:
     if member.rank == member.ranks[0]:
         ranks = dict(json.loads(text) for text in texts)
         write_run_trace(
-            path,
-            {r: [CallSpan(*s) for s in spans] for r, spans in ranks.items() if r is not None},
+            path, {r: [CallSpan(*s) for s in spans] for r, spans in ranks.items() if r is not None}
         )
 
 

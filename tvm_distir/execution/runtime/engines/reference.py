@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 import tvm
 import tvm_ffi
 from tvm import ir, relax
@@ -19,13 +18,11 @@ from tvm_distir.core.ir import is_object, named_leaves, relax_functions
 from tvm_distir.core.ops import input_index_ranges
 from tvm_distir.core.rewriting import all_bindings, called_name, entry_of, place_of
 from tvm_distir.execution.runtime.program.compiled import SHARED, LibraryCache
-from tvm_distir.execution.runtime.program.inputs import index_fault
+from tvm_distir.execution.runtime.program.input_faults import index_fault
 from tvm_distir.execution.runtime.program.machines import Machines
 from tvm_distir.execution.runtime.program.targets import check_engine_runs, target_in_scope
-from tvm_distir.execution.runtime.program.tensors import flat_tensors, to_array, to_tensor
+from tvm_distir.execution.runtime.program.tensors import Array, flat_tensors, to_array, to_tensor
 from tvm_distir.support import EngineError
-
-Array = npt.NDArray[Any]
 
 _LIBRARIES = LibraryCache(4, SHARED)
 """The cache of compiled references, since a model is verified under several plans; it is small,
@@ -66,12 +63,9 @@ def _result(value: Any, index: int) -> Array:
         return cast("Array", to_array(value))
     if isinstance(value, int | float | tvm_ffi.Shape):
         return np.asarray(value, None if isinstance(value, float) else "int64")
-    raise EngineError(
-        "DIST0605",
-        f"the output is an object ({type(value).__name__}), which has no values to compare",
-        place=f"reference/output {index}",
-        remedy="Return tensors, or objects that are inputs.",
-    )
+    problem = f"the output is an object ({type(value).__name__}), which has no values to compare"
+    remedy = "Return tensors, or objects that are inputs."
+    raise EngineError("DIST0605", problem, place=f"reference/output {index}", remedy=remedy)
 
 
 def _refuse_collectives(mod: ir.IRModule) -> None:
@@ -114,12 +108,8 @@ class Reference:
     def __init__(self, mod: ir.IRModule) -> None:
         entry = entry_of(mod)
         if any(isinstance(p.ty, DTensorType) for p in mod[entry].params):
-            raise EngineError(
-                "DIST0605",
-                "the module is already distributed: there is no single-device program",
-                place=entry,
-                remedy="Give the original module.",
-            )
+            problem = "the module is already distributed: there is no single-device program"
+            raise EngineError("DIST0605", problem, place=entry, remedy="Give the original module.")
         _refuse_collectives(mod)
         check_engine_runs(str(target_in_scope()), "reference")
         self.mod, self._entry = mod, entry

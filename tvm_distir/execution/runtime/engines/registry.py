@@ -30,9 +30,7 @@ ENGINES = Registry(
 )
 """Classes of engines by name; each is imported when it is asked for and made without arguments."""
 
-REMOVED = {
-    "processes": 'Use "threads", or "torch", which runs a process per rank (extra torch).',
-}
+REMOVED = {"processes": 'Use "threads", or "torch", which runs a process per rank (extra torch).'}
 """The remedies for names of engines that earlier versions had."""
 
 
@@ -65,12 +63,8 @@ def engine(name: str | Engine, dispatch: str | None = None) -> Engine:
 
         return PlainEngine()
     if name not in ENGINES:
-        raise EngineError(
-            "DIST0601",
-            f'there is no engine "{name}"',
-            place="engine",
-            remedy=REMOVED.get(name) or nearest(name, sorted(ENGINES.names())),
-        )
+        remedy = REMOVED.get(name) or nearest(name, sorted(ENGINES.names()))
+        raise EngineError("DIST0601", f'there is no engine "{name}"', place="engine", remedy=remedy)
     target: Any = ENGINES.load(name)
     if name in ENGINES.builtin:
         builtin: Engine = target()

@@ -11,6 +11,7 @@ from tvm_distir.execution.runtime.collectives.fabric import (
     Fabric,
     Watched,
     ranks_text,
+    too_late,
     worker_failed,
 )
 from tvm_distir.execution.runtime.program.io_layout import EntryFunction
@@ -19,7 +20,6 @@ from tvm_distir.support import DistIRError, EngineError
 GRACE_S = 1.0
 """The time that ranks may take to end after a failure; those that do not are given up."""
 
-_SLOW = "Raise the engine's timeout_s if it is only slow."
 
 NO_RANK = -1
 """Rank of a failure that none of the ranks had."""
@@ -78,26 +78,16 @@ class TerminationWatch:
         still_s = self._stillness.seconds(len(ended), self._fabric.progress())
         if ended and still_s > self._timeout_s:
             late = [rank for rank in self._ranks if rank not in ended]
-            error = EngineError(
-                "DIST0613",
-                f"{ranks_text(late)} did not end within {self._timeout_s:g} s after "
-                f"{ranks_text(sorted(ended))}",
-                place=ranks_text(late[:1]),
-                remedy=_SLOW,
-            )
-            self._fabric.fail(late[0], error)
+            limit = f"{self._timeout_s:g} s after {ranks_text(sorted(ended))}"
+            problem = f"{ranks_text(late)} did not end within {limit}"
+            self._fabric.fail(late[0], too_late(problem, ranks_text(late[:1])))
         return True
 
 
 def stopped(ranks: Sequence[int], timeout_s: float) -> EngineError:
     """Return the failure of ranks whose processes do nothing, as DIST0613."""
-    return EngineError(
-        "DIST0613",
-        f"{ranks_text(ranks)} made no progress for {timeout_s:g} s: their processes are stopped "
-        "or asleep",
-        place=ranks_text(ranks[:1]),
-        remedy=_SLOW,
-    )
+    state = f"made no progress for {timeout_s:g} s: their processes are stopped or asleep"
+    return too_late(f"{ranks_text(ranks)} {state}", ranks_text(ranks[:1]))
 
 
 def raise_failure(fabric: Fabric, entries: Sequence[EntryFunction]) -> None:

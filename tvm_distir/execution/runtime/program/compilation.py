@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import math
 import threading
-from typing import Any
 
 import tvm
 from tvm import ir, relax, s_tir, tirx
+from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.s_tir.schedule.schedule import ScheduleError
 
 from tvm_distir.core.ir import outline_branches
@@ -34,18 +34,19 @@ _PLANE = 2048
 """Elements of a plane of results that stay in the first-level cache."""
 _MIN_WORK = 1 << 15
 
+_COMPILE = "Compile the module with tvm.compile to see TVM's full message."
 compile_turn = ForkSafeLock(threading.RLock)
 """Held while this package's runtime builds or compiles IR."""
 
 
-def _extents(sch: Any, loops: list[Any]) -> list[int] | None:
+def _extents(sch: s_tir.Schedule, loops: list[LoopRV]) -> list[int] | None:
     extents = [sch.get(loop).extent for loop in loops]
     if not all(isinstance(n, tirx.IntImm) for n in extents):
         return None
     return [int(n) for n in extents]
 
 
-def _leaves(sch: Any, rv: Any) -> list[Any]:
+def _leaves(sch: s_tir.Schedule, rv: SBlockRV) -> list[SBlockRV]:
     """Return the innermost blocks, in order."""
     inner = sch.get_child_blocks(rv)
     return [leaf for block in inner for leaf in _leaves(sch, block)] if inner else [rv]
@@ -55,7 +56,9 @@ def _divisor(size: int, divisors: tuple[int, ...]) -> int | None:
     return next((n for n in divisors if size % n == 0), None)
 
 
-def _small_plane(sch: Any, rv: Any, spatial: list[Any], reduction: list[Any]) -> None:
+def _small_plane(
+    sch: s_tir.Schedule, rv: SBlockRV, spatial: list[LoopRV], reduction: list[LoopRV]
+) -> None:
     """Order the loops of small planes, as in late convolutional layers: both dims innermost."""
     sch.reorder(*spatial[:-2], *reduction, *spatial[-2:])
     block = sch.get(rv)
@@ -66,7 +69,7 @@ def _small_plane(sch: Any, rv: Any, spatial: list[Any], reduction: list[Any]) ->
     sch.decompose_reduction(rv, reduction[0])
 
 
-def _tile(sch: Any, rv: Any, spatial: int) -> None:
+def _tile(sch: s_tir.Schedule, rv: SBlockRV, spatial: int) -> None:
     """Order the loops (columns, other spatial ones, reduction): rows and columns innermost."""
     loops = sch.get_loops(rv)
     extents = _extents(sch, loops) or []
@@ -86,7 +89,7 @@ def _tile(sch: Any, rv: Any, spatial: int) -> None:
     sch.decompose_reduction(rv, reduction[0])
 
 
-def _order_block(sch: Any, rv: Any) -> None:
+def _order_block(sch: s_tir.Schedule, rv: SBlockRV) -> None:
     block, loops = sch.get(rv), sch.get_loops(rv)
     kinds = [int(v.iter_type) for v in block.iter_vars]
     if len(loops) != len(kinds) or set(kinds) != {_SPATIAL, _REDUCTION} or len(block.writes) != 1:
@@ -129,7 +132,7 @@ def _order_function(fn: tirx.PrimFunc) -> tirx.PrimFunc:
     return sch.mod["main"]
 
 
-def _order_all(mod: ir.IRModule, _: Any) -> ir.IRModule:
+def _order_all(mod: ir.IRModule, _: tvm.transform.PassContext) -> ir.IRModule:
     """Reorder the loops of every contraction (two operands, a result, static sizes)."""
     changed = {
         gv: _order_function(fn) if isinstance(fn, tirx.PrimFunc) else fn
@@ -142,7 +145,9 @@ order_loops = tvm.transform.module_pass(_order_all, opt_level=0, name="tvm_disti
 """Pass that reorders contractions. Level: any with TIR functions, before the build."""
 
 
-def _build(mod: ir.IRModule, target: Any, kernels: SharedKernels | None) -> relax.VMExecutable:
+def _build(
+    mod: ir.IRModule, target: tvm.target.Target, kernels: SharedKernels | None
+) -> relax.VMExecutable:
     """Build a legalized module by TVM's default pipeline, on a GPU with DLight's schedules."""
     if "gpu" not in target.keys:
         mod = repair_kernels(order_loops(mod) if target.kind.name == "llvm" else mod)
@@ -156,6 +161,12 @@ def _build(mod: ir.IRModule, target: Any, kernels: SharedKernels | None) -> rela
         mod = repair_kernels(relax.get_default_pipeline(target)(mod))
     check_threads(mod, target)
     return tvm.compile(mod, target, relax_pipeline=None)
+
+
+def not_compiled(error: Exception, location: str) -> EngineError:
+    """Return the failure (DIST0606) of a compilation, with the first line of TVM's message."""
+    problem = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
+    return EngineError("DIST0606", problem, place=location, remedy=_COMPILE)
 
 
 def compile_module(
@@ -184,9 +195,5 @@ def compile_module(
         raise
     except Exception as err:
         lines = [line.strip() for line in str(err).splitlines() if line.strip()]
-        raise EngineError(
-            "DIST0606",
-            f"{type(err).__name__}: {' '.join(lines[:3])[:400] or 'no message'}",
-            place=place,
-            remedy="Compile the module with tvm.compile to see TVM's full message.",
-        ) from err
+        problem = f"{type(err).__name__}: {' '.join(lines[:3])[:400] or 'no message'}"
+        raise EngineError("DIST0606", problem, place=place, remedy=_COMPILE) from err

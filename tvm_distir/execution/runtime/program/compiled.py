@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tvm_ffi
-from tvm import ir
+from tvm import ir, relax, tirx
 
 from tvm_distir.support import EngineError, ForkSafeLock
 
@@ -174,7 +174,7 @@ class KernelCache:
 
     def _compile(self, modules: Sequence[tuple[ir.IRModule, str]]) -> list[Any]:
         """Compile modules in one build; returns the function of each, which selects its machine."""
-        functions: dict[Any, Any] = {}
+        functions: dict[ir.GlobalVar, relax.Function | tirx.PrimFunc] = {}
         for number, (mod, _) in enumerate(modules):
             for gv, function in mod.functions.items():
                 if str(gv.name_hint) == KERNEL:

@@ -51,21 +51,15 @@ class DeviceObjects:
         """
         known = tvm_ffi.get_global_func(function, allow_missing=True)
         if known is None:
-            raise EngineError(
-                "DIST0618",
-                "no packed function of this name is registered",
-                place=function,
-                remedy="Register it with tvm_ffi.register_global_func.",
-            )
+            problem = "no packed function of this name is registered"
+            remedy = "Register it with tvm_ffi.register_global_func."
+            raise EngineError("DIST0618", problem, place=function, remedy=remedy)
         return [known(self.objects[device], *args) for device in sorted(self.objects)]
 
     def of(self, rank: int, place: str) -> Any:
         """Return the object of a device (EngineError DIST0602 where it has none)."""
         if rank not in self.objects:
-            raise EngineError(
-                "DIST0602",
-                f"device {rank} has no object, the devices {sorted(self.objects)} have",
-                place=place,
-                remedy="Give td.DeviceObjects with an object for each device of the mesh.",
-            )
+            problem = f"device {rank} has no object, the devices {sorted(self.objects)} have"
+            remedy = "Give td.DeviceObjects with an object for each device of the mesh."
+            raise EngineError("DIST0602", problem, place=place, remedy=remedy)
         return self.objects[rank]

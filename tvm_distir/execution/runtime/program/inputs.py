@@ -9,52 +9,17 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from tvm_distir.core.ir import Segments
 from tvm_distir.core.plan import match_name
 from tvm_distir.support import EngineError, Faults, nearest
 
 from .device_objects import DeviceObjects
-from .io_layout import Bounds, EntryFunction, Port, np_dtype
-from .sharded import ShardedArray, Stored, read_part
+from .input_faults import bad_input, index_fault, input_location
+from .io_layout import EntryFunction, Port, np_dtype
+from .local_inputs import LocalInputs
+from .sharded import ShardedArray, Stored
 
-Array = npt.NDArray[Any]
 Inputs = Sequence[Any] | Mapping[str, Any]
-
-
-def bad_input(problem: str, remedy: str, port: Port | None = None) -> EngineError:
-    """Return the error DIST0602, which names the input."""
-    place = _input_place(port) if port else "inputs"
-    return EngineError("DIST0602", problem, place=place, remedy=remedy)
-
-
-def index_fault(values: Array, index_range: Sequence[int], place: str) -> EngineError | None:
-    """Return the error DIST0619 if a value is outside of the range of indices.
-
-    Parameters
-    ----------
-    values : array of integers
-    index_range : sequence of int
-        The range, as :attr:`Port.index_range` has it.
-    place : str
-        The place of the input.
-    """
-    low, high, *ignored = index_range
-    if not values.size or (values.min() >= low and values.max() < high):
-        return None
-    outside = (values < low) | (values >= high)
-    for number in ignored:
-        outside &= values != number
-    if not outside.any():
-        return None
-    at = np.argwhere(outside)[0]
-    return EngineError(
-        "DIST0619",
-        f"{values[tuple(at)]} at {at.tolist()} is not an index of a dim of {high} elements",
-        place=place,
-        remedy=f"Give indices from {low} to {high - 1}.",
-    )
 
 
 def _check_indices(
@@ -70,13 +35,9 @@ def _check_indices(
     for (index, allowed), port in ranges.items():
         value = checked.get(index)
         if isinstance(value, np.ndarray) and value.dtype.kind in "iu":
-            fault = index_fault(value, allowed, _input_place(port))
+            fault = index_fault(value, allowed, input_location(port))
             if fault is not None:
                 faults.add(fault)
-
-
-def _input_place(port: Port) -> str:
-    return f'input {port.index} "{port.name}"'
 
 
 def _no_faults() -> Faults:
@@ -207,100 +168,6 @@ def _checked(value: Any, port: Port, faults: Faults) -> Any:
 def flatten_tuples(inputs: Sequence[Any]) -> list[Any]:
     """Flatten the tuples of tuple parameters."""
     return [x for i in inputs for x in (flatten_tuples(i) if isinstance(i, tuple) else [i])]
-
-
-class LocalInputs:
-    """The local inputs of each rank, sharded from the user's inputs on demand.
-
-    Replicas of a shard share an array: nothing is cut, read or sent twice.
-
-    Parameters
-    ----------
-    values : mapping of int to array, Stored or ShardedArray
-        The values by position in the original function.
-    """
-
-    def __init__(self, values: Mapping[int, Any]) -> None:
-        self._values = values
-        self._slices: dict[tuple[int, Bounds], Array] = {}
-
-    def source(self, port: Port) -> Any:
-        """Return the user's value of an input."""
-        return self._values[port.index]
-
-    def of(self, entry: EntryFunction, rank: int) -> list[Array]:
-        """Return the local arrays of a rank, in ``dist.io`` order."""
-        return [self.part(entry, port, rank) for port in entry.inputs]
-
-    def part(self, entry: EntryFunction, port: Port, rank: int) -> Any:
-        """Return the local (zero-padded) array of an input on a rank, or the rank's object."""
-        value = self._values[port.index]
-        if isinstance(value, DeviceObjects):
-            return value.of(rank, _input_place(port))
-        if isinstance(value, ShardedArray):
-            return _own_part(value, entry, port, rank)
-        bounds = entry.bounds(port, rank)
-        key = (port.index, bounds)
-        if key not in self._slices:
-            self._slices[key] = _cut(value, bounds, entry.local_shape(port), port.segments)
-        return self._slices[key]
-
-
-def _cut(
-    value: Any, bounds: Bounds, size: tuple[int, ...], segments: Segments | None = None
-) -> Array:
-    if segments is None:
-        part = _box_of(value, bounds)
-    else:
-        dim = segments.dim
-        ranges = segments.sources(*bounds[dim])
-        boxes = [(*bounds[:dim], piece, *bounds[dim + 1 :]) for piece in ranges]
-        part = np.concatenate([_box_of(value, box) for box in boxes], axis=dim)
-    if part.shape != size:
-        padded = np.zeros(size, part.dtype)
-        padded[tuple(slice(0, n) for n in part.shape)] = part
-        part = padded
-    return np.ascontiguousarray(part).reshape(size)
-
-
-def _box_of(value: Any, bounds: Bounds) -> Array:
-    """Return a box of an array, in memory or in a file."""
-    if isinstance(value, Stored):
-        return value.read(bounds)
-    box: Array = value[tuple(slice(a, b) for a, b in bounds)]
-    return box
-
-
-def _own_part(value: ShardedArray, entry: EntryFunction, port: Port, rank: int) -> Array:
-    if rank not in value.parts:
-        raise bad_input(
-            f"rank {rank} has no shard, ranks {sorted(value.parts)} have",
-            f"Give a shard for each of the ranks {list(entry.ranks)}.",
-            port,
-        )
-    bounds = entry.bounds(port, rank)
-    if value.boxes and value.boxes.get(rank) != bounds:
-        raise bad_input(
-            f"rank {rank} holds {_box_text(value.boxes.get(rank))} of the tensor, it requires "
-            f"{_box_text(bounds)}",
-            "Give the full array, or place it equally in both modules.",
-            port,
-        )
-    part, size, dtype = read_part(value.parts[rank]), entry.local_shape(port), np_dtype(port.dtype)
-    fault = index_fault(part, port.index_range, _input_place(port)) if port.index_range else None
-    if fault is not None:
-        raise fault
-    if part.shape != size or part.dtype != dtype:
-        raise bad_input(
-            f"rank {rank} holds {part.dtype}{list(part.shape)}, it needs {dtype}{list(size)}",
-            "Shard it as dist.io says, padded to equal shards.",
-            port,
-        )
-    return np.ascontiguousarray(part).reshape(size)
-
-
-def _box_text(box: Bounds | None) -> str:
-    return "an unknown box" if box is None else f"[{', '.join(f'{a}:{b}' for a, b in box)}]"
 
 
 def bind_some(entries: Sequence[EntryFunction], inputs: Mapping[str, Any]) -> dict[int, Any]:

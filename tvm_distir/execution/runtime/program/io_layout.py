@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tvm_distir.core.ir import (
     Labels,
@@ -29,7 +28,6 @@ from tvm_distir.support import EngineError
 OBJECT = "object"
 """Dtype of an input or output that is an object of each device, without shape and placement."""
 
-Array = npt.NDArray[Any]
 Bounds = tuple[tuple[int, int], ...]
 """A box of a tensor: start and stop per dim."""
 
@@ -164,14 +162,14 @@ def wrong_module(place: str, problem: str) -> EngineError:
     )
 
 
-def np_dtype(name: str) -> np.dtype[Any]:
+def np_dtype(name: str) -> np.dtype[np.generic]:
     """Return the NumPy type of a TVM dtype name (``bfloat16`` and 8-bit floats by ml_dtypes)."""
     try:
         return np.dtype(name)
     except TypeError:
         import ml_dtypes
 
-        dtype_class: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        dtype_class: np.dtype[np.generic] = np.dtype(getattr(ml_dtypes, name))
         return dtype_class
 
 

@@ -16,7 +16,8 @@ from tvm_distir.core.ir import placement_text
 from tvm_distir.support import EngineError
 
 from .device_objects import DeviceObjects
-from .io_layout import Array, Bounds, EntryFunction, Port, np_dtype, wrong_module
+from .io_layout import Bounds, EntryFunction, Port, np_dtype, wrong_module
+from .tensors import Array
 
 _CHUNK = 1 << 20
 
@@ -153,10 +154,6 @@ def _agreed(copies: Mapping[Any, tuple[str, _OutputAssembly]]) -> Array:
         other.check(place)
     for place, other in others:
         if not same_bits(whole.whole, other.whole):
-            raise EngineError(
-                "DIST0604",
-                f"it differs from {first}",
-                place=place,
-                remedy="Return it from a single mesh, or reduce it before it is returned.",
-            )
+            remedy = "Return it from a single mesh, or reduce it before it is returned."
+            raise EngineError("DIST0604", f"it differs from {first}", place=place, remedy=remedy)
     return whole.whole

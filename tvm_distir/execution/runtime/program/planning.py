@@ -24,10 +24,11 @@ from tvm_distir.performance import (
     StorageFunction,
     StorageStep,
 )
-from tvm_distir.support import EngineError, Steps, unrolled
+from tvm_distir.support import Steps, unrolled
 from tvm_distir.transforms import ExpandSchedule, kernel_passes
 
 from .async_calls import split_starts
+from .compilation import not_compiled
 from .dist_io import entries
 from .targets import target_in_scope
 
@@ -96,12 +97,7 @@ def _planned(mod: ir.IRModule) -> ir.IRModule:
         with target_in_scope():
             return tvm.transform.Sequential(passes)(split_starts(outline_branches(mod)))
     except Exception as err:
-        raise EngineError(
-            "DIST0606",
-            f"{type(err).__name__}: {str(err).strip().splitlines()[0][:200]}",
-            place="storage plan",
-            remedy="Compile the module with tvm.compile to see TVM's full message.",
-        ) from err
+        raise not_compiled(err, "storage plan") from err
 
 
 class _Reader:
@@ -151,7 +147,7 @@ class _Reader:
         )
         return StorageFunction(tuple(steps), results), result
 
-    def _bind(self, var: Any, value: Any) -> Steps[None]:
+    def _bind(self, var: relax.Var, value: relax.Expr) -> Steps[None]:
         if isinstance(value, relax.If):
             yield from self._choose(var, value)
             return
@@ -189,13 +185,13 @@ class _Reader:
         """Hold a tuple of an expression until the function ends, since TVM frees only variables."""
         self._put(("tuple", len(self.steps), len(self.at)), self._tree(part))
 
-    def _take(self, var: Any, size: int, name: str) -> None:
+    def _take(self, var: relax.Var, size: int, name: str) -> None:
         """Take a block for a variable."""
         self.steps.append(StorageStep(TAKE, (len(self.count),), size, (name,)))
         self.count.append(0)
         self._put(var, len(self.count) - 1)
 
-    def _choose(self, var: Any, value: relax.If) -> Steps[None]:
+    def _choose(self, var: relax.Var, value: relax.If) -> Steps[None]:
         """Read a branch, each of whose sides is a call."""
         names, sides = [], []
         for side in (value.true_branch, value.false_branch):
@@ -208,7 +204,7 @@ class _Reader:
         body, tree, arguments = max(sides, key=lambda side: len(side[0].results))
         self._returned(var, BRANCH, tuple(names), body.results, tree, arguments)
 
-    def _arguments(self, fn: relax.Function, args: Sequence[Any]) -> list[Tree]:
+    def _arguments(self, fn: relax.Function, args: Sequence[relax.Expr]) -> list[Tree]:
         """Return the results of a call, in the order of the callee's numbers."""
         return [
             part
@@ -218,7 +214,7 @@ class _Reader:
 
     def _returned(
         self,
-        var: Any,
+        var: relax.Var,
         kind: str,
         names: tuple[str, ...],
         results: Sequence[int],
@@ -265,7 +261,7 @@ class _Reader:
             if not self.count[block]:
                 self.steps.append(StorageStep(FREE, (block,)))
 
-    def _tree(self, expr: Any) -> Tree:
+    def _tree(self, expr: relax.Expr) -> Tree:
         if isinstance(expr, relax.Var):
             return self.at.get(expr)
         if isinstance(expr, relax.Tuple):
@@ -293,7 +289,7 @@ def _parts(ty: ir.Type, tree: Tree) -> Iterator[Tree]:
         yield from _parts(field, part)
 
 
-def _sends(op: Any) -> bool:
+def _sends(op: relax.Expr) -> bool:
     """Return whether an external function is a send: it returns a copy of what it sends."""
     return isinstance(op, relax.ExternFunc) and str(op.global_symbol) == _SEND
 

@@ -102,12 +102,9 @@ def spans_in_flight(spans: Sequence[CallSpan]) -> list[tuple[CallSpan, CallSpan]
 def check_trace_path(path: str | Path, place: str = "trace") -> Path:
     """Return the path of a trace of a run; DIST0152 where it is none of a JSON file."""
     if Path(path).suffix != ".json":
-        raise UsageError(
-            "DIST0152",
-            f'"{path}" does not end with .json',
-            place=place,
-            remedy="Traces of runs are written in Chrome's JSON, which Perfetto opens.",
-        )
+        problem = f'"{path}" does not end with .json'
+        remedy = "Traces of runs are written in Chrome's JSON, which Perfetto opens."
+        raise UsageError("DIST0152", problem, place=place, remedy=remedy)
     return Path(path).absolute()
 
 

@@ -24,40 +24,32 @@ class Runnable(Protocol):
     @property
     def entries(self) -> tuple[EntryFunction, ...]:
         """Return the entry functions, in mesh order."""
-        ...
 
     @property
     def axes(self) -> AxisTable:
         """Return the names of the mesh axes that collectives work along."""
-        ...
 
     @property
     def communication(self) -> Communication:
         """Return the groups and pairs of ranks that communicate."""
-        ...
 
     @property
     def stored(self) -> Mapping[int, Any]:
         """Return the inputs that are stored with the program, by position; see ``bind_inputs``."""
-        ...
 
     @property
     def fingerprint(self) -> str:
         """Return a fingerprint of the program that is equal in every process."""
-        ...
 
     @property
     def target(self) -> str:
         """Return the target of the program, or else of a compilation now, in TVM's JSON form."""
-        ...
 
     def library(self, entry: EntryFunction) -> Any:
         """Return the runtime module that holds the entry function, in this process."""
-        ...
 
     def save(self, entry: EntryFunction, folder: Path) -> Path:
         """Return the file from which another process can load it (:func:`load_saved`)."""
-        ...
 
 
 class DerivedProgram:
@@ -99,12 +91,9 @@ def as_runnable(dist: Any, dispatch: str | None = None) -> Runnable:
     """
     if isinstance(dist, Runnable):
         if dispatch is not None:
-            raise EngineError(
-                "DIST0623",
-                "the program is compiled already",
-                place="dispatch",
-                remedy="Give dispatch to td.compile or td.deploy.",
-            )
+            problem = "the program is compiled already"
+            remedy = "Give dispatch to td.compile or td.deploy."
+            raise EngineError("DIST0623", problem, place="dispatch", remedy=remedy)
         return dist
     from .lowered import LoweredProgram
 

@@ -9,15 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-import numpy.typing as npt
 
 from tvm_distir.support import EngineError
 
 from .device_objects import DeviceObjects
 from .io_layout import Bounds, EntryFunction
 from .joining import check_local, check_results
-
-Array = npt.NDArray[Any]
+from .tensors import Array
 
 
 @runtime_checkable
@@ -27,16 +25,13 @@ class Stored(Protocol):
     @property
     def shape(self) -> tuple[int, ...]:
         """Return the full shape."""
-        ...
 
     @property
-    def dtype(self) -> np.dtype[Any]:
+    def dtype(self) -> np.dtype[np.generic]:
         """Return the element type."""
-        ...
 
     def read(self, bounds: Bounds) -> Array:
         """Read a box only."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from typing import Any
 from tvm_distir.core.ir import extent_value, shard_counts
 from tvm_distir.support import EngineError
 
-from .inputs import Inputs, bad_input, values_by_position
+from .input_faults import bad_input
+from .inputs import Inputs, values_by_position
 from .io_layout import EntryFunction, Port
 from .runnable import DerivedProgram, Runnable
 from .sharded import ShardedArray
@@ -148,12 +149,9 @@ class SizedProgram(DerivedProgram):
         from .lowered import LoweredProgram
 
         if not isinstance(self._program, LoweredProgram):
-            raise EngineError(
-                "DIST0605",
-                "the engine compiles a program for each size, from IR, which is not there",
-                place="engine",
-                remedy='Use the engine "threads" or "virtual".',
-            )
+            problem = "the engine compiles a program for each size, from IR, which is not there"
+            remedy = 'Use the engine "threads" or "virtual".'
+            raise EngineError("DIST0605", problem, place="engine", remedy=remedy)
         return LoweredProgram(bind_dims(self._program.mod, self.sizes))
 
     def save(self, entry: EntryFunction, folder: Path) -> Path:

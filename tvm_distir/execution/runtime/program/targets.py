@@ -157,12 +157,9 @@ def check_machine_runs(target: Mapping[str, Any], place: str) -> None:
         reason = f"whose CPU lacks {', '.join(sorted(absent - features))}"
     if reason:
         text = f"{kind} {processor}".strip()
-        raise EngineError(
-            "DIST0609",
-            f"it was compiled for {text}, and this is a machine {reason}",
-            place=place,
-            remedy="Load it on a machine with its target, or deploy it again for this machine.",
-        )
+        problem = f"it was compiled for {text}, and this is a machine {reason}"
+        remedy = "Load it on a machine with its target, or deploy it again for this machine."
+        raise EngineError("DIST0609", problem, place=place, remedy=remedy)
 
 
 def _has_device(kind: str) -> bool:

@@ -38,12 +38,12 @@ def to_tensor(array: Any) -> Any:
     return tvm.runtime.tensor(np.ascontiguousarray(array).reshape(array.shape))
 
 
-def share_tensor(array: Array) -> Any:
+def share_tensor(array: Array) -> tvm_ffi.Tensor:
     """Return a TVM tensor over the array's memory."""
     return tvm_ffi.from_dlpack(array)
 
 
-def exclusive_arrays(arrays: Iterable[tuple[Any, bool]]) -> set[int]:
+def exclusive_arrays(arrays: Iterable[tuple[object, bool]]) -> set[int]:
     """Return the ids of donated arrays that a tensor can share and no other array overlaps.
 
     Parameters
@@ -86,7 +86,7 @@ def to_array(tensor: Any) -> Any:
     return copied
 
 
-def is_nested(value: Any) -> bool:
+def is_nested(value: object) -> bool:
     """Return whether a value is a tuple of values; TVM's shapes, tuples of numbers, are none."""
     nested = isinstance(value, tvm_ffi.Array | list | tuple)
     return nested and not isinstance(value, tvm_ffi.Shape)

@@ -20,10 +20,10 @@ from tvm import ir, relax, tirx
 from tvm_distir.core.ir import check_module, known_shape
 from tvm_distir.hardware import PICOSECONDS
 from tvm_distir.performance import Program, export
-from tvm_distir.support import CACHE, CacheFile, EngineError, shortened
+from tvm_distir.support import CACHE, CacheFile, shortened
 from tvm_distir.transforms import repair_kernels
 
-from .compilation import order_loops
+from .compilation import not_compiled, order_loops
 from .cores import one_thread
 from .io_layout import np_dtype
 from .launched import launched
@@ -158,12 +158,7 @@ def _run_all(kernels: ir.IRModule, calls: Mapping[str, relax.Call]) -> dict[str,
     try:
         library = tvm.compile(repair_kernels(whole), target).jit()
     except Exception as err:
-        raise EngineError(
-            "DIST0606",
-            f"{type(err).__name__}: {str(err).strip().splitlines()[0][:200]}",
-            place="measure",
-            remedy="Compile the module with tvm.compile to see TVM's full message.",
-        ) from err
+        raise not_compiled(err, "measure") from err
     with one_thread():
         machine = relax.VirtualMachine(library, tvm.cpu())
         return {

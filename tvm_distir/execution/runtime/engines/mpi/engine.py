@@ -19,7 +19,7 @@ from tvm_distir.execution.runtime.engines.job_engine import JobEngine
 from tvm_distir.execution.runtime.engines.job_folder import RunCounts
 from tvm_distir.execution.runtime.engines.job_launch import run_job
 from tvm_distir.execution.runtime.engines.threads.engine import TIMEOUT_S, one_thread_each
-from tvm_distir.execution.runtime.program.inputs import LocalInputs
+from tvm_distir.execution.runtime.program.local_inputs import LocalInputs
 from tvm_distir.execution.runtime.program.runnable import Runnable
 from tvm_distir.support import DistIRError, EngineError
 
@@ -67,12 +67,9 @@ class MpiEngine(JobEngine):
     def enter_job(self) -> None:
         """Refuse (DIST0633) to begin where no launcher started this process with others."""
         if not is_mpi_process():
-            raise EngineError(
-                "DIST0633",
-                "no launcher of MPI started this process with others",
-                place="engine mpi",
-                remedy="Start it with mpirun -n N.",
-            )
+            problem = "no launcher of MPI started this process with others"
+            remedy = "Start it with mpirun -n N."
+            raise EngineError("DIST0633", problem, place="engine mpi", remedy=remedy)
 
     def start(self, program: Runnable, local: LocalInputs) -> tuple[LocalResults, RunCounts]:
         """Start a job of a single process per rank and wait for its end."""

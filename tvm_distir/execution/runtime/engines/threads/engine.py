@@ -20,7 +20,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy.typing as npt
 import tvm
 import tvm_ffi
 
@@ -35,11 +34,12 @@ from tvm_distir.execution.runtime.engines.termination import (
     raise_failure,
 )
 from tvm_distir.execution.runtime.program.cores import THREADS_VARIABLE, one_thread
-from tvm_distir.execution.runtime.program.inputs import LocalInputs
+from tvm_distir.execution.runtime.program.local_inputs import LocalInputs
 from tvm_distir.execution.runtime.program.machines import make_machine
 from tvm_distir.execution.runtime.program.run_trace import RankTrace, write_run_trace
 from tvm_distir.execution.runtime.program.runnable import Runnable
 from tvm_distir.execution.runtime.program.tensors import (
+    Array,
     exclusive_arrays,
     flat_tensors,
     share_tensor,
@@ -47,8 +47,6 @@ from tvm_distir.execution.runtime.program.tensors import (
     to_tensor,
 )
 from tvm_distir.support import EngineError, has_library, nearest, repair_disco
-
-Array = npt.NDArray[Any]
 
 TIMEOUT_S = 300.0
 _INVOKE = "tvm_distir.execution.runtime.invoke"
@@ -170,11 +168,8 @@ def _session(workers: int) -> Any:
     if workers not in _sessions:
         disco = repair_disco()
         if disco is None:
-            raise EngineError(
-                "DIST0614",
-                "this TVM has no Disco runtime",
-                remedy="Unset TVM_USE_RUNTIME_LIB, or use the engine virtual.",
-            )
+            remedy = "Unset TVM_USE_RUNTIME_LIB, or use the engine virtual."
+            raise EngineError("DIST0614", "this TVM has no Disco runtime", remedy=remedy)
         tvm_ffi.register_global_func(_INVOKE, _invoke, override=True)
         _sessions[workers] = disco.ThreadedSession(workers)
     return _sessions[workers]
@@ -212,12 +207,9 @@ class ThreadsEngine(Engine):
         if collectives is None:
             collectives = "native" if has_library() else "python"
         if collectives not in ccl.FABRICS:
-            raise EngineError(
-                "DIST0601",
-                f'the engine threads has no collectives "{collectives}"',
-                place="engine",
-                remedy=nearest(collectives, ccl.FABRICS),
-            )
+            problem = f'the engine threads has no collectives "{collectives}"'
+            remedy = nearest(collectives, ccl.FABRICS)
+            raise EngineError("DIST0601", problem, place="engine", remedy=remedy)
         self.timeout_s = timeout_s
         self._implementation = collectives
 

@@ -14,7 +14,7 @@ from tvm_distir.execution.runtime.engines.base import Engine, LocalResults
 from tvm_distir.execution.runtime.engines.executed import count_executed
 from tvm_distir.execution.runtime.engines.fork import run_turn
 from tvm_distir.execution.runtime.engines.termination import raise_failure
-from tvm_distir.execution.runtime.program.inputs import LocalInputs
+from tvm_distir.execution.runtime.program.local_inputs import LocalInputs
 from tvm_distir.execution.runtime.program.runnable import Runnable
 
 from .engine import TIMEOUT_S, make_job, one_thread_each, work

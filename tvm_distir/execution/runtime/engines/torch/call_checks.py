@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import hashlib
 
-from tvm_distir.execution.runtime.collectives.fabric import ranks_text
-from tvm_distir.support import EngineError
+from tvm_distir.execution.runtime.collectives.fabric import ranks_text, unlike_calls
 
-from .torch_job import RankGroup, TorchJob
+from .process_groups import RankGroup
+from .torch_job import TorchJob
 
 _DIGEST_BYTES = 16
 
@@ -44,12 +44,7 @@ class CallChecks:
             if digest != mine:
                 theirs = self._exchanged(words, digest)
                 first, second = sorted([(rank, words), (other, theirs)])
-                raise EngineError(
-                    "DIST0611",
-                    f"rank {second[0]} called {second[1]} while rank {first[0]} called {first[1]}",
-                    place=f"group {list(group.ranks)}",
-                    remedy="Make all ranks of a group call the same collectives in the same order.",
-                )
+                raise unlike_calls(second, first, group.ranks)
 
     def _gathered(self, rank: int, words: str, group: RankGroup) -> list[bytes]:
         """Return a digest of each rank's words, in the order of the group."""

@@ -22,7 +22,8 @@ from tvm_distir.execution.runtime.engines.job_engine import JobEngine
 from tvm_distir.execution.runtime.engines.job_folder import RunCounts
 from tvm_distir.execution.runtime.engines.job_launch import run_job
 from tvm_distir.execution.runtime.engines.threads.engine import TIMEOUT_S, one_thread_each
-from tvm_distir.execution.runtime.program.inputs import Inputs, LocalInputs
+from tvm_distir.execution.runtime.program.inputs import Inputs
+from tvm_distir.execution.runtime.program.local_inputs import LocalInputs
 from tvm_distir.execution.runtime.program.runnable import Runnable, as_runnable
 from tvm_distir.execution.runtime.program.symbolic_sizes import sized_program
 from tvm_distir.execution.runtime.program.targets import check_engine_runs, check_machine_runs
@@ -30,8 +31,9 @@ from tvm_distir.support import EngineError, nearest
 
 from .job_environment import is_torchrun_process
 from .launch import run_processes
+from .process_groups import is_initialized, load_torch
 from .torch_fabric import TorchFabric
-from .torch_job import TorchJob, current_job, forget_job, is_initialized, join_job, load_torch
+from .torch_job import TorchJob, current_job, forget_job, join_job
 
 REDUCES = ("ordered", "library")
 """Ways of reduction: in rank order with the bits of all engines, or by gloo or NCCL."""
@@ -78,12 +80,9 @@ class TorchEngine(JobEngine):
         preload: Sequence[str] = (),
     ) -> None:
         if reduce is not None and reduce not in REDUCES:
-            raise EngineError(
-                "DIST0601",
-                f'the engine torch has no reduction "{reduce}"',
-                place="engine torch",
-                remedy=nearest(str(reduce), REDUCES),
-            )
+            problem = f'the engine torch has no reduction "{reduce}"'
+            remedy = nearest(str(reduce), REDUCES)
+            raise EngineError("DIST0601", problem, place="engine torch", remedy=remedy)
         super().__init__(timeout_s, preload)
         self.reduce = reduce
         self.check = check

@@ -19,7 +19,13 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from tvm_distir.execution.runtime.collectives.fabric import Aborted, ranks_text, worker_failed
+from tvm_distir.execution.runtime.collectives.fabric import (
+    Aborted,
+    deadlock,
+    ranks_text,
+    too_late,
+    worker_failed,
+)
 from tvm_distir.execution.runtime.collectives.message_texts import error_text, read_error
 from tvm_distir.execution.runtime.engines.termination import GRACE_S
 from tvm_distir.support import DistIRError, EngineError
@@ -255,12 +261,8 @@ class FailureStore:
         missing = [r for r in late if r in map(self._named, lost.processes)]
         # Where its own peers wait as well, the rank that they all wait for is in another group.
         words = lost.what(missing) if missing else f"{mine}, which waits for {ranks_text(late)}"
-        return EngineError(
-            "DIST0613",
-            f"rank {self.rank} waited {lost.waited_s:g} s in {words}",
-            place=ranks_text((missing or late)[:1]),
-            remedy="Raise the engine's timeout_s if it is only slow.",
-        )
+        problem = f"rank {self.rank} waited {lost.waited_s:g} s in {words}"
+        return too_late(problem, ranks_text((missing or late)[:1]))
 
     def _disconnected(self, lost: LostPeers, silent: list[int]) -> BaseException:
         if not silent:
@@ -275,10 +277,4 @@ class FailureStore:
 
     def deadlock(self, states: dict[int, str]) -> EngineError:
         """Return the error DIST0610 for processes of which each waits or has ended."""
-        texts = [f"rank {self._named(p)} {state}" for p, state in sorted(states.items())]
-        return EngineError(
-            "DIST0610",
-            "; ".join(texts),
-            place="ranks",
-            remedy="Make every rank of a group call its collectives, and give each send a receive.",
-        )
+        return deadlock([f"rank {self._named(p)} {state}" for p, state in sorted(states.items())])

@@ -29,7 +29,7 @@ from tvm_distir.execution.runtime.engines.loopback import LOOPBACK
 from tvm_distir.execution.runtime.engines.termination import GRACE_S, ProgressMonitor
 
 from .failure_store import SECRET_VARIABLE
-from .torch_job import loopback_store
+from .process_groups import loopback_store
 
 _WORKER = "tvm_distir.execution.runtime.engines.torch.entry_process"
 

@@ -14,10 +14,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import tvm
 
 from tvm_distir.core.collectives import Collective, Transfer, equal_parts
@@ -27,22 +26,33 @@ from tvm_distir.execution.runtime.collectives.posted_collectives import Posted
 from tvm_distir.execution.runtime.collectives.transfers import ONE_MEANING, Route
 from tvm_distir.execution.runtime.engines.job_fabric import JobFabric
 from tvm_distir.execution.runtime.program.communication import Communication
+from tvm_distir.execution.runtime.program.tensors import Array
 from tvm_distir.support import EngineError
 
 from .call_checks import CallChecks, digest_of
+from .process_groups import RankGroup, load_torch
 from .tensor_operations import TorchArrays
-from .torch_job import RankGroup, TorchJob, load_torch
+from .torch_job import TorchJob
 
-Array = npt.NDArray[Any]
+if TYPE_CHECKING:
+    import torch
+    from torch import distributed as dist
+
 _ARRAYS_TAG = 1
 _BOOL_OPS = {"sum": "max", "max": "max", "prod": "min", "min": "min"}
+
+
+_Arriving: TypeAlias = (
+    "tuple[dict[int, torch.Tensor], tuple[dist.Work, ...], tuple[torch.Tensor, ...]]"
+)
+"""What arrives by position, its works, and memory that is in use until they end."""
 
 
 class _LibraryCall(NamedTuple):
     """A step that a collective of the library does, into the memory of the result."""
 
-    works: tuple[Any, ...]
-    memory: tuple[Any, ...]
+    works: tuple[dist.Work, ...]
+    memory: tuple[torch.Tensor, ...]
 
 
 class TorchFabric(JobFabric):
@@ -66,7 +76,7 @@ class TorchFabric(JobFabric):
         self._job, self._torch, self._dist = job, job.torch, job.dist
         self._by_library = reduce == "library"
         self._checks = CallChecks(job) if check else None
-        self._sent: list[tuple[Callable[[], None], Any]] = []
+        self._sent: list[tuple[Callable[[], None], torch.Tensor]] = []
         self.arrays = TorchArrays(job.torch_device)
         index = job.torch_device.index
         self.device = None if index is None else tvm.cuda(index)
@@ -87,12 +97,16 @@ class TorchFabric(JobFabric):
     def _group(self, call: Collective) -> RankGroup:
         return self._job.group([self.process(r) for r in call.group_of(self.ranks[self.number])])
 
-    def _begin(self, rank: int, call: Collective, x: Any, into: Any, blocks: bool) -> Posted:
+    def _begin(
+        self, rank: int, call: Collective, x: torch.Tensor, into: torch.Tensor | None, blocks: bool
+    ) -> Posted:
         if self._checks is not None:
             self._checks.compare(rank, self._words_of(call, x), self._group(call))
         return super()._begin(rank, call, x, into, blocks)
 
-    def _steps_of(self, call: Collective, position: int, x: Any, into: Any) -> CollectiveSteps:
+    def _steps_of(
+        self, call: Collective, position: int, x: torch.Tensor, into: torch.Tensor | None
+    ) -> CollectiveSteps:
         step = None if into is None else self._library_call(call, x, into)
         if step is None:
             return super()._steps_of(call, position, x, into)
@@ -103,7 +117,9 @@ class TorchFabric(JobFabric):
 
         return steps()
 
-    def _library_call(self, call: Collective, x: Any, out: Any) -> _LibraryCall | None:
+    def _library_call(
+        self, call: Collective, x: torch.Tensor, out: torch.Tensor
+    ) -> _LibraryCall | None:
         """Start the collective of the library that writes the result itself, if there is one."""
         group, args = self._group(call), dict(call.args)
         options = {"group": group.data, "async_op": True}
@@ -125,7 +141,7 @@ class TorchFabric(JobFabric):
             return _LibraryCall((work,), (parts, out))
         return None
 
-    def _library_op(self, op: str, x: Any) -> tuple[Any, Any]:
+    def _library_op(self, op: str, x: torch.Tensor) -> tuple[torch.Tensor, dist.ReduceOp]:
         """Return a view that the library reduces, and its reduction."""
         ops = self._dist.ReduceOp
         if x.dtype == self._torch.bool:
@@ -137,8 +153,9 @@ class TorchFabric(JobFabric):
         if isinstance(step, _LibraryCall):
             posted.sent = [step.works, step.memory]
             return
-        if not posted.x.numel():
-            posted.received = {i: posted.x.new_empty(shape) for i, shape in step.shapes.items()}
+        x: torch.Tensor = posted.x
+        if not x.numel():
+            posted.received = {i: x.new_empty(shape) for i, shape in step.shapes.items()}
             posted.sent = [(), ()]
             return
         parts = list(step.parts.values())
@@ -146,24 +163,23 @@ class TorchFabric(JobFabric):
         move = self._gathered if is_gather else self._exchanged
         posted.received, *posted.sent = move(step, posted.x, group)
 
-    def _gathered(
-        self, step: StepMessages, like: Any, group: RankGroup
-    ) -> tuple[dict[int, Any], tuple[Any, ...], tuple[Any, ...]]:
+    def _gathered(self, step: StepMessages, like: torch.Tensor, group: RankGroup) -> _Arriving:
         """Start to send the same array to all ranks of a group."""
-        x = step.parts[0].contiguous()
+        part: torch.Tensor = step.parts[0]
+        x = part.contiguous()
         if len(set(step.shapes.values())) > 1:
             return self._exchanged(step, like, group)
         rows = x.new_empty((len(group.ranks), *step.shapes[0]))
         work = self._gather(_as_bytes(rows), _as_bytes(x), group=group.data, async_op=True)
         return dict(enumerate(rows[i] for i in group.positions)), (work,), (x, rows)
 
-    def _exchanged(
-        self, step: StepMessages, like: Any, group: RankGroup
-    ) -> tuple[dict[int, Any], tuple[Any, ...], tuple[Any, ...]]:
+    def _exchanged(self, step: StepMessages, like: torch.Tensor, group: RankGroup) -> _Arriving:
         """Start to send an array to each of some ranks of a group, and to receive from some."""
         order = sorted(range(len(group.ranks)), key=lambda i: group.processes[i])
         empty = like.new_empty(0)
-        parts = [step.parts[i].reshape(-1) if i in step.parts else empty for i in order]
+        parts: list[torch.Tensor] = [
+            step.parts[i].reshape(-1) if i in step.parts else empty for i in order
+        ]
         counts = [math.prod(step.shapes[i]) if i in step.shapes else 0 for i in order]
         sent, landing = self._torch.cat(parts), like.new_empty(sum(counts))
         size = like.element_size()
@@ -179,7 +195,7 @@ class TorchFabric(JobFabric):
         received = {i: pieces[i].reshape(shape) for i, shape in step.shapes.items()}
         return received, (work,), (sent, landing)
 
-    def _take_step(self, rank: int, posted: Posted) -> dict[int, Any]:
+    def _take_step(self, rank: int, posted: Posted) -> dict[int, torch.Tensor]:
         group = self._group(posted.call)
 
         def describe(late: Sequence[int]) -> str:
@@ -193,15 +209,15 @@ class TorchFabric(JobFabric):
 
     # Messages -------------------------------------------------------------------------------
 
-    def _send(self, route: Route, meaning: Any, part: Any) -> list[Any]:
+    def _send(self, route: Route, meaning: Any, part: torch.Tensor) -> list[object]:
         if self._checks is not None:
             self._post_bytes(self._header(meaning, part), route, meaning)
         self._post_bytes(part, route, meaning)
         return []
 
     def _receive(
-        self, route: Route, label: str, expected: tuple[Transfer, Any] | None
-    ) -> tuple[Any, Any]:
+        self, route: Route, label: str, expected: tuple[Transfer, torch.Tensor] | None
+    ) -> tuple[Transfer, torch.Tensor]:
         if expected is None:
             raise ValueError("only tiles are received from single ranks")
         transfer, box = expected
@@ -220,7 +236,7 @@ class TorchFabric(JobFabric):
         self._take_bytes(part, route, transfer)
         return transfer, part
 
-    def _post_bytes(self, part: Any, route: Route, transfer: Transfer) -> None:
+    def _post_bytes(self, part: torch.Tensor, route: Route, transfer: Transfer) -> None:
         tag, source, destination = route
         pair = self.process(source), self.process(destination)
         channel = self._job.channel(*pair)
@@ -229,7 +245,7 @@ class TorchFabric(JobFabric):
         wait = partial(self._job.finish, self._job.message(work), lambda _: words, pair)
         self._sent.append((wait, part))
 
-    def _take_bytes(self, part: Any, route: Route, transfer: Transfer) -> None:
+    def _take_bytes(self, part: torch.Tensor, route: Route, transfer: Transfer) -> None:
         tag, source, destination = route
         pair = self.process(source), self.process(destination)
         channel = self._job.channel(*pair)
@@ -237,7 +253,7 @@ class TorchFabric(JobFabric):
         words = f"receive of {transfer.text()} from rank {source}"
         self._job.finish(self._job.message(work), lambda _: words, pair)
 
-    def _header(self, transfer: Transfer, part: Any) -> Any:
+    def _header(self, transfer: Transfer, part: torch.Tensor) -> torch.Tensor:
         """Return a digest of a message, which goes before it where calls are compared."""
         digest = digest_of(repr((transfer, str(part.dtype), tuple(part.shape))))
         return self._torch.tensor(list(digest), dtype=self._torch.uint8, device=part.device)
@@ -252,7 +268,7 @@ class TorchFabric(JobFabric):
             named = [self.ranks.index(r) if r in self.ranks else r for r in late]
             return describe(named or [p for p in everyone if p != self.number])
 
-        def gather(mine: Any) -> list[Any]:
+        def gather(mine: torch.Tensor) -> list[torch.Tensor]:
             rows = [self._torch.empty_like(mine) for _ in everyone]
             work = self._dist.all_gather(rows, mine, group=self._job.control, async_op=True)
             self._job.finish_on_host(work, words, everyone)
@@ -262,7 +278,7 @@ class TorchFabric(JobFabric):
         rows = gather(self._on_host(text.ljust(max(counts), b"\0")))
         return [row.numpy().tobytes()[:count] for row, count in zip(rows, counts)]
 
-    def _on_host(self, data: bytes) -> Any:
+    def _on_host(self, data: bytes) -> torch.Tensor:
         return self._torch.from_numpy(np.frombuffer(data, np.uint8).copy())
 
     def send_array(self, process: int, array: Array) -> None:
@@ -275,7 +291,7 @@ class TorchFabric(JobFabric):
             self._sent.append((wait, data))
 
     def receive_array(
-        self, process: int, shape: tuple[int, ...], dtype: np.dtype[Any], label: str
+        self, process: int, shape: tuple[int, ...], dtype: np.dtype[np.generic], label: str
     ) -> Array:
         """Wait for the next array of a process."""
         out = np.empty(shape, dtype)
@@ -287,7 +303,7 @@ class TorchFabric(JobFabric):
         return received
 
     def share(
-        self, rank: int, array: Array | None, shape: tuple[int, ...], dtype: np.dtype[Any]
+        self, rank: int, array: Array | None, shape: tuple[int, ...], dtype: np.dtype[np.generic]
     ) -> Array:
         """Return a rank's array on every process; only that rank gives it."""
         mine = np.empty(shape, dtype) if array is None else array
@@ -327,6 +343,6 @@ class TorchFabric(JobFabric):
         self._sent.clear()
 
 
-def _as_bytes(x: Any) -> Any:
+def _as_bytes(x: torch.Tensor) -> torch.Tensor:
     """Return the elements of a contiguous tensor as bytes, without a copy."""
     return x.reshape(-1).view(load_torch().uint8)

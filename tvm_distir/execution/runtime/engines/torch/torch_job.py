@@ -8,114 +8,32 @@ import atexit
 import datetime
 import itertools
 import os
-import socket
-import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tvm_distir.execution.runtime.engines.job_launch import START_S
-from tvm_distir.execution.runtime.engines.loopback import LOOPBACK, LOOPBACK_NAME
+from tvm_distir.execution.runtime.engines.loopback import LOOPBACK_NAME
 from tvm_distir.execution.runtime.engines.termination import GRACE_S
 from tvm_distir.execution.runtime.program.communication import Communication
-from tvm_distir.support import EngineError, missing_extra
+from tvm_distir.support import EngineError
 
 from .failure_store import ENDED, ENDED_S, FailureStore, LostPeers
 from .job_environment import JobPlace, find_job_place
+from .process_groups import (
+    MessageWork,
+    RankGroup,
+    has_succeeded,
+    load_torch,
+    loopback_store,
+    not_started,
+)
 
-_POLL_S = 0.05
+if TYPE_CHECKING:
+    import torch
+    from torch import distributed as dist
+
 _EVENT_POLL_S = 0.0005
-
-
-def load_torch() -> Any:
-    """Return the module ``torch``.
-
-    Raises
-    ------
-    DependencyError
-        DIST0111 without torch, or with one that was built without torch.distributed.
-    """
-    try:
-        import torch
-
-        if torch.distributed.is_available():
-            return torch
-    except ImportError:
-        pass
-    problem = "the engine torch requires PyTorch with torch.distributed"
-    raise missing_extra(problem, "engine torch", "torch")
-
-
-def is_initialized() -> bool:
-    """Return whether this process has joined a job."""
-    return bool(load_torch().distributed.is_initialized())
-
-
-@dataclass(frozen=True)
-class RankGroup:
-    """The process group of some ranks.
-
-    Attributes
-    ----------
-    ranks : tuple of int
-        The device ids, in the order of the group.
-    processes : tuple of int
-        Their processes, in the same order.
-    data : ProcessGroup
-        The group over which data moves; its order is that of the processes.
-    control : ProcessGroup
-        The group over which arrays of the host move.
-    """
-
-    ranks: tuple[int, ...]
-    processes: tuple[int, ...]
-    data: Any
-    control: Any
-
-    @property
-    def positions(self) -> list[int]:
-        """Return the position in the process group of each rank."""
-        order = sorted(self.processes)
-        return [order.index(p) for p in self.processes]
-
-    @property
-    def is_ordered(self) -> bool:
-        """Return whether the order of the group is that of the processes."""
-        return list(self.processes) == sorted(self.processes)
-
-
-class _MessageWork:
-    """A send or receive of gloo, which can be waited for only once, as a work like any other.
-
-    Parameters
-    ----------
-    work : torch.distributed.Work
-    """
-
-    def __init__(self, work: Any) -> None:
-        self._work = work
-        self._is_over = threading.Event()
-        self._error: RuntimeError | None = None
-        threading.Thread(target=self._wait, name="torch message", daemon=True).start()
-
-    def _wait(self) -> None:
-        try:
-            self._work.wait()
-        except RuntimeError as err:
-            self._error = err
-        self._is_over.set()
-
-    def wait(self, timeout: datetime.timedelta) -> None:
-        """Wait; RuntimeError after the timeout, or what the library raised."""
-        if not self._is_over.wait(timeout.total_seconds()):
-            raise RuntimeError("not completed")
-        if self._error is not None:
-            raise self._error
-
-    def is_completed(self) -> bool:
-        """Return whether the wait is over."""
-        return self._is_over.is_set()
 
 
 class TorchJob:
@@ -148,16 +66,16 @@ class TorchJob:
             self.torch.cuda.set_device(self.torch_device)
         self._prefix = f"tvm_distir/{next(self._numbers)}"
         self._groups: dict[tuple[int, ...], RankGroup] = {}
-        self._channels: dict[tuple[int, int], Any] = {}
+        self._channels: dict[tuple[int, int], dist.ProcessGroup] = {}
         self._runs = itertools.count()
         self.failures: FailureStore | None = None
         self.control = self._start()
 
-    def _start(self) -> Any:
+    def _start(self) -> dist.ProcessGroup:
         try:
             return self.dist.new_group(backend="gloo", timeout=self._limit)
         except RuntimeError as err:
-            raise _not_started(self.process, self.size, self.timeout_s, err) from err
+            raise not_started(self.process, self.size, self.timeout_s, err) from err
 
     @property
     def _limit(self) -> datetime.timedelta:
@@ -165,7 +83,7 @@ class TorchJob:
         return datetime.timedelta(seconds=self.timeout_s + 2 * GRACE_S)
 
     @property
-    def torch_device(self) -> Any:
+    def torch_device(self) -> torch.device:
         """Return the device of this process' tensors."""
         if self.device == "cpu":
             return self.torch.device("cpu")
@@ -220,13 +138,13 @@ class TorchJob:
             raise _unlisted(f"the group of processes {list(key)}")
         return self._groups[key]
 
-    def channel(self, source: int, destination: int) -> Any:
+    def channel(self, source: int, destination: int) -> dist.ProcessGroup:
         """Return the group for the messages of one process to another."""
         if (source, destination) not in self._channels:
             raise _unlisted(f"messages of process {source} to process {destination}")
         return self._channels[source, destination]
 
-    def _new_group(self, processes: Sequence[int], backend: str) -> Any:
+    def _new_group(self, processes: Sequence[int], backend: str) -> dist.ProcessGroup:
         words = f"the making of the group of processes {list(processes)}"
         try:
             return self.dist.new_group(list(processes), timeout=self._limit, backend=backend)
@@ -237,16 +155,19 @@ class TorchJob:
 
     # Waits ----------------------------------------------------------------------------------
 
-    def message(self, work: Any) -> Any:
+    def message(self, work: dist.Work) -> dist.Work | MessageWork:
         """Return a send or receive as a work for :meth:`finish`."""
         return work if self.device == "cuda" else self.host_message(work)
 
-    def host_message(self, work: Any) -> Any:
+    def host_message(self, work: dist.Work) -> dist.Work | MessageWork:
         """Return a send or receive of gloo as a work for :meth:`finish_on_host`."""
-        return _MessageWork(work)
+        return MessageWork(work)
 
     def finish(
-        self, work: Any, describe: Callable[[list[int]], str], processes: Sequence[int]
+        self,
+        work: dist.Work | MessageWork,
+        describe: Callable[[list[int]], str],
+        processes: Sequence[int],
     ) -> None:
         """Wait for a work of this process' groups; of NCCL, the stream waits and not the host.
 
@@ -265,13 +186,16 @@ class TorchJob:
         LostPeers
             When a connection was closed, or the time is over.
         """
-        if self.device == "cuda":
+        if self.device == "cuda" and not isinstance(work, MessageWork):
             work.wait()
         else:
             self.finish_on_host(work, describe, processes)
 
     def finish_on_host(
-        self, work: Any, describe: Callable[[list[int]], str], processes: Sequence[int]
+        self,
+        work: dist.Work | MessageWork,
+        describe: Callable[[list[int]], str],
+        processes: Sequence[int],
     ) -> None:
         """Wait for a work of gloo; see :meth:`finish`."""
         self.wait_until(lambda: has_succeeded(work, describe, processes), describe, processes)
@@ -338,77 +262,14 @@ class TorchJob:
                 group.data._get_backend(self.torch_device).abort()
 
 
-def has_succeeded(
-    work: Any, describe: Callable[[list[int]], str], processes: Sequence[int]
-) -> bool:
-    """Wait for a work of gloo for a moment; returns whether it has succeeded.
-
-    Raises
-    ------
-    LostPeers
-        When the work has failed.
-    """
-    limit = datetime.timedelta(seconds=_POLL_S)
-    try:
-        work.wait(limit)
-    except RuntimeError:
-        if not work.is_completed():
-            return False
-        try:  # the wait may have timed out just before the work succeeded
-            work.wait(limit)
-        except RuntimeError as err:
-            raise LostPeers(describe, processes, None, str(err).splitlines()[0]) from err
-    return True
-
-
 def _unlisted(subject: str) -> EngineError:
-    return EngineError(
-        "DIST0605",
-        f"the program does not list {subject} among its groups and transfers",
-        place="engine torch",
-        remedy="Use the collectives R.dist.*, and deploy the program again.",
-    )
-
-
-def _not_started(process: int, size: int, timeout_s: float, err: BaseException) -> EngineError:
-    return EngineError(
-        "DIST0613",
-        f"process {process} waited {timeout_s:g} s for the other {size - 1} to start the run: "
-        f"{str(err).splitlines()[0]}",
-        place="engine torch",
-        remedy="Call run in every process of the job, in the same order.",
-    )
+    problem = f"the program does not list {subject} among its groups and transfers"
+    remedy = "Use the collectives R.dist.*, and deploy the program again."
+    return EngineError("DIST0605", problem, place="engine torch", remedy=remedy)
 
 
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """The variables that name the network interface on which gloo and NCCL listen."""
-
-
-def loopback_store(
-    port: int, is_server: bool, timeout: datetime.timedelta, processes: int | None = None
-) -> Any:
-    """Return a store on the loopback address, which no other host reaches.
-
-    Parameters
-    ----------
-    port : int
-        Its port; 0 for any that is free.
-    is_server : bool
-        Whether this process holds the store. torch itself would listen on all addresses.
-    timeout : timedelta
-    processes : int, optional
-        The number of processes that are waited for.
-    """
-    listening: dict[str, Any] = {}
-    if is_server:
-        server = socket.socket()
-        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        server.bind((LOOPBACK, port))
-        server.listen()
-        port = server.getsockname()[1]
-        listening["master_listen_fd"] = server.detach()
-    store = load_torch().distributed.TCPStore
-    return store(LOOPBACK, port, processes, is_server, timeout, processes is not None, **listening)
 
 
 def join_job(timeout_s: float) -> JobPlace:
@@ -423,14 +284,11 @@ def join_job(timeout_s: float) -> JobPlace:
     dist = load_torch().distributed
     place = find_job_place()
     if place is None:
-        raise EngineError(
-            "DIST0633",
-            "no launcher started this process",
-            place="engine torch",
-            remedy="Start it with torchrun, srun or mpirun.",
-        )
+        problem = "no launcher started this process"
+        remedy = "Start it with torchrun, srun or mpirun."
+        raise EngineError("DIST0633", problem, place="engine torch", remedy=remedy)
     limit = datetime.timedelta(seconds=timeout_s)
-    options: dict[str, Any] = {"rank": place.rank, "world_size": place.size, "timeout": limit}
+    options: dict[str, object] = {"rank": place.rank, "world_size": place.size, "timeout": limit}
     try:
         if place.is_on_one_host:
             os.environ.update({k: LOOPBACK_NAME for k in _INTERFACES if k not in os.environ})
@@ -443,7 +301,7 @@ def join_job(timeout_s: float) -> JobPlace:
             options["init_method"] = f"tcp://{place.address}:{place.port}"
         dist.init_process_group("gloo", **options)
     except (RuntimeError, ValueError) as err:
-        raise _not_started(place.rank, place.size, timeout_s, err) from err
+        raise not_started(place.rank, place.size, timeout_s, err) from err
     atexit.register(_leave)
     return place
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy.typing as npt
 from tvm import ir, relax
 
 from tvm_distir.execution.runtime.collectives.fabric import worker_failed
@@ -21,11 +20,12 @@ from tvm_distir.execution.runtime.engines.base import Engine, LocalResults
 from tvm_distir.execution.runtime.engines.threads.plain import PlainEngine
 from tvm_distir.execution.runtime.program.axis_table import AxisTable
 from tvm_distir.execution.runtime.program.compiled import KernelCache
-from tvm_distir.execution.runtime.program.inputs import LocalInputs
 from tvm_distir.execution.runtime.program.io_layout import EntryFunction
+from tvm_distir.execution.runtime.program.local_inputs import LocalInputs
 from tvm_distir.execution.runtime.program.lowered import LoweredProgram
 from tvm_distir.execution.runtime.program.runnable import Runnable
 from tvm_distir.execution.runtime.program.tensors import (
+    Array,
     flat_tensors,
     is_nested,
     to_array,
@@ -44,8 +44,6 @@ from .function_steps import (
     all_steps,
     make_steps,
 )
-
-Array = npt.NDArray[Any]
 
 _KERNELS = KernelCache()
 _CORRECT = "Correct the inputs, or what is called there."
@@ -90,7 +88,7 @@ class _Run:
             todo += [step.callee for step in steps if isinstance(step, CallStep)]
         self.kernels.prepare((segment.module, segment.place) for segment in segments)
 
-    def evaluate(self, expr: Any, env: Mapping[relax.Var, PerRank], count: int) -> PerRank:
+    def evaluate(self, expr: relax.Expr, env: Mapping[relax.Var, PerRank], count: int) -> PerRank:
         if isinstance(expr, relax.Var):
             return env[expr]
         if isinstance(expr, ir.GenericConst):
@@ -100,11 +98,9 @@ class _Run:
             return [tuple(f[i] for f in fields) for i in range(count)]
         if isinstance(expr, relax.TupleGetItem):
             return [v[int(expr.index)] for v in self.evaluate(expr.tuple_value, env, count)]
-        raise EngineError(
-            "DIST0605",
-            f"an argument of kind {type(expr).__name__} cannot be run by the engine virtual",
-            remedy="Bind it to a variable, or use the engine threads.",
-        )
+        problem = f"an argument of kind {type(expr).__name__} cannot be run by the engine virtual"
+        remedy = "Bind it to a variable, or use the engine threads."
+        raise EngineError("DIST0605", problem, remedy=remedy)
 
     def function(self, name: str, args: Sequence[PerRank], entry: EntryFunction) -> Steps[PerRank]:
         """Run a function on all ranks of an entry; yields while others must go on first."""
@@ -149,12 +145,9 @@ class _Run:
         conditions = [bool(to_array(v)) for v in values]
         if any(condition != conditions[0] for condition in conditions):
             first = conditions.index(not conditions[0])
-            raise EngineError(
-                "DIST0604",
-                f"ranks {entry.ranks[0]} and {entry.ranks[first]} take different branches",
-                place=step.place,
-                remedy="Add the missing collective: the condition must be replicated.",
-            )
+            problem = f"ranks {entry.ranks[0]} and {entry.ranks[first]} take different branches"
+            remedy = "Add the missing collective: the condition must be replicated."
+            raise EngineError("DIST0604", problem, place=step.place, remedy=remedy)
         return step.then if conditions[0] else step.otherwise
 
     def segment(self, step: Segment, env: dict[relax.Var, PerRank], ranks: Sequence[int]) -> None:

@@ -7,21 +7,18 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from typing import Any
 
-import numpy.typing as npt
-
 from tvm_distir.core.collectives import Collective, apply_groups, apply_local, counted_bytes
 from tvm_distir.core.ir.operators import LOCAL_OPS
 from tvm_distir.execution.runtime.engines.executed import count_transfer
 from tvm_distir.execution.runtime.program.axis_table import AxisTable
 from tvm_distir.execution.runtime.program.counts import CollectiveCounter
 from tvm_distir.execution.runtime.program.io_layout import EntryFunction, np_dtype
-from tvm_distir.execution.runtime.program.tensors import to_array, to_tensor
+from tvm_distir.execution.runtime.program.tensors import Array, to_array, to_tensor
 from tvm_distir.support import EngineError
 
 from .function_steps import CollectiveStep, TransferStep
 from .rendezvous import MessageQueues, RendezvousTable
 
-Array = npt.NDArray[Any]
 Value = Any
 """A tvm Tensor, or a (nested) tuple of them."""
 PerRank = list[Value]
@@ -86,12 +83,9 @@ class Exchanges:
         for group in call.groups:
             if rank in group:
                 return group
-        raise EngineError(
-            "DIST0611",
-            f"ranks {list(call.groups[0])} are not on the mesh of {entry.function}",
-            place=place,
-            remedy="Use collectives on a mesh that the function runs on.",
-        )
+        problem = f"ranks {list(call.groups[0])} are not on the mesh of {entry.function}"
+        remedy = "Use collectives on a mesh that the function runs on."
+        raise EngineError("DIST0611", problem, place=place, remedy=remedy)
 
     def _meet(
         self, call: Collective, operands: Mapping[int, Array], entry: EntryFunction, place: str

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from tvm import ir, relax
+from tvm import ir, relax, tirx
+from tvm.relax.distributed import DeviceMesh
 
 from tvm_distir.core.collectives import Collective, Transfer, decode_collective, decode_transfer
 from tvm_distir.core.ir.operators import call_axes, dist_op_name, is_done
@@ -40,8 +40,8 @@ class CollectiveStep:
 
     target: relax.Var
     collective: Collective
-    operand: Any
-    mesh: Any
+    operand: relax.Expr | None
+    mesh: DeviceMesh
     axes: tuple[int, ...]
     place: str
 
@@ -52,7 +52,7 @@ class TransferStep:
 
     target: relax.Var
     transfer: Transfer
-    operand: Any
+    operand: relax.Expr | None
     dtype: str
     place: str
 
@@ -63,7 +63,7 @@ class CallStep:
 
     target: relax.Var
     callee: str
-    args: tuple[Any, ...]
+    args: tuple[relax.Expr, ...]
     place: str
 
 
@@ -72,7 +72,7 @@ class AliasStep:
     """``target = value`` where value is a variable, constant, tuple or tuple item."""
 
     target: relax.Var
-    value: Any
+    value: relax.Expr
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class IfStep:
     """``target = then() if condition else otherwise()``; both read the variables around them."""
 
     target: relax.Var
-    condition: Any
+    condition: relax.Expr
     then: FunctionSteps
     otherwise: FunctionSteps
     free: tuple[relax.Var, ...]
@@ -108,7 +108,7 @@ class FunctionSteps:
     name: str
     params: tuple[relax.Var, ...]
     steps: tuple[Step, ...]
-    result: Any
+    result: relax.Expr
     last_use: tuple[tuple[relax.Var, ...], ...]
 
 
@@ -116,7 +116,7 @@ def _cannot(place: str, problem: str, remedy: str) -> EngineError:
     return EngineError("DIST0605", problem, place=place, remedy=remedy)
 
 
-def leaf_vars(expr: Any) -> list[relax.Var]:
+def leaf_vars(expr: relax.Expr) -> list[relax.Var]:
     """Return the variables in a (nested tuple of) variables, items and constants, in order."""
     if isinstance(expr, relax.Var):
         return [expr]
@@ -127,13 +127,13 @@ def leaf_vars(expr: Any) -> list[relax.Var]:
     return []
 
 
-def _is_alias(value: Any) -> bool:
+def _is_alias(value: relax.Expr) -> bool:
     return isinstance(
         value, relax.Var | relax.Tuple | relax.TupleGetItem | ir.GenericConst
     ) and not isinstance(value, ir.GlobalVar)
 
 
-def _place(fn_name: str, var: relax.Var, value: Any) -> str:
+def _place(fn_name: str, var: relax.Var, value: relax.Expr) -> str:
     op = getattr(value, "op", None)
     name = str(getattr(op, "name", getattr(op, "name_hint", ""))).removeprefix("relax.")
     return f"{fn_name}/{var.name}" + (f" ({name})" if name else "")
@@ -147,7 +147,7 @@ def _if_step(mod: ir.IRModule, fn_name: str, var: relax.Var, value: relax.If) ->
     return IfStep(var, value.cond, then, otherwise, free, place)
 
 
-def _step(mod: ir.IRModule, fn_name: str, binding: Any) -> Step | None:
+def _step(mod: ir.IRModule, fn_name: str, binding: relax.Binding) -> Step | None:
     """Return the engine's step for a binding, None when it belongs to a segment."""
     if isinstance(binding, relax.MatchCast):
         return None
@@ -190,10 +190,12 @@ def _reads(step: Step) -> list[relax.Var]:
     return [] if step.operand is None else leaf_vars(step.operand)
 
 
-def _prim_functions(mod: ir.IRModule, bindings: Sequence[Any]) -> dict[ir.GlobalVar, Any]:
-    prim_functions: dict[ir.GlobalVar, Any] = {}
+def _prim_functions(
+    mod: ir.IRModule, bindings: Sequence[relax.Binding]
+) -> dict[ir.GlobalVar, tirx.PrimFunc]:
+    prim_functions: dict[ir.GlobalVar, tirx.PrimFunc] = {}
 
-    def visit(node: Any) -> None:
+    def visit(node: relax.Expr) -> None:
         if isinstance(node, ir.GlobalVar):
             prim_functions[node] = mod[node]
 
@@ -203,7 +205,7 @@ def _prim_functions(mod: ir.IRModule, bindings: Sequence[Any]) -> dict[ir.Global
 
 
 def _segment(
-    mod: ir.IRModule, fn_name: str, bindings: Sequence[Any], needed: set[relax.Var]
+    mod: ir.IRModule, fn_name: str, bindings: Sequence[relax.Binding], needed: set[relax.Var]
 ) -> Segment | None:
     defined = [b.var for b in bindings]
     defined_here = set(defined)
@@ -219,7 +221,10 @@ def _segment(
     if pure and not outputs:
         return None
     fn = relax.Function(list(inputs), seq, result, pure).with_attr("global_symbol", KERNEL)
-    functions: dict[Any, Any] = {ir.GlobalVar(KERNEL): fn, **_prim_functions(mod, bindings)}
+    functions: dict[ir.GlobalVar, relax.Function | tirx.PrimFunc] = {
+        ir.GlobalVar(KERNEL): fn,
+        **_prim_functions(mod, bindings),
+    }
     place = f"{fn_name}/{defined[0].name}..{defined[-1].name}"
     if len(relax.analysis.free_symbolic_vars(fn)):
         raise _cannot(place, "its shapes are symbolic", "Bind them with td.bind_dims first.")
@@ -228,9 +233,9 @@ def _segment(
 
 def _runs(
     mod: ir.IRModule, name: str, body: relax.SeqExpr, branches: Mapping[relax.Var, Step]
-) -> Iterator[tuple[Step | None, list[Any]]]:
+) -> Iterator[tuple[Step | None, list[relax.Binding]]]:
     """Yield runs of bindings between the engine's steps, each with the step that ends it."""
-    run: list[Any] = []
+    run: list[relax.Binding] = []
     for block in body.blocks:
         for binding in block.bindings:
             step = branches.get(binding.var) or _step(mod, name, binding)
@@ -264,7 +269,7 @@ def _steps(
     for var, value in bindings_in(body):
         if isinstance(value, relax.If):
             branches[var] = yield from _if_step(mod, name, var, value)
-    groups: list[Step | list[Any]] = []
+    groups: list[Step | list[relax.Binding]] = []
     for step, run in _runs(mod, name, body, branches):
         # Tuples and items ride inside a segment; alone they need no kernel.
         aliases = [_step(mod, name, binding) for binding in run]

@@ -7,17 +7,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tvm_distir.core.collectives import Collective, Transfer, apply_groups
 from tvm_distir.core.ir import local_shape
 from tvm_distir.execution.runtime.program.axis_table import Groups
+from tvm_distir.execution.runtime.program.tensors import Array
 from tvm_distir.support import EngineError
 
-Array = npt.NDArray[Any]
 Route = tuple[int, tuple[int, ...], tuple[int, ...], int, int]
 """Tag, device ids of both meshes, source rank, destination rank."""
 
@@ -50,7 +48,7 @@ class MessageQueues:
         )
 
     def take(
-        self, transfer: Transfer, ranks: Sequence[int], dtype: np.dtype[Any], place: str
+        self, transfer: Transfer, ranks: Sequence[int], dtype: np.dtype[np.generic], place: str
     ) -> dict[int, Array]:
         """Take the tiles for some ranks; returns their (zero-padded) parts.
 

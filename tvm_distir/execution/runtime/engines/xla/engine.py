@@ -12,8 +12,9 @@ from typing import Any
 
 from tvm_distir.core.ir import mesh_axes, mesh_names
 from tvm_distir.execution.runtime.engines.base import Engine, LocalResults
-from tvm_distir.execution.runtime.program.inputs import Inputs, LocalInputs, bind_inputs
+from tvm_distir.execution.runtime.program.inputs import Inputs, bind_inputs
 from tvm_distir.execution.runtime.program.joining import gather_outputs
+from tvm_distir.execution.runtime.program.local_inputs import LocalInputs
 from tvm_distir.execution.runtime.program.runnable import Runnable
 from tvm_distir.execution.runtime.program.sharded import sharded_outputs
 from tvm_distir.execution.runtime.program.symbolic_sizes import SizedProgram
@@ -130,9 +131,5 @@ class XlaEngine(Engine):
 
 
 def _unfit(problem: str) -> EngineError:
-    return EngineError(
-        "DIST0605",
-        f"the engine xla {problem}",
-        place="engine",
-        remedy='Use the engine "threads" or "virtual".',
-    )
+    remedy = 'Use the engine "threads" or "virtual".'
+    return EngineError("DIST0605", f"the engine xla {problem}", place="engine", remedy=remedy)

@@ -100,12 +100,8 @@ class JaxFunction:
 
 
 def _wrong(problem: str) -> EngineError:
-    return EngineError(
-        "DIST0602",
-        problem,
-        place="to_jax",
-        remedy="Give full arrays in the order of the attribute inputs, or a mapping of names.",
-    )
+    remedy = "Give full arrays in the order of the attribute inputs, or a mapping of names."
+    return EngineError("DIST0602", problem, place="to_jax", remedy=remedy)
 
 
 def _partition_spec(port: Port, axes: Sequence[str]) -> Any:

@@ -14,13 +14,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from tvm_distir.execution.runtime.program.tensors import Array
 from tvm_distir.support import EngineError
 
 from .worker import Xla, collectives
-
-Array = npt.NDArray[Any]
 
 
 def is_jax_job() -> bool:
@@ -53,12 +51,9 @@ class JaxJob:
 
         devices = jax.devices()
         if len(devices) < len(ranks):
-            raise EngineError(
-                "DIST0632",
-                f"the job has {len(devices)} devices, the program requires {len(ranks)}",
-                place="engine xla",
-                remedy="Start more processes, or processes with more devices.",
-            )
+            problem = f"the job has {len(devices)} devices, the program requires {len(ranks)}"
+            remedy = "Start more processes, or processes with more devices."
+            raise EngineError("DIST0632", problem, place="engine xla", remedy=remedy)
         self._jax = jax
         self._devices = devices[: len(ranks)]
         idle = set(range(jax.process_count())) - {d.process_index for d in self._devices}
@@ -84,12 +79,9 @@ class JaxJob:
         rows = multihost_utils.process_allgather(np.frombuffer(digest, np.uint8))
         other = next((i for i, row in enumerate(rows) if not np.array_equal(row, rows[0])), None)
         if other is not None:
-            raise EngineError(
-                "DIST0631",
-                f"process {other} has another program or form of outputs than process 0",
-                place="engine xla",
-                remedy="Give every process the same module, lowered in the same way.",
-            )
+            problem = f"process {other} has another program or form of outputs than process 0"
+            remedy = "Give every process the same module, lowered in the same way."
+            raise EngineError("DIST0631", problem, place="engine xla", remedy=remedy)
 
     def run(
         self, text: str, inputs: Mapping[int, Sequence[Array]]
@@ -113,12 +105,9 @@ class JaxJob:
             try:
                 program = xla.compiled(text, self._devices, replicas=True)
             except Exception as err:  # of classes that JAX does not publish
-                raise EngineError(
-                    "DIST0606",
-                    f"XLA refused the program: {str(err).strip()[:600]}",
-                    place="xla",
-                    remedy="Check its text: tvm_distir.to_stablehlo(module).",
-                ) from err
+                problem = f"XLA refused the program: {str(err).strip()[:600]}"
+                remedy = "Check its text: tvm_distir.to_stablehlo(module)."
+                raise EngineError("DIST0606", problem, place="xla", remedy=remedy) from err
             columns = {self._position[rank]: list(arrays) for rank, arrays in inputs.items()}
             rows = xla.run_replicas(program, columns, self._devices)
         hlo = program.hlo_modules()[0].to_string()

@@ -18,11 +18,10 @@ from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
-import numpy.typing as npt
 
+from tvm_distir.execution.runtime.program.tensors import Array
 from tvm_distir.support import DependencyError, EngineError, ForkSafeLock, missing_extra
 
-Array = npt.NDArray[Any]
 _HIDDEN = ("PYTHONPATH", "PYTHONHOME")
 _LEAST_DEVICES = 8
 _PART = 1 << 16
@@ -144,12 +143,9 @@ class XlaProcess:
             Path(paths["question.json"]).write_text(json.dumps(question), encoding="utf-8")
             answer = self._asked(paths["question.json"], timeout_s)
             if "error" in answer:
-                raise EngineError(
-                    "DIST0606",
-                    f"XLA refused the program: {str(answer['error']).strip()[:600]}",
-                    place="xla",
-                    remedy="Check its text: tvm_distir.to_stablehlo(module).",
-                )
+                problem = f"XLA refused the program: {str(answer['error']).strip()[:600]}"
+                remedy = "Check its text: tvm_distir.to_stablehlo(module)."
+                raise EngineError("DIST0606", problem, place="xla", remedy=remedy)
             with np.load(paths["outputs.npz"]) as archive:
                 results = [_typed(archive[str(i)], kind) for i, kind in enumerate(answer["kinds"])]
         return results, [XlaCollective(*entry) for entry in answer["collectives"]]
@@ -196,20 +192,14 @@ class XlaProcess:
     @staticmethod
     def _late(question: str | None, timeout_s: float) -> EngineError:
         action = "start" if question is None else "compile and run the program"
-        return EngineError(
-            "DIST0617",
-            f"the process of XLA did not {action} within {timeout_s:g} s and was killed",
-            place="xla",
-            remedy="Raise the engine's timeout_s if it is only slow.",
-        )
+        problem = f"the process of XLA did not {action} within {timeout_s:g} s and was killed"
+        remedy = "Raise the engine's timeout_s if it is only slow."
+        return EngineError("DIST0617", problem, place="xla", remedy=remedy)
 
     def _ended(self) -> EngineError:
-        return EngineError(
-            "DIST0615",
-            f"the process of XLA ended with {self.close()}",
-            place="xla",
-            remedy="Run it again, with less memory in use if it was killed.",
-        )
+        problem = f"the process of XLA ended with {self.close()}"
+        remedy = "Run it again, with less memory in use if it was killed."
+        return EngineError("DIST0615", problem, place="xla", remedy=remedy)
 
 
 def missing(python: str, place: str = 'engine "xla"') -> DependencyError:

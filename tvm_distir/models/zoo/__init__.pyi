@@ -1,0 +1,44 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+
+from .bert_model import BertConfig as BertConfig
+from .building import NAMES as NAMES
+from .building import WITHOUT_SERVING as WITHOUT_SERVING
+from .building import build as build
+from .building import build_config as build_config
+from .building import config as config
+from .building import served_config as served_config
+from .cached_config import CacheConfig as CacheConfig
+from .cached_config import serving_config as serving_config
+from .cached_config import split_serve_keys as split_serve_keys
+from .decoder_config import DecoderConfig as DecoderConfig
+from .decoder_families import LlamaConfig as LlamaConfig
+from .decoder_families import MoeConfig as MoeConfig
+from .gpt_config import GptConfig as GptConfig
+from .mlp_model import MlpConfig as MlpConfig
+from .models import bert as bert
+from .models import deepseek as deepseek
+from .models import falcon as falcon
+from .models import gemma as gemma
+from .models import gpt as gpt
+from .models import gpt_oss as gpt_oss
+from .models import llama as llama
+from .models import llama3 as llama3
+from .models import mistral as mistral
+from .models import mixtral as mixtral
+from .models import mlp as mlp
+from .models import moe as moe
+from .models import olmo as olmo
+from .models import phi as phi
+from .models import qwen2 as qwen2
+from .models import qwen3 as qwen3
+from .models import resnet as resnet
+from .models import t5 as t5
+from .models import unet as unet
+from .models import vit as vit
+from .models import whisper as whisper
+from .resnet_model import ResnetConfig as ResnetConfig
+from .t5_model import T5Config as T5Config
+from .unet_config import UnetConfig as UnetConfig
+from .vit_model import VitConfig as VitConfig
+from .whisper_model import WhisperConfig as WhisperConfig
