@@ -5,8 +5,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -15,6 +13,7 @@ from tests.plain_systems import PLAIN_A100
 from tvm_distir.core.passes.annotate.passes import AnnotateSharding
 from tvm_distir.core.passes.propagate.passes import PropagateSharding
 from tvm_distir.execution.runtime.engines.registry import engine
+from tvm_distir.interface.command import main
 from tvm_distir.interface.explain.explainer import explain
 from tvm_distir.models.model import load_model
 from tvm_distir.planning.strategies.composition import make_plan
@@ -78,17 +77,11 @@ def test_explanations_decide_as_the_passes_do():
     assert by_bytes.price != by_time.price
 
 
-def run_command(*words):
-    done = subprocess.run(
-        [sys.executable, "-m", "tvm_distir.interface.command", *words],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def test_the_command_line_hands_it_on(tmp_path, capsys):
+    def run_command(*words):
+        assert main([*map(str, words)]) == 0
+        return capsys.readouterr().out
 
-
-def test_the_command_line_hands_it_on(tmp_path):
     folder = tmp_path / "out"
     plan = ("--strategy", "tensor_parallel", "--mesh", "tp=4", "--system", SYSTEM)
     run_command("analyze", VIT, *plan, "-o", str(folder))

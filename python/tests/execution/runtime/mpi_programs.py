@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.quick_compilation import quick_compilation
 from tvm_distir.core.collectives.meaning import Collective, apply
 from tvm_distir.core.collectives.tiles import Transfer
 from tvm_distir.core.ir.operators.names import REDUCE_OPS
@@ -137,6 +138,17 @@ def messages() -> None:
     print(f"rank {rank}: messages right", flush=True)
 
 
+def faults(*kinds: str) -> None:
+    """Let rank 2 of 4 go wrong in one way after the other; the last one ends the job."""
+    *first, last = kinds
+    for kind in first:
+        try:
+            fault(kind)
+        except Exception as err:
+            print(f"rank {mpi_world.world(TIMEOUT_S).rank} {kind}: {err!r}", flush=True)
+    fault(last)
+
+
 def fault(kind: str) -> None:
     """Let rank 2 of 4 go wrong in a collective of all; the others wait for it."""
     world = mpi_world.world(1.5 if kind == "absent" else TIMEOUT_S)
@@ -239,9 +251,10 @@ def other_module() -> None:
 
 
 if __name__ == "__main__":
-    PROGRAMS = (collectives, messages, fault, run_modules, recovers, other_module)
+    PROGRAMS = (collectives, messages, fault, faults, run_modules, recovers, other_module)
     *FIRST, LAST = sys.argv[1].split("+")
     BY_NAME = {program.__name__: program for program in PROGRAMS}
-    for NAME in FIRST:
-        BY_NAME[NAME]()
-    BY_NAME[LAST](*sys.argv[2:])
+    with quick_compilation():
+        for NAME in FIRST:
+            BY_NAME[NAME]()
+        BY_NAME[LAST](*sys.argv[2:])

@@ -23,7 +23,7 @@ ENGINES = {
     "threads in Python": partial(ThreadsEngine, collectives="python"),
     "mpi": MpiEngine,
 }
-MARKS = {"mpi": needs_mpi}
+MARKS = {"mpi": [needs_mpi]}
 RANKS = {"gpt_of_8": 8, "moe_of_8": 8, "cube": 8, "gpt": 4, "moe": 4, "all_to_all": 4, "example": 2}
 SENDS = {
     "gpt": "all_reduce",
@@ -44,8 +44,17 @@ def on_virtual(case):
 
 # A job of mpi starts a process per rank: of programs that differ in sizes alone it runs one.
 ALIKE = {"gpt_of_8", "all_to_all", "one_mesh"}
+#: Experts and transfers, of which it runs others every day: moe_of_8 and two_meshes.
+AT_NIGHT = {"moe", "example"}
+
+
+def _marks(name, case):
+    at_night = name == "mpi" and case in AT_NIGHT
+    return [*MARKS.get(name, ()), *([pytest.mark.nightly] if at_night else [])]
+
+
 RUNS = [
-    pytest.param(name, case, marks=MARKS.get(name, ()))
+    pytest.param(name, case, marks=_marks(name, case))
     for name in ENGINES
     for case in sorted(CASES)
     if name != "mpi" or case not in ALIKE

@@ -22,6 +22,7 @@ from tvm_distir.execution.runtime.engines.mpi import launch as mpi_launch
 from tvm_distir.execution.runtime.engines.mpi.engine import MpiEngine
 from tvm_distir.execution.runtime.engines.virtual.engine import VirtualEngine
 from tvm_distir.execution.runtime.program.joining import same_bits
+from tvm_distir.interface.command import main
 from tvm_distir.support.errors.tree import DependencyError, EngineError
 
 PROGRAMS = Path(__file__).with_name("mpi_programs.py")
@@ -52,8 +53,8 @@ def start(count, *words, expect=0, timeout_s=120):
 
 @pytest.fixture(scope="module")
 def printed():
-    """What a job of four processes printed that runs three programs one after the other."""
-    return start(4, "messages+recovers+collectives")
+    """What a job of four processes printed that runs programs one after the other."""
+    return start(4, "messages+recovers+collectives+run_modules", "two_meshes", "example")
 
 
 @needs_mpi
@@ -73,10 +74,12 @@ def test_a_job_can_be_used_again_after_a_failure(printed):
 
 
 @needs_mpi
-def test_the_same_program_as_every_process():
-    """Inputs whole and scattered from process 0, outputs whole and sharded; spare processes."""
-    message = start(8, "run_modules", "cube", "two_meshes")
-    assert message.count(": cube right") == message.count(": two_meshes right") == 8, message
+def test_the_same_program_as_every_process(printed):
+    """Inputs whole and scattered from process 0, outputs whole and sharded.
+
+    The example runs on two of the processes.
+    """
+    assert printed.count(": two_meshes right") == printed.count(": example right") == 4, printed
 
 
 @needs_mpi
@@ -96,10 +99,10 @@ def test_without_a_linker_the_processes_compile(monkeypatch):
     """For the target in scope here; nothing that was linked before is taken."""
     monkeypatch.setattr(LIBRARIES, "_recent", [])
     monkeypatch.setattr("tvm_distir.execution.runtime.program.lowered.find_compiler", lambda: None)
-    mod, inputs = CASES["one_mesh"]()
-    (want,) = VirtualEngine().run(mod, inputs)
-    (got,) = MpiEngine(60).run(mod, inputs)
-    assert same_bits(got, want)
+    mod, inputs = CASES["example"]()
+    want = VirtualEngine().run(mod, inputs)
+    got = MpiEngine(60).run(mod, inputs)
+    assert all(same_bits(a, b) for a, b in zip(got, want, strict=True))
 
 
 def test_no_mpi4py(monkeypatch):
@@ -135,15 +138,13 @@ def test_a_launcher_of_another_mpi(tmp_path):
 
 
 @needs_mpi
-def test_verify_on_mpi_from_the_command_line():
+def test_verify_on_mpi_from_the_command_line(capsys):
     words = ["verify", "zoo:gpt?layers=1,hidden=32,heads=4,seq=8,vocab=64,batch=2"]
     words += ["--strategy", "megatron", "--mesh", "tp=2", "--engine", "mpi", "--json"]
-    command = [sys.executable, "-m", "tvm_distir.interface.command", *words]
-    environment = child_environment()
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 0, done.stderr
-    assert '"engine": "mpi"' in done.stdout
-    assert '"equal": true' in done.stdout
+    assert main(words) == 0
+    printed = capsys.readouterr().out
+    assert '"engine": "mpi"' in printed
+    assert '"equal": true' in printed
 
 
 @needs_mpi

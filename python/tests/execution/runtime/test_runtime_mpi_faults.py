@@ -72,12 +72,27 @@ def own_folder(monkeypatch, tmp_path_factory):
     monkeypatch.setenv("TMPDIR", str(folder))
 
 
-@pytest.mark.parametrize("kind", sorted(SAYS))
-def test_every_rank_ends_with_the_cause(kind):
+# A job can be used again after a failure: one job has most of those that leave its ranks alive.
+JOBS = [
+    ["memory", "op", "dtype", "shape", "groups", "raises"],
+    ["interrupt"],
+    ["absent"],
+    ["ended"],
+]
+
+
+def test_every_kind_is_in_a_job():
+    assert sorted(kind for kinds in JOBS for kind in kinds) == sorted(SAYS)
+
+
+@pytest.mark.parametrize("kinds", JOBS, ids="+".join)
+def test_every_rank_ends_with_the_cause(kinds):
     begin_s = time.monotonic()
-    message = start(4, "fault", kind, expect=1)
-    assert SAYS[kind] in message
-    assert kind != "absent" or " for rank 2 " in message
+    message = start(4, "faults", *kinds, expect=1)
+    for kind in kinds:
+        assert SAYS[kind] in message
+    assert all(message.count(f" {kind}: ") == 4 for kind in kinds[:-1]), message
+    assert kinds != ["absent"] or " for rank 2 " in message
     assert time.monotonic() - begin_s < 40
     assert nothing_stays(told(message))
 

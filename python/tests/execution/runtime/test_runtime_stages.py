@@ -80,7 +80,7 @@ def _engine(name: str, timeout_s: float) -> Any:
         ("threads", "sleep", WAITED),
         pytest.param("torch", "sleep", WAITED, marks=needs_torch),
         pytest.param("torch", "exits", EXITS, marks=needs_torch),
-        pytest.param("mpi", "raise", RAISES, marks=needs_mpi),
+        pytest.param("mpi", "raise", RAISES, marks=[needs_mpi, pytest.mark.nightly]),
         pytest.param("mpi", "killed", KILLED, marks=needs_mpi),
     ],
 )

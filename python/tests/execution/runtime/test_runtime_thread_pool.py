@@ -14,6 +14,7 @@ from tvm import relax
 
 import tvm_distir as td
 from tests.execution.runtime.test_runtime_mpi import has_mpi
+from tests.nightly import nightly_but
 from tvm_distir.execution.runtime.engines.reference import Reference
 from tvm_distir.execution.runtime.program.compilation import compile_module
 
@@ -72,7 +73,7 @@ def test_a_module(engine: str) -> None:
     check_from_threads(lambda x: td.run(mod, x, engine=engine), rows, LOADS[engine])
 
 
-@pytest.mark.parametrize("engine", [name for name in ENGINES if name != "xla"])
+@pytest.mark.parametrize("engine", nightly_but(["virtual", "threads", "mpi"], {0, 1}))
 def test_a_loaded_deployment(engine: str, tmp_path) -> None:
     need(engine)
     td.deploy(distributed(32), tmp_path)

@@ -116,7 +116,15 @@ def test_a_label_is_the_least_of_all_assignments(mesh, system):
 
 @pytest.mark.parametrize(
     ("model", "mesh"),
-    [("gpt", {"a": 4}), ("moe", {"a": 4}), ("resnet", {"a": 2, "b": 2}), ("gpt", {"a": 2, "b": 2})],
+    nightly_but(
+        [
+            ("gpt", {"a": 4}),
+            ("moe", {"a": 4}),
+            ("resnet", {"a": 2, "b": 2}),
+            ("gpt", {"a": 2, "b": 2}),
+        ],
+        {0, 1, 2},
+    ),
     ids=str,
 )
 def test_an_integer_program_finds_the_same(model, mesh):

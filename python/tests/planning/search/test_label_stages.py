@@ -49,7 +49,7 @@ def _simulated(step, schedule: Schedule, labelled: ShardedCandidate):
 )
 def test_what_is_kept_is_what_simulation_says(schedule, mesh, share):
     """Stashes of micro-batches in flight and sums over them, which one micro-batch shows once."""
-    step = _step(schedule, 4, "gpt2", layers=8, vocab=1000)
+    step = _step(schedule, 4, "gpt2", layers=4, vocab=1000)
     limit = None
     if share:
         free = td.auto_shard(step, mesh, QUICK, gap=0.01)
@@ -143,7 +143,7 @@ class TestMeshesOfTheirOwn:
     meshes = (MeshSpec("wide", {"dp": 2, "tp": 2}), MeshSpec("narrow", {"tp": 2}, start=4))
 
     def test_the_plan_runs_and_is_equal_to_one_device(self):
-        step = _step(self.schedule, 4, "tiny", layers=4)
+        step = _step(self.schedule, 4, "tiny", layers=2)
         labelled = td.auto_shard(step, self.meshes, QUICK, gap=0.01)
         plan = td.planning.with_updates(step, replace(labelled.plan(), schedule=self.schedule))
         report = td.verify(step, Plan.from_dict(plan.to_dict()), engine="virtual")
@@ -154,13 +154,13 @@ class TestMeshesOfTheirOwn:
     @pytest.mark.parametrize("number", [0, 1])
     def test_each_stage_is_labelled_as_on_its_mesh_alone(self, number):
         """What a stage takes does not hang on the meshes of others."""
-        step = _step(self.schedule, 4, "tiny", layers=4)
+        step = _step(self.schedule, 4, "tiny", layers=2)
         both = td.auto_shard(step, self.meshes, QUICK)
         same = replace(self.schedule, meshes=())
-        alone = td.auto_shard(_step(same, 4, "tiny", layers=4), self.meshes[number], QUICK)
+        alone = td.auto_shard(_step(same, 4, "tiny", layers=2), self.meshes[number], QUICK)
         assert both.entries_ps[f"stage{number}"] == alone.entries_ps[f"stage{number}"]
 
     def test_a_mesh_that_is_not_there_is_named(self):
-        step = _step(self.schedule, 4, "tiny", layers=4)
+        step = _step(self.schedule, 4, "tiny", layers=2)
         with pytest.raises(MeshError, match='DIST0206 schedule: there is no mesh "narrow"'):
             td.auto_shard(step, (self.meshes[0], MeshSpec("other", {"tp": 2}, start=4)), QUICK)

@@ -159,28 +159,28 @@ class TestPlans:
 
         with pytest.raises(InternalError):
             search(
-                _gpt, 4, QUICK, batch=16, train=ADAM, top=1,
+                _short, 4, QUICK, batch=16, top=1,
                 constraints=Constraints(("dp", "tp")), compare=("tensor_parallel", make),
             )  # fmt: skip
 
     def test_a_plan_is_compared_with_as_it_is(self):
         """One of the stages of a search before, and one for other devices."""
         rules = Constraints(("pp", "dp", "tp"), fixed={"pp": 2}, micro_batches=(2,))
-        first = search(_gpt, 4, QUICK, batch=16, train=ADAM, constraints=rules, top=1).plans[0]
+        first = search(_short, 4, QUICK, batch=16, train=ADAM, constraints=rules, top=1).plans[0]
         inputs = Plan.from_dict(first.plan.to_dict())
-        result = search(_gpt, 4, QUICK, batch=16, train=ADAM, top=9, compare=("mine", inputs))
+        result = search(_short, 4, QUICK, batch=16, train=ADAM, top=9, compare=("mine", inputs))
         assert (result.baseline.time_s, result.baseline.why) == (first.time_s, "mine")
         assert result.baseline.candidate == first.row.candidate
         assert [each.plan for each in result.plans if each.row.why == "mine"] == [inputs]
         with pytest.raises(UsageError, match=r"DIST0151 mine: .* for 4 devices, the search for 8"):
-            search(_gpt, 8, QUICK, batch=16, train=ADAM, compare=("mine", inputs))
+            search(_short, 8, QUICK, batch=16, train=ADAM, compare=("mine", inputs))
 
     def test_a_plan_that_does_not_fit_is_compared_with_but_not_given(self):
-        step = td.train_step(_gpt(16), **ADAM)
+        step = td.train_step(_short(16), **ADAM)
         plan = td.planning.make_plan(step, "data_parallel", {"dp": 4}, QUICK)
         peak = td.simulate(td.export(td.distribute(step, plan, system=QUICK)), QUICK)
         result = search(
-            _gpt, 4, QUICK, batch=16, train=ADAM, top=9, compare=("mine", plan),
+            _short, 4, QUICK, batch=16, train=ADAM, top=9, compare=("mine", plan),
             memory_bytes=peak.peak_memory_bytes - 1,
         )  # fmt: skip
         assert (result.baseline.time_s, result.baseline.state) == (peak.time_s, "memory")
@@ -224,15 +224,14 @@ class TestMicroBatches:
 
     @pytest.fixture(scope="class")
     @classmethod
-    def whole(cls):
-        return search(_short, 4, QUICK, batch=32, train=ADAM, top=99)
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def limited(cls, whole):
+    def limited(cls):
         """A bound of memory that the whole step exceeds, and what is found within it."""
+        rules = Constraints(("dp",))
+        whole = search(_short, 4, QUICK, batch=32, train=ADAM, top=99, constraints=rules)
         limit = int(0.6 * min(row.peak_bytes for row in whole.rows))
-        return limit, search(_short, 4, QUICK, batch=32, train=ADAM, top=99, memory_bytes=limit)
+        return limit, search(
+            _short, 4, QUICK, batch=32, train=ADAM, top=99, constraints=rules, memory_bytes=limit
+        )
 
     def test_they_are_found_where_the_whole_step_does_not_fit(self, limited):
         limit, result = limited
@@ -285,7 +284,7 @@ class TestMicroBatches:
 
 def test_no_bound_of_a_system_with_fused_kernels_is_above_a_time():
     """Kernels that a profile fuses do not store what is between them."""
-    result = search(_gpt, 4, "dgx-a100-megatron", batch=16, train=ADAM, top=99)
+    result = search(_short, 4, "dgx-a100-megatron", batch=16, train=ADAM, top=99)
     wide = td.zoo.gpt(size="gpt2", layers=1, batch=8)
     assert all(0 < row.least_s <= row.time_s for row in result.rows)
     result = search(wide, 4, "dgx-h100-megatron", train=ADAM, top=99)
@@ -405,7 +404,7 @@ class TestFolder:
     """Searches that go on."""
 
     def test_an_interrupted_search_goes_on(self, tmp_path, monkeypatch):
-        whole = search(_gpt, 4, QUICK, batch=8, train=ADAM)
+        whole = search(_short, 4, QUICK, batch=8, train=ADAM)
         make, calls = trials.labeller_of, []
 
         def interrupted(*inputs, **more):
@@ -416,10 +415,10 @@ class TestFolder:
 
         monkeypatch.setattr(trials, "labeller_of", interrupted)
         folder = Folder(tmp_path, {"what": 1}, resume=False)
-        first = search(_gpt, 4, QUICK, batch=8, train=ADAM, folder=folder)
+        first = search(_short, 4, QUICK, batch=8, train=ADAM, folder=folder)
         assert not first.complete and first.space["left"] == len(first.rows) - 1
         folder = Folder(tmp_path, {"what": 1}, resume=True)
-        second = search(_gpt, 4, QUICK, batch=8, train=ADAM, folder=folder)
+        second = search(_short, 4, QUICK, batch=8, train=ADAM, folder=folder)
         assert second.rows == whole.rows and second.complete
         assert [each.plan for each in second.plans] == [each.plan for each in whole.plans]
         assert len(calls) == 1 + len(whole.rows)  # the first one is not labelled again
@@ -532,7 +531,7 @@ class TestStageDevices:
         plan = td.planning.with_updates(step, inputs)
         program = td.export(td.distribute(step, plan, system=QUICK))
         assert td.simulate(program, QUICK).time_s == best.time_s
-        report = td.verify(step, plan, engine="threads")
+        report = td.verify(step, plan, engine="virtual")
         assert report.equal
         kinds = {each.kind for each in report.collectives}
         assert "send" in kinds and len(kinds) > 1

@@ -159,14 +159,16 @@ def test_what_is_said_of_a_stage_is_what_simulation_says(name: str, policy: str)
 
 
 def test_no_written_step_within_the_bound_does_less() -> None:
-    """All ways of two stages of two layers, each written and simulated, rank by rank.
+    """All ways of two layers, which both stages go, each written and simulated, rank by rank.
 
-    Without a system work counts, not the time of small kernels.
+    What a rank keeps and does is the same whichever way the other one goes. Without a system work
+    counts, not the time of small kernels.
     """
     model, known = layers(4), ("none", "full", "selective")
     options: dict[str, Any] = {"loss": "mse", "system": None}
     ways = {}
-    for way in itertools.product(known, repeat=4):
+    for half in itertools.product(known, repeat=2):
+        way = half * 2
         devices = simulated(staged("1f1b", {"layer": "+".join(way)}, model, **options)).devices
         ways[way] = [(lane.peak_memory_bytes, lane.flops) for lane in devices]
     bounds = sorted({peak for devices in ways.values() for peak, _ in devices})
