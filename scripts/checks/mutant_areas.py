@@ -47,10 +47,13 @@ class Area:
 
 
 AREAS = {
-    "rules": Area(("core/ops/**/*.py",), ("core/ops", "core/analysis")),
+    "rules": Area(
+        ("core/ops/**/*.py",),
+        ("core/ops", "core/analysis", "execution/runtime/test_index_ranges.py"),
+    ),
     "lowering": Area(
         ("core/passes/**/*.py", "core/redistribution/*.py", "core/collectives/*.py"),
-        ("core/passes",),
+        ("core/passes", "core/collectives"),
     ),
     "costs": Area(
         (
@@ -59,7 +62,12 @@ AREAS = {
             "performance/fusion/*.py",
             "performance/simulation/**/*.py",
         ),
-        ("hardware", "performance/program", "performance/simulation"),
+        (
+            "hardware",
+            "performance/program",
+            "performance/simulation",
+            "interface/report/test_report_figures.py",
+        ),
     ),
     "memory": Area(
         ("performance/memory/*.py",), ("performance", "planning/test_saved_operands.py")

@@ -17,25 +17,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 COMPARISONS = {
-    ast.Lt: ("<", "<="),
-    ast.LtE: ("<=", "<"),
-    ast.Gt: (">", ">="),
-    ast.GtE: (">=", ">"),
-    ast.Eq: ("==", "!="),
-    ast.NotEq: ("!=", "=="),
-    ast.Is: ("is", "is not"),
-    ast.IsNot: ("is not", "is"),
-    ast.In: ("in", "not in"),
-    ast.NotIn: ("not in", "in"),
-}
+    ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">"),
+    ast.Eq: ("==", "!="), ast.NotEq: ("!=", "=="), ast.Is: ("is", "is not"),
+    ast.IsNot: ("is not", "is"), ast.In: ("in", "not in"), ast.NotIn: ("not in", "in"),
+}  # fmt: skip
 ARITHMETIC = {
-    ast.Add: ("+", "-"),
-    ast.Sub: ("-", "+"),
-    ast.Mult: ("*", "//"),
-    ast.Div: ("/", "*"),
-    ast.FloorDiv: ("//", "*"),
-    ast.Mod: ("%", "//"),
-}
+    ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.Mult: ("*", "//"), ast.Div: ("/", "*"),
+    ast.FloorDiv: ("//", "*"), ast.Mod: ("%", "//"),
+}  # fmt: skip
 EXTREMES = {"min": "max", "max": "min"}
 
 IGNORED_FUNCTIONS = {"__repr__", "__str__", "__hash__", "_repr_html_", "__rich__"}
@@ -97,7 +86,7 @@ class Mutant:
 
 def _last_name(node: ast.expr) -> str:
     """Return the name of a called function, without the object that has it."""
-    return getattr(node, "attr", getattr(node, "id", ""))
+    return str(getattr(node, "attr", getattr(node, "id", "")))
 
 
 def is_script(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> bool:
@@ -118,11 +107,11 @@ class _Sites(ast.NodeVisitor):
         self.counts: dict[tuple[str, str], int] = {}
         self.mutants: list[Mutant] = []
 
-    def _span(self, node: ast.AST) -> tuple[int, int]:
+    def _span(self, node: ast.expr | ast.stmt) -> tuple[int, int]:
         start = self.starts[node.lineno - 1] + node.col_offset
-        return start, self.starts[node.end_lineno - 1] + node.end_col_offset
+        return start, self.starts[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0)
 
-    def _text(self, node: ast.AST) -> str:
+    def _text(self, node: ast.expr | ast.stmt) -> str:
         start, end = self._span(node)
         return self.source[start:end].decode()
 
@@ -134,7 +123,9 @@ class _Sites(ast.NodeVisitor):
         self.counts[function, kind] = number + 1
         self.mutants.append(Mutant(self.path, function, kind, number, line, *span, text))
 
-    def _operator(self, kind: str, nodes: tuple[ast.AST, ast.AST], signs: tuple[str, str]) -> None:
+    def _operator(
+        self, kind: str, nodes: tuple[ast.expr, ast.expr], signs: tuple[str, str]
+    ) -> None:
         """Replace the operator between two nodes."""
         start, end = self._span(nodes[0])[1], self._span(nodes[1])[0]
         words = signs[0].split()
@@ -142,7 +133,7 @@ class _Sites(ast.NodeVisitor):
         found = re.search(sign, self.source[start:end])
         if found is not None:
             span = (start + found.start(), start + found.end())
-            self._add(kind, nodes[0].end_lineno, span, signs[1])
+            self._add(kind, nodes[0].end_lineno or 0, span, signs[1])
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         """Visit the body, without its docstring."""
@@ -164,14 +155,13 @@ class _Sites(ast.NodeVisitor):
             self.visit(statement)
         self.names.pop()
 
-    def visit_Raise(self, node: ast.Raise) -> None:
-        """Leave out what an error says."""
+    def _leave_out(self, node: ast.AST) -> None:
+        """Leave out what errors say, what type checkers are told, and texts.
 
-    def visit_Assert(self, node: ast.Assert) -> None:
-        """Leave out what a type checker is told."""
+        Positions in texts are not exact before Python 3.12.
+        """
 
-    def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
-        """Leave out texts, in which positions are not exact before Python 3.12."""
+    visit_Raise = visit_Assert = visit_JoinedStr = _leave_out
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
         """Leave out the annotation."""

@@ -4,6 +4,7 @@
 """Plant small faults in a copy of the package, and count those that its tests find.
 
 Usage: scripts/checks/mutants.py [--seed N] [--count N] [--area NAME] [--sample N] [--jobs N]
+The mutants follow from the seed; a sample leaves out those that are known to survive.
 A mutant (``mutant_sites.py``) is killed by a failed test, an import error, or by running over its
 time, where the same tests end in time without it. The tests are those of its area that reach the
 changed line, quickest first. ``--only ID`` runs one mutant and shows its diff and the output of
@@ -101,9 +102,11 @@ def run_mutant(copy: Copy, mutant: Mutant, area: str, tests: Tests) -> tuple[Out
 def difference(mutant: Mutant) -> str:
     """Return the change of a mutant as a diff."""
     source = (ROOT / PACKAGE / mutant.path).read_bytes()
-    texts = [text.decode().splitlines(keepends=True) for text in (source, mutant.apply(source))]
+    before, after = (
+        text.decode().splitlines(keepends=True) for text in (source, mutant.apply(source))
+    )
     path = f"{PACKAGE}/{mutant.path}"
-    return "".join(difflib.unified_diff(*texts, path, path, n=2))
+    return "".join(difflib.unified_diff(before, after, path, path, n=2))
 
 
 def run_all(
@@ -157,7 +160,8 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="which mutants are drawn")
     parser.add_argument("--count", type=int, default=25, help="mutants per area (25)")
     parser.add_argument("--area", choices=AREAS, action="append", help="only this area")
-    parser.add_argument("--sample", type=int, metavar="N", help="run N of the mutants only")
+    parser.add_argument("--sample", type=int, metavar="N", help="run N that are to be killed")
+    parser.add_argument("--sample-seed", type=int, default=0, metavar="N", help="which N")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="mutants at a time")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all outcomes")
     parser.add_argument("--only", metavar="ID", help="run one mutant, and show diff and output")
@@ -183,7 +187,9 @@ def main() -> int:
     if not planted:
         raise SystemExit(f"{options.only} is no mutant")
     if options.sample:
-        planted = random.Random(options.seed).sample(planted, min(options.sample, len(planted)))
+        unknown = [each for each in planted if f"{each[0]}:{each[1].name}" not in causes]
+        rng = random.Random(options.sample_seed)
+        planted = rng.sample(unknown, min(options.sample, len(unknown)))
     tests = {area: reached_by(area, options.cache) for area in {area: None for area, _ in planted}}
     outcomes = []
     for (outcome, output), (_, mutant) in zip(

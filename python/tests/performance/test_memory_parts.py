@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from tvm_distir.core.plan import RankStep, Schedule
 from tvm_distir.core.plan.schedules.programs import programs
 from tvm_distir.performance.memory.account import Label, LiveBuffer, MemoryAccount, holders
 from tvm_distir.performance.memory.remedies import verdict
+from tvm_distir.performance.memory.stage_actions import _lasts
 from tvm_distir.performance.memory.steady_state import cut
 from tvm_distir.performance.program.parts import Op
 from tvm_distir.performance.simulation.simulator import simulate
@@ -105,7 +107,16 @@ def test_more_tensor_parallelism_halves_what_it_divides() -> None:
     assert found["tp x 2"] == pytest.approx(3700 - most / 6, abs=1)
 
 
+def _in_pairs(micros: int) -> Schedule:
+    """1F1B in which the second micro-batch of each pair comes first: periods are of two."""
+    orders = Schedule("1f1b", 2, micros).orders
+    units = tuple(tuple(u._replace(micro=u.micro ^ 1) for u in units) for units in orders)
+    return Schedule("custom", 2, micros, units=units)
+
+
 SCHEDULES = [
+    _in_pairs(24),
+    _in_pairs(26),
     Schedule("1f1b", 4, 24),
     Schedule("gpipe", 3, 24),
     Schedule("interleaved", 3, 96, 2),
@@ -140,3 +151,46 @@ def test_periods_that_are_cut_are_those_that_come_again(schedule: Schedule) -> N
         extra = [step.unit.micro - micro for step, micro in zip(steps, found, strict=True)]
         inside = range(at, at + shorter.times * shorter.period)
         assert [offsets[k] for k in inside] == [extra[k] for k in inside]
+
+
+def _peak(depth: int, returns: bool) -> int:
+    """The peak of functions within each other, which also return a value that nobody reads.
+
+    The innermost one makes ``b`` of five blocks, which its next op reads, and then works on six.
+    """
+    inner = Build().param("x").compute("b", "x", 1, 5 * BLOCK).compute("a", "b", 1, BLOCK)
+    inner = inner.compute("big", "a", 1, 6 * BLOCK).compute("r", "big", 1, BLOCK)
+    results, functions = "r b" if returns else "r", {}
+    functions["f0"] = inner.done(results)
+    for level in range(1, depth):
+        outer = Build().param("x")
+        call_several(outer, "x", f"f{level - 1}", results)
+        functions[f"f{level}"] = outer.done(results)
+    main = Build().param("x", BLOCK)
+    call_several(main, "x", f"f{depth - 1}", results)
+    main.compute("y", "r", 1, BLOCK)
+    made = program((("a",), (1,)), **functions, main=main.done("y"))
+    account = simulate(made, SYSTEM).lanes[0].account
+    assert sum(account.at_peak.values()) == account.peak_bytes
+    assert sum(group.bytes for group in account.holders) == account.peak_bytes
+    return account.peak_bytes
+
+
+def call_several(build: Build, ins: str, callee: str, outs: str) -> None:
+    sizes = {"r": BLOCK, "b": 5 * BLOCK}
+    inputs = build.of(ins)
+    outputs = tuple(build.new(name, sizes[name]) for name in outs.split())
+    build.ops.append(Op(outs, "call", callee, inputs, outputs, callee=callee))
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_a_result_lives_until_its_function_returns(depth: int) -> None:
+    """x, the temporary of six blocks, and a or r; the result of five, although nobody reads it."""
+    assert _peak(depth, False) == (1 + 6 + 1) * BLOCK
+    assert _peak(depth, True) == (1 + 6 + 1 + 5) * BLOCK
+
+
+def test_an_instance_lasts_until_its_last_slot_is_read() -> None:
+    unit = SimpleNamespace(last=[3, 1, 2, 0, 5])
+    assert _lasts(unit, SimpleNamespace(same=[0, 0, 2, 2, 4])) == {0: 3, 2: 2, 4: 5}
+    assert _lasts(unit, SimpleNamespace(same=[0, 0, 0, 0, 0])) == {0: 5}

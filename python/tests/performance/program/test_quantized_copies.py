@@ -11,9 +11,11 @@ from fractions import Fraction
 import pytest
 
 import tvm_distir as td
+from tvm_distir.performance.fusion import grouped as grouped_module
 from tvm_distir.performance.fusion.grouped import grouped
 from tvm_distir.performance.fusion.profile import Profile
 from tvm_distir.performance.fusion.quantization import QUANTIZE
+from tvm_distir.performance.fusion.quantized_copies import with_quantized_copies
 from tvm_distir.performance.memory.account import MemoryAccount
 from tvm_distir.performance.program.program import Program
 from tvm_distir.planning.strategies.composition import make_plan
@@ -150,3 +152,43 @@ def test_products_of_gathered_weights_are_quantized_and_those_of_logits_are_not(
     assert types["layer_forward"] == [chosen.dtype] * 7
     assert types["layer_backward"] == [chosen.dtype] * 14
     assert types["main"] == ["bfloat16"] * 3
+
+
+@pytest.mark.parametrize(("profile", "system"), PROFILES[::2])
+@pytest.mark.parametrize(
+    ("strategy", "axes"), [("zero:stage=3", "dp=2"), ("megatron:sequence=1", "tp=2")]
+)
+def test_programs_with_copies_are_programs_whose_products_have_their_shapes(
+    monkeypatch: pytest.MonkeyPatch, strategy: str, axes: str, profile: str, system: str
+) -> None:
+    """What is read exists, views change shapes and nothing else, and other ops stay."""
+    seen: list[Program] = []
+
+    def noting(program: Program, chosen: Profile) -> Program:
+        seen.extend((program, with_quantized_copies(program, chosen)))
+        return seen[-1]
+
+    monkeypatch.setattr(grouped_module, "with_quantized_copies", noting)
+    grouped(step(strategy, axes), profile)
+    plain, program = seen
+    program.check()
+    assert program != plain
+    for name, fn in program.functions.items():
+        before = plain.functions[name]
+        shapes = {
+            op.name: {before.values[v].shape for v in op.inputs}
+            for op in before.ops
+            if op.kernel_class == "matmul"
+        }
+        for op in fn.ops:
+            ends = [fn.values[v] for v in (*op.inputs, *op.outputs)]
+            if op.kernel_class == "matmul" and op.name in shapes:
+                assert {fn.values[v].shape for v in op.inputs} == shapes[op.name]
+            if op.op == "relax.reshape" and op not in before.ops:
+                assert ends[0].bytes == ends[1].bytes and ends[0].shape != ends[1].shape
+            if op.op == QUANTIZE:
+                assert ends[1].shape == ends[0].shape  # others may be those of its shard
+                assert all(copy.bytes < ends[0].bytes for copy in ends[1:])
+        made = {v for op in fn.ops for v in op.outputs}
+        assert len(made) == sum(len(op.outputs) for op in fn.ops)
+        assert made.isdisjoint(fn.params)

@@ -111,7 +111,7 @@ def zero_bubble_v(ranks: int, micro_batches: int, chunks: int = 2) -> Orders:
 
 
 def _greedy(rank_of: Sequence[int], micro_batches: int, most: int) -> Orders:
-    """Fill time step by time step, every unit taking one.
+    """Choose a unit for each rank in turn, all of which take one step of time.
 
     A rank does what is ready: gradients of weights where as many are due as there are stages; a
     backward, the later stage first; a forward, if no more than ``most`` activations are then in
@@ -122,17 +122,16 @@ def _greedy(rank_of: Sequence[int], micro_batches: int, most: int) -> Orders:
     rank_stages = [
         [stage for stage, owner in enumerate(rank_of) if owner == r] for r in range(ranks)
     ]
-    done: dict[Work, int] = {}
+    done: set[Work] = set()
     next_of = {(p, s): 0 for p in (FORWARD, BACKWARD, WEIGHT) for s in range(stages)}
     orders: Orders = [[] for _ in rank_stages]
-    now, left = 0, 3 * stages * micro_batches
+    left = 3 * stages * micro_batches
 
     def ready(phase: str, stage: int) -> bool:
         micro = next_of[phase, stage]
         if micro >= micro_batches:
             return False
-        waited = waits_for((phase, stage, micro), stages)
-        return all(done.get(work, now + 1) <= now for work in waited)
+        return done.issuperset(waits_for((phase, stage, micro), stages))
 
     def flying(rank: int) -> int:
         return sum(next_of[FORWARD, s] - next_of[BACKWARD, s] for s in rank_stages[rank])
@@ -159,10 +158,9 @@ def _greedy(rank_of: Sequence[int], micro_batches: int, most: int) -> Orders:
             phase, stage = pick
             micro = next_of[pick]
             orders[rank].append(PipelineAction(phase, micro, chunk_of[stage]))
-            done[phase, stage, micro] = now + 1
+            done.add((phase, stage, micro))
             next_of[pick] += 1
             left -= 1
-        now += 1
     return orders
 
 

@@ -1,0 +1,70 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Rows that devices fetch of their neighbors, against the rows that their results read."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tvm_distir.core.ops.windows.halo import Window, fetching
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_each_rank_has_the_rows_that_its_results_read_and_no_more(seed: int) -> None:
+    """Some rank needs each row that is fetched, or put around: all ranks have the same counts."""
+    rng = random.Random(seed)
+    ranks, rows = rng.randint(1, 4), rng.randint(1, 6)
+    extent = rng.randint(max(1, (ranks - 1) * rows), ranks * rows)
+    base, drift = rng.randint(-5, 5), rng.randint(-3, 3)
+    per, span = rng.randint(1, 3), rng.randint(1, 9)
+    phase = rng.randint(0, per - 1)
+    offsets = [base + (rank * drift + phase) // per for rank in range(ranks)]
+    reads = []
+    for rank, offset in enumerate(offsets):
+        first = rank * rows + offset
+        # Fewer than the op reads count where a shard is not full; some ranks have no results.
+        reads.append((first, first + (0 if rng.random() < 0.2 else rng.randint(1, span))))
+    plan = fetching(rows, extent, span, base, reads, drift, phase, per)
+    shared = plan.rows, plan.span, plan.drift, plan.phase, plan.per
+    assert shared == (rows, span, drift, phase, per)
+
+    def begin(rank: int) -> int:
+        return plan.start + (rank * drift + phase) // per
+
+    lefts, rights = [0], [0]
+    for rank, (first, end) in enumerate(reads):
+        for row in range(max(first, 0), min(end, extent)):
+            lefts.append(rank * rows - row)
+            rights.append(row + 1 - (rank + 1) * rows)
+            # The row is where the local op reads it.
+            assert begin(rank) + row - first == plan.low + plan.left + row - rank * rows
+    assert (plan.left, plan.right) == (max(lefts), max(rights))
+    begins = [begin(rank) for rank in range(ranks)]
+    assert min(begins) >= 0 and max(begins) + span <= plan.extended
+    assert plan.low == 0 or min(begins) == 0
+    assert plan.high == 0 or max(begins) + span == plan.extended
+    every = [row for first, end in reads for row in range(first, end)]
+    assert plan.in_front == any(row < 0 for row in every)
+    assert plan.behind == any(row >= extent for row in every)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_windows_reach_over_the_ends_by_as_many_rows_as_they_read(seed: int) -> None:
+    rng = random.Random(seed)
+    kernel, stride, dilation = (rng.randint(1, 4) for _ in range(3))
+    window = Window(kernel, stride, dilation, rng.randint(0, 3), rng.randint(0, 3))
+    extent = rng.randint(window.reach, 20)
+    result = (extent + window.before + window.after - window.reach) // stride + 1
+    starts = [number * stride - window.before for number in range(result)]
+    reads = [[start + k * dilation for k in range(kernel)] for start in starts]
+    assert window.overhang(extent, result) == max(reads[-1]) + 1 - extent
+    first = sum(min(rows) < 0 for rows in reads)
+    last = sum(max(rows) >= extent for rows in reads)
+    assert window.borders(extent, result) == (first, last) or result < max(first, last) + 1
+    touched = [set(range(min(rows), max(rows) + 1)) for rows in reads]
+    apart = all(a.isdisjoint(b) for k, a in enumerate(touched) for b in touched[:k])
+    inside = all(rows <= set(range(extent)) for rows in touched)
+    if window.separate(extent, result):
+        assert apart and inside and extent == result * stride
