@@ -56,12 +56,11 @@ def add_parser(commands: Commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Load, annotate, explain, print."""
     study = study_of(read_planned_step(arguments, StepOptions))
-    from tvm_distir.core.passes import AnnotateSharding
     from tvm_distir.interface.explain.explainer import explain
 
-    annotated = AnnotateSharding(study.step_plan.by_rules())(study.step)
     explanation = explain(
-        annotated,
+        study.step,
+        study.step_plan,
         arguments.value,
         system=study.known_system,
         alternatives=not arguments.no_alternatives,
