@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -57,6 +58,18 @@ def test_json_is_the_explanation(work: Path, capsys: pytest.CaptureFixture[str])
     assert data == json.loads(json.dumps(created.to_dict()))
     assert data["schema_version"] == 1 and data["name"] == "main/y"
     assert {x["axis"] for x in data["alternatives"]} == {"dp", "tp"}
+
+
+def test_a_plan_to_be_completed_is_explained_so(
+    work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mod, plan = from_tvmscript(work / "mlp.py"), Plan.load("plan.json")
+    completed = dataclasses.replace(plan, complete=True)
+    completed.save("plan.json")
+    assert main(["explain", *MLP, "main/y", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data == json.loads(json.dumps(explain(mod, "main/y", plan=completed).to_dict()))
+    assert data["price"] != explain(mod, "main/y", plan=plan).to_dict()["price"]
 
 
 def test_prices_can_be_left_out(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
