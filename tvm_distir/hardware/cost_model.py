@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tvm import ir
+from tvm.ir import IRModule
 
 from tvm_distir.core.passes import CostModel
 from tvm_distir.core.propagation import Costs, Decision
@@ -34,7 +34,7 @@ class SystemCostModel(CostModel):
         """Return the cost model of a system, by name or path too; errors as ``System.required``."""
         return cls(System.required(system))
 
-    def placement_costs(self, mod: ir.IRModule) -> Costs:
+    def placement_costs(self, mod: IRModule) -> Costs:
         """Implement :meth:`CostModel.placement_costs`."""
         return costs_for(mod, self.system)
 
@@ -42,8 +42,6 @@ class SystemCostModel(CostModel):
         """Implement :meth:`CostModel.redistribution_costs`."""
         return RedistributionTimes(self.system)
 
-    def cheapest_placements(
-        self, mod: ir.IRModule, gap: float, memory_bytes: int | None
-    ) -> Decision:
+    def cheapest_placements(self, mod: IRModule, gap: float, memory_bytes: int | None) -> Decision:
         """Implement :meth:`CostModel.cheapest_placements`."""
         return Labeller(mod, self.system).run(gap, memory_bytes).decision

@@ -74,7 +74,7 @@ class Differing:
                 state[b.var] = yield from self._value(name, b.var, b.value, state)
         return self._of(seq.body, state)
 
-    def _of(self, expr: Any, state: dict[Any, Any]) -> Any:
+    def _of(self, expr: ir.Expr, state: dict[Any, Any]) -> Any:
         """Return the axes along which an operand differs."""
         if isinstance(expr, relax.Tuple):
             return tuple(self._of(item, state) for item in expr.fields)
@@ -83,7 +83,7 @@ class Differing:
             return whole[int(expr.index)] if isinstance(whole, tuple) else whole
         return state.get(expr, NONE) if isinstance(expr, ir.Var) else NONE
 
-    def _value(self, name: str, var: Any, value: Any, state: dict[Any, Any]) -> Steps[Any]:
+    def _value(self, name: str, var: relax.Var, value: Any, state: dict[Any, Any]) -> Steps[Any]:
         if isinstance(value, relax.If):
             axes = _all_axes(self._of(value.cond, state))
             if axes:

@@ -39,7 +39,7 @@ class InFlight:
         self, mod: ir.IRModule, fn: relax.Function, error: Callable[[str, str], LevelError]
     ) -> None:
         self.mod, self.fn, self.error = mod, fn, error
-        self.flying: dict[Any, Tree] = {}
+        self.flying: dict[ir.Expr, Tree] = {}
         self.names: list[str] = []
         self.closed: set[int] = set()
 
@@ -62,7 +62,7 @@ class InFlight:
         if left:
             raise self.error(left[0], "a start without its done")
 
-    def _binding(self, var: Any, value: Any, where: str) -> None:
+    def _binding(self, var: relax.Var, value: ir.Expr, where: str) -> None:
         if is_done(value):
             tree = self._tree(value.args[0])
             if not isinstance(tree, int):
@@ -98,13 +98,13 @@ class InFlight:
                 raise self.error(where, "a use of what is in flight")
         return _places(callee, "results") if known else ()
 
-    def _begun(self, ty: Any, name: str) -> Tree:
+    def _begun(self, ty: ir.Type, name: str) -> Tree:
         if isinstance(ty, relax.TupleType):
             return tuple(self._begun(field, f"{name}[{n}]") for n, field in enumerate(ty.fields))
         self.names.append(name)
         return len(self.names) - 1
 
-    def _tree(self, expr: Any) -> Tree:
+    def _tree(self, expr: ir.Expr) -> Tree:
         if type(expr) is relax.Tuple:
             fields = tuple(self._tree(field) for field in expr.fields)
             return None if all(field is None for field in fields) else fields

@@ -130,7 +130,7 @@ class _Checker:
                 remedy = "Lower the module with LowerDistIR, which sets it."
                 raise LevelError("DIST0451", problem, place=self.name, remedy=remedy)
 
-    def bindings(self, body: Any) -> Iterator[Any]:
+    def bindings(self, body: relax.SeqExpr) -> Iterator[Any]:
         """Return all bindings of a body, in order, those of branches included."""
         for block in body.blocks:
             for b in block.bindings:
@@ -139,7 +139,7 @@ class _Checker:
                     yield from self.bindings(b.value.false_branch)
                 yield b
 
-    def type(self, where: str, ty: Any) -> None:
+    def type(self, where: str, ty: ir.Type) -> None:
         """Check that tensors are DTensors at levels 3 and 4 and plain tensors elsewhere."""
         for leaf in flat_types(ty):
             if tensor_type(leaf) is None:
@@ -158,7 +158,7 @@ class _Checker:
                     f"{self.name}/{where}",
                 )
 
-    def expression(self, where: str, value: Any) -> None:
+    def expression(self, where: str, value: ir.Expr) -> None:
         """Check that only ``R.dist`` ops of the level are called."""
         if isinstance(value, relax.If):
             if self.level in (3, 4):

@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tvm import ir, relax
 
 from tvm_distir.core.ir.types import relax_functions
@@ -26,7 +24,7 @@ def too_deep(mod: ir.IRModule) -> LoweringError:
     return LoweringError("DIST0513", problem, place=place, remedy=remedy)
 
 
-def _levels(ty: Any) -> int:
+def _levels(ty: ir.Type) -> int:
     count, level = 0, [ty]
     while level := [field for ty in level if type(ty) is relax.TupleType for field in ty.fields]:
         count += 1

@@ -8,8 +8,6 @@ level 4 it is partial until a collective reduces it.
 
 from __future__ import annotations
 
-from typing import Any
-
 from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
@@ -41,7 +39,7 @@ class PartialState:
 
     def __init__(self, mod: ir.IRModule, name: str, fn: relax.Function, *, legalized: bool) -> None:
         self.mod, self.name, self.fn, self.legalized = mod, name, fn, legalized
-        self.state: dict[Any, list[Axes]] = {}
+        self.state: dict[ir.Expr, list[Axes]] = {}
         self._leaves = FieldLeaves(value_types)
         index = 0
         for p in fn.params[:]:
@@ -54,7 +52,7 @@ class PartialState:
         remedy = "Reduce it with a redistribute (level 3) or a reduction (level 4)."
         return LevelError("DIST0452", problem, place=f"{self.name}/{where}", remedy=remedy)
 
-    def of(self, expr: Any) -> list[Axes]:
+    def of(self, expr: ir.Expr) -> list[Axes]:
         """Return the partial axes per leaf of an expression."""
         if isinstance(expr, relax.Tuple):
             return [axes for f in expr.fields[:] for axes in self.of(f)]
@@ -93,7 +91,7 @@ class PartialState:
                 remedy = f"partial along mesh axes {sorted(axes)}, declared {sorted(want)}"
                 raise self.error(f"result {i}", remedy)
 
-    def _value(self, b: Any) -> list[Axes]:
+    def _value(self, b: relax.Binding) -> list[Axes]:
         value, where = b.value, b.var.name
         if not isinstance(value, ir.Call):
             return self.of(value)
@@ -140,7 +138,7 @@ class PartialState:
             raise self.error(f"{where} (send)", "a partial sum is sent to another mesh")
         return [have]
 
-    def _op(self, where: str, name: str, call: ir.Call, out: Any) -> list[Axes]:
+    def _op(self, where: str, name: str, call: ir.Call, out: ir.Type) -> list[Axes]:
         rule = rule_of(call, self.mod, out)
         pending = [axes for a in call.args for axes in self._tensors(a)]
         types = [t for a in call.args for t in value_types(a.ty)]
@@ -162,9 +160,9 @@ class PartialState:
                     axes.append(axis)
         return [frozenset(axes) for axes in left]
 
-    def _tensors(self, expr: Any) -> list[Axes]:
+    def _tensors(self, expr: ir.Expr) -> list[Axes]:
         return self.of(expr) if value_types(expr.ty) else []
 
 
-def _placed(ty: Any) -> bool:
+def _placed(ty: ir.Type) -> bool:
     return isinstance(ty, DTensorType)

@@ -111,11 +111,8 @@ def transfer_tiles(shape: tuple[int, ...], src: Side, dst: Side) -> tuple[Tile, 
             else:
                 source = holders[turn[have] % len(holders)]
                 turn[have] += 1
-            src, dst = (
-                tuple((a - x[0], b - x[0]) for (a, b), x in zip(box, whole))
-                for whole in (have, want)
-            )
-            tiles.append(Tile(source, device, src, dst))
+            parts = [[(a - x[0], b - x[0]) for (a, b), x in zip(box, y)] for y in (have, want)]
+            tiles.append(Tile(source, device, *map(tuple, parts)))
     return tuple(tiles)
 
 

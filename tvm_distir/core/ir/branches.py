@@ -33,6 +33,8 @@ from typing import Any
 
 import tvm_ffi
 from tvm import ir, relax
+from tvm.ir import Call, Expr, Type
+from tvm.relax import Binding, Function, Var
 
 from tvm_distir.core.ir.attributes.keys import BRANCH_ATTR, OPEN_AXES_ATTR, STATIONARY_ATTR
 from tvm_distir.support import PropagationError, Steps, unrolled
@@ -42,7 +44,7 @@ from .types import flat_types, relax_functions
 SIDES = ("then", "else")
 
 
-def holds_branch(fn: relax.Function) -> bool:
+def holds_branch(fn: Function) -> bool:
     """Return whether a function holds an ``If`` (which cannot stand in a dataflow block)."""
     return isinstance(fn.body, relax.SeqExpr) and any(
         isinstance(block, relax.BindingBlock)
@@ -52,7 +54,7 @@ def holds_branch(fn: relax.Function) -> bool:
     )
 
 
-def branch_of(fn: Any) -> tuple[str, str] | None:
+def branch_of(fn: Expr) -> tuple[str, str] | None:
     """Return the ``If`` that a function is a branch of, and its side; None for other functions."""
     if not isinstance(fn, relax.Function) or not fn.attrs or BRANCH_ATTR not in fn.attrs:
         return None
@@ -97,7 +99,7 @@ class _Lifter:
     def __init__(self, mod: ir.IRModule, *, select: bool) -> None:
         self.mod, self.select = mod, select
         self.builder = relax.BlockBuilder()
-        self.functions: dict[Any, Any] = dict(mod.functions.items())
+        self.functions: dict[ir.GlobalVar, Expr] = dict(mod.functions.items())
         self.used_names = {str(gv.name_hint) for gv in mod.functions}
         self.function = ""
         self.notes: Any = {}
@@ -119,14 +121,14 @@ class _Lifter:
             if isinstance(block, relax.DataflowBlock):
                 blocks.append(block)
                 continue
-            bindings: list[Any] = []
+            bindings: list[Binding] = []
             for b in block.bindings:
                 is_branch = isinstance(b.value, relax.If)
                 bindings += (yield from self._branches(b)) if is_branch else [b]
             blocks.append(relax.BindingBlock(bindings))
         return _typed(relax.SeqExpr(blocks, seq.body), seq.body.ty)
 
-    def _branches(self, binding: Any) -> Steps[list[Any]]:
+    def _branches(self, binding: Binding) -> Steps[list[Any]]:
         value, var = binding.value, binding.var
         if self.select:
             self._check_condition(var, value.cond)
@@ -143,7 +145,7 @@ class _Lifter:
             return self._selection(var, value.cond, calls)
         return [relax.VarBinding(var, _typed(relax.If(value.cond, *branches), value.ty))]
 
-    def _outlined(self, var: Any, name: str, side: str, seq: relax.SeqExpr) -> Steps[relax.SeqExpr]:
+    def _outlined(self, var: Var, name: str, side: str, seq: relax.SeqExpr) -> Steps[relax.SeqExpr]:
         """Return a branch that is a call of the function made of it."""
         call = self._lifted(name, side, (yield self._sequence(seq)))
         inner = relax.Var(f"{var.name}_{side}", call.ty)
@@ -158,7 +160,7 @@ class _Lifter:
         self.used_names.update(f"{name}_{side}" for side in SIDES)
         return name
 
-    def _lifted(self, name: str, side: str, seq: relax.SeqExpr) -> ir.Call:
+    def _lifted(self, name: str, side: str, seq: relax.SeqExpr) -> Call:
         """Make a branch a function of its free variables; return the call of it."""
         free = [v for v in relax.analysis.free_vars(seq) if not isinstance(v.ty, ir.PrimType)]
         attrs = {BRANCH_ATTR: f"{name}:{side}", **self._notes_inside(seq)}
@@ -191,7 +193,7 @@ class _Lifter:
 
     # selection -------------------------------------------------------------------------
 
-    def _selection(self, var: Any, cond: Any, calls: list[ir.Call]) -> list[Any]:
+    def _selection(self, var: Var, cond: Any, calls: list[Call]) -> list[Any]:
         bindings, sides = [], []
         for side, call in zip(SIDES, calls, strict=True):
             sides.append(relax.Var(f"{var.name}_{side}", call.ty))
@@ -203,7 +205,7 @@ class _Lifter:
         bindings.append(relax.VarBinding(var, chosen))
         return bindings
 
-    def _chosen(self, name: str, cond: Any, first: Any, other: Any, bindings: list[Any]) -> Any:
+    def _chosen(self, name: str, cond: Any, first: Any, other: Any, bindings: list[Binding]) -> Any:
         """Choose leaf by leaf, and bind all values but the outermost."""
         if not isinstance(first.ty, relax.TupleType):
             return self.builder.normalize(relax.op.where(cond, first, other))
@@ -221,19 +223,19 @@ class _Lifter:
 
     # refusals --------------------------------------------------------------------------
 
-    def _error(self, var: Any, problem: str, remedy: str) -> PropagationError:
+    def _error(self, var: Var, problem: str, remedy: str) -> PropagationError:
         return PropagationError(
             "DIST0413", problem, place=f"{self.function}/{var.name} (If)", remedy=remedy
         )
 
-    def _check_condition(self, var: Any, cond: Any) -> None:
+    def _check_condition(self, var: Var, cond: Any) -> None:
         ty = cond.ty
         scalar = isinstance(ty, relax.TensorType) and int(ty.ndim) == 0
         if not scalar or str(ty.dtype) != "bool":
             problem = f"its condition is {ty}, and only a tensor can be the same on all devices"
             raise self._error(var, problem, 'Compute it as R.Tensor((), "bool").')
 
-    def _check_branch(self, var: Any, side: str, seq: relax.SeqExpr) -> None:
+    def _check_branch(self, var: Var, side: str, seq: relax.SeqExpr) -> None:
         if relax.analysis.contains_impure_call(seq):
             raise self._error(
                 var,
@@ -267,7 +269,7 @@ def _only_calls(seq: relax.SeqExpr) -> bool:
     )
 
 
-def branch_calls(mod: ir.IRModule, fn: relax.Function) -> Iterator[tuple[Any, str, str]]:
+def branch_calls(mod: ir.IRModule, fn: Function) -> Iterator[tuple[Any, str, str]]:
     """Return the bindings that call lifted branches: binding, name of the ``If``, side."""
     for block in fn.body.blocks:
         for b in block.bindings:
@@ -277,7 +279,7 @@ def branch_calls(mod: ir.IRModule, fn: relax.Function) -> Iterator[tuple[Any, st
                     yield b, *branch
 
 
-def _typed(expr: Any, ty: Any) -> Any:
+def _typed(expr: Expr, ty: Type) -> Any:
     """Give a fresh expression its type."""
     relax.expr._update_type(expr, ty)
     return expr

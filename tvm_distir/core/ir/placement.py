@@ -11,9 +11,12 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tvm_distir.support import MeshError, parse_int, shortened
+
+if TYPE_CHECKING:
+    from tvm import ir
 
 if TYPE_CHECKING:
     from tvm.relax.distributed import Placement
@@ -116,7 +119,7 @@ def shard_counts(labels: Sequence[int], mesh_shape: Sequence[int], ndim: int) ->
     return counts
 
 
-def ceil_div(size: Any, count: int) -> Any:
+def ceil_div(size: int | ir.Expr, count: int) -> int | ir.Expr:
     """Return ``ceil(size / count)``, for ints and symbolic sizes."""
     if count == 1:
         return size
@@ -132,8 +135,8 @@ def ceil_div(size: Any, count: int) -> Any:
 
 
 def local_shape(
-    shape: Sequence[Any], labels: Sequence[int], mesh_shape: Sequence[int]
-) -> list[Any]:
+    shape: Sequence[int | ir.Expr], labels: Sequence[int], mesh_shape: Sequence[int]
+) -> list[int | ir.Expr]:
     """Return the shape of a (padded) shard."""
     counts = shard_counts(labels, mesh_shape, len(shape))
     return [ceil_div(n, k) for n, k in zip(shape, counts)]

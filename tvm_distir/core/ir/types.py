@@ -21,7 +21,7 @@ TENSOR_TYPES = (relax.TensorType, DTensorType)
 """Types of tensors; TVM's type classes have no subclasses."""
 
 
-def tensor_type(ty: Any) -> relax.TensorType | None:
+def tensor_type(ty: ir.Type) -> relax.TensorType | None:
     """Return the plain tensor type of a Tensor or DTensor type, None for other types."""
     kind = type(ty)  # TVM's type classes have no subclasses, and isinstance costs six times this
     if kind is relax.TensorType:
@@ -33,18 +33,18 @@ TENSORS_ONLY = "Pass tensors, (nested) tuples of tensors, or objects (R.Any)."
 """What to do about a parameter of a public function of another type."""
 
 
-def is_object(ty: Any) -> bool:
+def is_object(ty: ir.Type) -> bool:
     """Return whether a type is that of an opaque object, of which each device has its own."""
     return type(ty) is relax.AnyType
 
 
-def is_shape(ty: Any) -> bool:
+def is_shape(ty: ir.Type) -> bool:
     """Return whether a type is that of a shape whose dims are all static."""
     known = type(ty) is relax.ShapeType and ty.values is not None
     return known and all(type(n) is tirx.IntImm for n in ty.values[:])
 
 
-def flat_types(ty: Any) -> list[Any]:
+def flat_types(ty: ir.Type) -> list[ir.Type]:
     """Return the leaves of a (nested) tuple type, in order."""
     if type(ty) is not relax.TupleType:
         return [ty]
@@ -58,7 +58,7 @@ def flat_types(ty: Any) -> list[Any]:
     return leaves
 
 
-def named_leaves(name: str, ty: Any) -> list[tuple[str, Any]]:
+def named_leaves(name: str, ty: ir.Type) -> list[tuple[str, Any]]:
     """Return the names and types of the tensors of a parameter, as in ``x_0``, ``x_1_0``."""
     if not isinstance(ty, relax.TupleType):
         return [(name, ty)]
@@ -67,12 +67,12 @@ def named_leaves(name: str, ty: Any) -> list[tuple[str, Any]]:
     ]
 
 
-def carries_value(ty: Any) -> bool:
+def carries_value(ty: ir.Type) -> bool:
     """Return whether a leaf type is a tensor or an opaque object (not a shape or a scalar)."""
     return type(ty) in (relax.TensorType, DTensorType, relax.AnyType)
 
 
-def value_types(ty: Any) -> list[Any]:
+def value_types(ty: ir.Type) -> list[ir.Type]:
     """Return the leaves of a (nested) tuple type that carry values, in order."""
     return [leaf for leaf in flat_types(ty) if carries_value(leaf)]
 
@@ -88,7 +88,7 @@ class FieldLeaves:
 
     def __init__(self, leaves: Callable[[Any], list[Any]] = flat_types) -> None:
         self._leaves = leaves
-        self._ends: dict[Any, list[int]] = {}
+        self._ends: dict[ir.Expr, list[int]] = {}
 
     def of(self, item: relax.TupleGetItem) -> range:
         """Return the numbers of the leaves of a field."""
@@ -100,12 +100,12 @@ class FieldLeaves:
         return range(ends[index], ends[index + 1])
 
 
-def as_dtensor(ty: Any, mesh: DeviceMesh, labels: Sequence[int]) -> DTensorType:
+def as_dtensor(ty: ir.Type, mesh: DeviceMesh, labels: Sequence[int]) -> DTensorType:
     """Return the DTensor type of a Tensor (or DTensor) type on a mesh."""
     return _DTENSOR_TYPE(tensor_type(ty), mesh, placement_of(labels), None)
 
 
-def static_shape(ty: Any) -> tuple[Any, ...] | None:
+def static_shape(ty: ir.Type) -> tuple[Any, ...] | None:
     """Return the dims of a (D)Tensor type, ints or symbolic expressions; None if unknown."""
     tensor = tensor_type(ty)
     if tensor is None or tensor.shape is None or not isinstance(tensor.shape, relax.ShapeExpr):
@@ -113,7 +113,7 @@ def static_shape(ty: Any) -> tuple[Any, ...] | None:
     return tuple(n.value if type(n) is tirx.IntImm else n for n in tensor.shape.values[:])
 
 
-def known_shape(ty: Any) -> tuple[int, ...] | None:
+def known_shape(ty: ir.Type) -> tuple[int, ...] | None:
     """Return the dims of a (D)Tensor type; None where some are symbolic, or it is no tensor."""
     shape = static_shape(ty)
     if shape is None or not all(isinstance(n, int) for n in shape):

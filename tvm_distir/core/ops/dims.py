@@ -19,7 +19,7 @@ NOMINAL_EXTENT = 1024
 Shape = tuple[Any, ...]
 
 
-def plain(value: Any) -> Any:
+def plain(value: ir.Expr) -> Any:
     """Return a Python number for an immediate, and anything else unchanged."""
     if isinstance(value, tirx.IntImm):
         return int(value)
@@ -28,7 +28,7 @@ def plain(value: Any) -> Any:
     return value
 
 
-def same(a: Any, b: Any) -> bool:
+def same(a: int | ir.Expr, b: int | ir.Expr) -> bool:
     """Return whether two extents are provably equal."""
     if isinstance(a, int) or isinstance(b, int):
         if isinstance(a, int) and isinstance(b, int):
@@ -38,20 +38,20 @@ def same(a: Any, b: Any) -> bool:
     return bool(Analyzer().can_prove_equal(expr(a), expr(b)))
 
 
-def expr(value: Any) -> Any:
+def expr(value: int | ir.Expr) -> ir.Expr:
     """Convert an int to a TVM expression."""
     return tirx.IntImm("int64", value) if isinstance(value, int) else value
 
 
-def product(dims: Iterable[Any]) -> Any:
+def product(dims: Iterable[Any]) -> int | ir.Expr:
     """Return the product of extents, as an int when all are ints."""
-    total: Any = 1
+    total: int | ir.Expr = 1
     for n in dims:
         total = n if isinstance(total, int) and total == 1 else total * n
     return total
 
 
-def symbols(dim: Any) -> list[Any]:
+def symbols(dim: ir.Expr) -> list[ir.Expr]:
     """Return the variables of a symbolic extent, in order of appearance."""
     if isinstance(dim, ir.Var):
         return [dim]
@@ -64,7 +64,7 @@ def symbols(dim: Any) -> list[Any]:
     return result
 
 
-def nominal(dim: Any) -> int:
+def nominal(dim: int | ir.Expr) -> int:
     """Return an int for an extent; every symbol counts :data:`NOMINAL_EXTENT`."""
     if isinstance(dim, int):
         return dim
@@ -98,7 +98,7 @@ class StaticTensor(NamedTuple):
     bytes: int
 
 
-def static_tensor(ty: Any) -> StaticTensor | None:
+def static_tensor(ty: ir.Type) -> StaticTensor | None:
     """Return what a (D)Tensor type says of its tensors; None if a dim is symbolic or unknown."""
     tensor, shape = tensor_type(ty), known_shape(ty)
     if tensor is None or shape is None:

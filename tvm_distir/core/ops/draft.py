@@ -6,13 +6,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tvm_distir.core.ops.kernel_classes import KERNEL_CLASSES
 from tvm_distir.support import PropagationError
 
 from .dims import Shape, elements, same, size_bytes
 from .factor import KINDS, REDUCING, Factor, Rule, Work
+
+if TYPE_CHECKING:
+    from tvm import ir
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,7 @@ class Draft:
         outs: Mapping[int, int],
         kind: str = "map",
         *,
-        size: Any = None,
+        size: int | ir.Expr | None = None,
         comm_bytes: int = 0,
         uneven: bool = True,
         rescale: bool = False,

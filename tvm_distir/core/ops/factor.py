@@ -7,7 +7,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tvm import ir
 
 #: Kinds of a factor whose results are terms of a reduction.
 REDUCING = ("sum", "max", "min", "prod")
@@ -52,7 +55,7 @@ class Factor:
         the same.
     """
 
-    size: Any
+    size: int | ir.Expr
     ins: tuple[int | None, ...]
     outs: tuple[int | None, ...]
     kind: str = "map"

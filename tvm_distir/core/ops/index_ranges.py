@@ -18,17 +18,15 @@ from tvm import ir, relax
 
 from tvm_distir.core.ir.arrays import unpack
 from tvm_distir.core.ir.branches import branch_of
+from tvm_distir.core.ir.operators.names import relax_names
 from tvm_distir.core.ir.operators.paged_attention_ops import CACHE_OPS, KV_APPEND_OP
 from tvm_distir.core.ir.types import flat_types, known_shape, named_leaves, tensor_type
 from tvm_distir.support import Steps, unrolled
 
-_VIEWS = frozenset(
-    f"relax.{name}"
-    for name in (
-        "astype broadcast_to expand_dims flatten permute_dims reshape squeeze "
-        "dist.annotate_sharding dist.redistribute dist.all_gather dist.all_to_all dist.exchange "
-        "dist.local_slice dist.send dist.recv"
-    ).split()
+_VIEWS = relax_names(
+    "astype broadcast_to expand_dims flatten permute_dims reshape squeeze dist.annotate_sharding "
+    "dist.redistribute dist.all_gather dist.all_to_all dist.exchange dist.local_slice dist.send "
+    "dist.recv"
 )
 """Ops whose result holds every element of operand 0, and nothing else."""
 
@@ -62,7 +60,7 @@ class IndexRange:
         return (self.low, self.high, *(() if self.ignored is None else (self.ignored,)))
 
 
-def _shape(expr: Any) -> tuple[int, ...]:
+def _shape(expr: ir.Expr) -> tuple[int, ...]:
     """Return the static shape of an operand, () when unknown."""
     shape = known_shape(expr.ty) if getattr(expr, "ty", None) is not None else None
     return shape or ()
@@ -128,7 +126,9 @@ def _paged(call: ir.Call, operand: int) -> IndexRange | None:
     return IndexRange(0, pages[1] * int(call.attrs["page_size"]) - new[1] + 1)
 
 
-def _along(data: tuple[int, ...], axis: Any, below: int, strict: bool = True) -> IndexRange | None:
+def _along(
+    data: tuple[int, ...], axis: int | ir.Expr, below: int, strict: bool = True
+) -> IndexRange | None:
     if not data:
         return None
     size = math.prod(data) if axis is None else data[int(axis)]
@@ -193,14 +193,14 @@ class _FunctionWalk:
 
     def __init__(self, owner: _Walker) -> None:
         self.owner = owner
-        self.stored: dict[Any, _Held] = {}
-        self.tuples: dict[Any, int] = {}
+        self.stored: dict[ir.Expr, _Held] = {}
+        self.tuples: dict[ir.Expr, int] = {}
         self.definitions: dict[Any, Any] = {}
         self.negative: dict[Any, Any] = {}
         self.moved: dict[Any, tuple[Any, int]] = {}
         self.ranges: dict[int, IndexRange] = {}
 
-    def declare(self, param: Any, number: int) -> None:
+    def declare(self, param: relax.Var, number: int) -> None:
         """Follow a parameter that is a tensor of integers, or a tuple of tensors."""
         if isinstance(param.ty, relax.TupleType):
             if all(tensor_type(field) is not None for field in unpack(param.ty.fields)):
@@ -210,7 +210,7 @@ class _FunctionWalk:
         if tensor is not None and "int" in str(tensor.dtype):
             self.stored[param] = _Held(number)
 
-    def sequence(self, body: Any) -> Steps[None]:
+    def sequence(self, body: relax.SeqExpr) -> Steps[None]:
         for block in getattr(body, "blocks", []):
             for binding in unpack(block.bindings):
                 value = getattr(binding, "value", None)
@@ -223,7 +223,7 @@ class _FunctionWalk:
                 elif isinstance(value, relax.Var) and value in self.stored:
                     self.stored[binding.var] = self.stored[value]
 
-    def _field(self, var: Any, item: Any) -> None:
+    def _field(self, var: relax.Var, item: ir.Expr) -> None:
         source = self.definitions.get(item.tuple_value)
         if source is not None and source.fields[int(item.index)] in self.stored:
             self.stored[var] = self.stored[source.fields[int(item.index)]]
@@ -231,7 +231,7 @@ class _FunctionWalk:
         if start is not None and tensor is not None and "int" in str(tensor.dtype):
             self.stored[var] = _Held(start + int(item.index))
 
-    def _call(self, var: Any, call: ir.Call) -> Steps[None]:
+    def _call(self, var: relax.Var, call: ir.Call) -> Steps[None]:
         args = [
             self.definitions.get(arg, arg) if isinstance(arg, relax.Var) else arg
             for arg in call.args[:]
@@ -255,7 +255,7 @@ class _FunctionWalk:
             for operand, leaf, tensor in _tensors(args):
                 self._used(tensor, index_range(call, operand, leaf))
 
-    def _chosen(self, var: Any, condition: Any, moved: Any, other: Any) -> None:
+    def _chosen(self, var: relax.Var, condition: Any, moved: Any, other: Any) -> None:
         """Match ``where(x < 0, x + size, x)``: negative indices count from the end."""
         source, size = self.moved.get(moved, (None, 0))
         tested = self.negative.get(condition)
@@ -263,7 +263,7 @@ class _FunctionWalk:
             if other.same_as(source) and other.same_as(tested):
                 self.stored[var] = _Held(self.stored[other].number, size)
 
-    def _called(self, call: ir.Call, args: Sequence[Any]) -> Steps[None]:
+    def _called(self, call: ir.Call, args: Sequence[ir.Expr]) -> Steps[None]:
         number = 0
         ranges = yield self.owner.of_private(str(call.op.name_hint))
         for arg in args:
@@ -272,7 +272,7 @@ class _FunctionWalk:
                 self._used(tensor, ranges.get(number))
                 number += len(flat_types(tensor.ty))
 
-    def _used(self, tensor: Any, allowed: IndexRange | None) -> None:
+    def _used(self, tensor: ir.Expr, allowed: IndexRange | None) -> None:
         stored_range = self.stored.get(tensor) if isinstance(tensor, relax.Var) else None
         if stored_range is None or allowed is None or not allowed.strict:
             return
@@ -282,13 +282,13 @@ class _FunctionWalk:
         self.ranges[stored_range.number] = allowed if cached is None else cached.meet(allowed)
 
 
-def _tensors(args: Sequence[Any]) -> Iterator[tuple[int, int, Any]]:
+def _tensors(args: Sequence[ir.Expr]) -> Iterator[tuple[int, int, Any]]:
     for operand, arg in enumerate(args):
         for leaf, tensor in enumerate(arg.fields if isinstance(arg, relax.Tuple) else [arg]):
             yield operand, leaf, tensor
 
 
-def _number(expr: Any) -> int | None:
+def _number(expr: ir.Expr) -> int | None:
     """Return the integer of a uniform constant, else None."""
     if not isinstance(expr, ir.GenericConst):
         return None

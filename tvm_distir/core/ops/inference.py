@@ -11,13 +11,15 @@ inference even on DTensors, answer as before on plain tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tvm import ir, relax
+from tvm.ir import Call, Expr, Type
 from tvm.relax.distributed import DTensorType
 
 from tvm_distir.core.ir.mesh import mesh_key
+from tvm_distir.core.ir.operators.names import relax_names
 from tvm_distir.core.ir.placement import R, labels_of, placement_of
 from tvm_distir.core.ir.types import flat_types, tensor_type
 
@@ -27,12 +29,9 @@ from .match import follows
 from .packed import PACKED_OPS
 
 TUPLE_OPS = ("relax.concat", "relax.stack", "relax.einsum", "relax.meshgrid")
-NO_BFLOAT16 = tuple(
-    f"relax.{name}"
-    for name in (
-        "acos acosh asin asinh atan atanh cos cosh erf exp log rsqrt sigmoid sin sinh sqrt tan "
-        "tanh nn.gelu nn.gelu_tanh nn.silu nn.softmax nn.log_softmax"
-    ).split()
+NO_BFLOAT16 = relax_names(
+    "acos acosh asin asinh atan atanh cos cosh erf exp log rsqrt sigmoid sin sinh sqrt tan tanh "
+    "nn.gelu nn.gelu_tanh nn.silu nn.softmax nn.log_softmax"
 )
 """Ops whose DTensor inference in TVM 0.27 calls bfloat16 no float."""
 
@@ -45,13 +44,13 @@ OWN_TYPES = ("relax.call_tir", "relax.call_tir_inplace", "relax.call_tir_with_gr
 PLAIN, DIST = "FInferType", "dist.FInferType"
 
 
-def _plain_type(ty: Any) -> Any:
+def _plain_type(ty: Type) -> Type:
     if isinstance(ty, relax.TupleType):
         return relax.TupleType([_plain_type(f) for f in ty.fields])
     return ty.tensor_ty if isinstance(ty, DTensorType) else ty
 
 
-def _plain(expr: Any) -> Any:
+def _plain(expr: Expr) -> Expr:
     """Return the expression as if its tensors were not sharded."""
     if isinstance(expr, relax.Tuple):
         return relax.Tuple([_plain(f) for f in expr.fields])
@@ -62,11 +61,11 @@ def _plain(expr: Any) -> Any:
     return expr
 
 
-def _leaves(args: Any) -> list[Any]:
+def _leaves(args: Sequence[Expr]) -> list[Type]:
     return [t for a in args for t in flat_types(a.ty) if tensor_type(t) is not None]
 
 
-def _constant_leaves(args: Any) -> list[bool]:
+def _constant_leaves(args: Sequence[Expr]) -> list[bool]:
     result: list[bool] = []
     for a in args:
         fields = a.fields if isinstance(a, relax.Tuple) else [a]
@@ -85,7 +84,7 @@ def result_labels(rule: Rule, ins: list[int | None], results: int) -> tuple[int,
     return (R,) * results
 
 
-def infer_dtensor(call: ir.Call, context: Any, plain_infer: Callable[..., Any]) -> Any:
+def infer_dtensor(call: Call, context: relax.BlockBuilder, plain_infer: Callable[..., Any]) -> Type:
     """Infer the result type of a call on DTensors."""
     leaves, constants = _leaves(call.args), _constant_leaves(call.args)
     placed = [t for t in leaves if isinstance(t, DTensorType)]
@@ -105,7 +104,7 @@ def infer_dtensor(call: ir.Call, context: Any, plain_infer: Callable[..., Any]) 
         rows.append(result_labels(rule, ins, len(results)))
     columns = iter(zip(*rows))
 
-    def place(ty: Any) -> Any:
+    def place(ty: Type) -> Type:
         if isinstance(ty, relax.TupleType):
             return relax.TupleType([place(f) for f in ty.fields])
         return DTensorType(ty, mesh, placement_of(next(columns))) if tensor_type(ty) else ty
@@ -113,8 +112,8 @@ def infer_dtensor(call: ir.Call, context: Any, plain_infer: Callable[..., Any]) 
     return place(plain)
 
 
-def _on_tuples(plain_infer: Callable[..., Any]) -> Callable[[ir.Call, Any], Any]:
-    def infer(call: ir.Call, context: Any) -> Any:
+def _on_tuples(plain_infer: Callable[..., Any]) -> Callable[[Call, Any], Any]:
+    def infer(call: Call, context: relax.BlockBuilder) -> Type:
         if any(isinstance(t, DTensorType) for t in _leaves(call.args)):
             return infer_dtensor(call, context, plain_infer)
         return plain_infer(call, context)
@@ -122,14 +121,14 @@ def _on_tuples(plain_infer: Callable[..., Any]) -> Callable[[ir.Call, Any], Any]
     return infer
 
 
-def _on_tensors(plain_infer: Callable[..., Any]) -> Callable[[ir.Call, Any], Any]:
+def _on_tensors(plain_infer: Callable[..., Any]) -> Callable[[Call, Any], Any]:
     return lambda call, context: infer_dtensor(call, context, plain_infer)
 
 
 def _beyond_stock(
     name: str, stock: Callable[..., Any], plain_infer: Callable[..., Any]
-) -> Callable[[ir.Call, Any], Any]:
-    def infer(call: ir.Call, context: Any) -> Any:
+) -> Callable[[Call, Any], Any]:
+    def infer(call: Call, context: relax.BlockBuilder) -> Type:
         placed = [t for t in _leaves(call.args) if isinstance(t, DTensorType)]
         several_axes = any(len(t.device_mesh.shape) > 1 for t in placed)
         if several_axes or (

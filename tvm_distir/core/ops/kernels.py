@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from tvm import ir, relax, tirx
 from tvm.s_tir import SBlockRealize
 
-from tvm_distir.core.ir.operators.names import LOCAL_STEPS
+from tvm_distir.core.ir.operators.names import LOCAL_STEPS, relax_names
 from tvm_distir.core.ir.operators.ops import dist_op_name
 from tvm_distir.core.ir.types import static_shape, tensor_type, value_types
 from tvm_distir.core.ops.kernel_classes import VIEW
@@ -27,10 +26,9 @@ from .lookup import work_of
 from .packed import is_packed_call, packed_args, packed_functions, packed_name, packed_rule
 
 VIEWS = frozenset(
-    f"relax.{name}"
-    for name in (
+    relax_names(
         "reshape expand_dims squeeze flatten nn.batch_flatten memory.view builtin.stop_lift_params"
-    ).split()
+    )
 )
 """Ops that TVM runs without touching the data."""
 
@@ -69,7 +67,7 @@ class Kernel:
         return sum(self.work.in_bytes) + sum(self.work.out_bytes)
 
 
-def kernel_of(call: ir.Call, mod: ir.IRModule, ty: Any, in_place: bool = False) -> Kernel:
+def kernel_of(call: ir.Call, mod: ir.IRModule, ty: ir.Type, in_place: bool = False) -> Kernel:
     """Return the kernel of a call of an op, a PrimFunc or an external function.
 
     Parameters
@@ -108,11 +106,11 @@ def kernel_of(call: ir.Call, mod: ir.IRModule, ty: Any, in_place: bool = False) 
     return Kernel(name, work, dtype)
 
 
-def _tensors(ty: Any) -> list[Any]:
+def _tensors(ty: ir.Type) -> list[ir.Type]:
     return [leaf for leaf in value_types(ty) if tensor_type(leaf) is not None]
 
 
-def _sizes(types: Sequence[Any]) -> tuple[int, ...]:
+def _sizes(types: Sequence[ir.Type]) -> tuple[int, ...]:
     """Return sizes in bytes; 0 for a tensor without a shape."""
     sizes = []
     for ty in types:
@@ -122,12 +120,12 @@ def _sizes(types: Sequence[Any]) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def _element(ty: Any) -> str:
-    tensor: Any = tensor_type(ty)
+def _element(ty: ir.Type) -> str:
+    tensor: ir.Type = tensor_type(ty)
     return str(tensor.dtype)
 
 
-def _dtype(types: Sequence[Any]) -> str:
+def _dtype(types: Sequence[ir.Type]) -> str:
     """Return the arithmetic dtype: of the first floating operand, else of the first tensor."""
     dtypes = [_element(ty) for ty in types]
     floating = [dtype for dtype in dtypes if dtype.startswith(("float", "bfloat"))]

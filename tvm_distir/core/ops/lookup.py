@@ -27,7 +27,7 @@ _CACHE_LIMIT = 1 << 16
 
 class _Entry(NamedTuple):
     shape: CallShape
-    func: Any
+    func: tirx.PrimFunc
     rule: Rule
 
 
@@ -69,14 +69,14 @@ def _equal(a: Any, b: Any) -> bool:
     return type(a) is type(b) and bool(a == b)
 
 
-def _part(arg: Any) -> Any:
+def _part(arg: ir.Expr) -> Any:
     """Return the part of an argument that its rule depends on: of tensors only the type."""
     if isinstance(arg, relax.Tuple):
         return tuple(_part(field) for field in arg.fields)
     return arg.ty if isinstance(arg, ir.Var | ir.GenericConst) else arg
 
 
-def _prim_func(call: ir.Call, name: str, mod: Any) -> Any:
+def _prim_func(call: ir.Call, name: str, mod: ir.IRModule | None) -> tirx.PrimFunc:
     target = call.args[0]
     func = None
     if mod is not None and isinstance(target, ir.GlobalVar):
@@ -143,7 +143,7 @@ def _without_rule(op: str, why: str, remedy: str) -> PropagationError:
     )
 
 
-def rule_of(call: ir.Call, mod: Any = None, out_type: Any = None) -> Rule:
+def rule_of(call: ir.Call, mod: ir.IRModule | None = None, out_type: ir.Type | None = None) -> Rule:
     """Return the sharding rule of an op call, hand-written or derived from its TIR.
 
     Operand types may be ``R.Tensor`` or ``R.DTensor`` (of a DTensor, the full shape counts).
@@ -198,7 +198,7 @@ def rule_of(call: ir.Call, mod: Any = None, out_type: Any = None) -> Rule:
     return rule
 
 
-def work_of(call: ir.Call, mod: Any = None, out_type: Any = None) -> Work:
+def work_of(call: ir.Call, mod: ir.IRModule | None = None, out_type: ir.Type | None = None) -> Work:
     """Return FLOPs, bytes and kernel class of a call as typed, for global and local calls.
 
     Raises

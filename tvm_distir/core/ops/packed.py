@@ -139,7 +139,7 @@ def packed_functions() -> tuple[str, ...]:
     return tuple(sorted(_writers))
 
 
-def is_packed_call(expr: Any) -> bool:
+def is_packed_call(expr: ir.Expr) -> bool:
     """Return whether an expression calls a packed function, directly or by an op that does so."""
     if type(expr) is not ir.Call:
         return False
@@ -233,7 +233,7 @@ def packed_form(call: ir.Call, placements: Sequence[Dims | None]) -> tuple[Packe
     return seen, PackedForm()
 
 
-def _dims(name: str, ty: Any) -> Dims:
+def _dims(name: str, ty: ir.Type) -> Dims:
     result = static_shape(ty)
     if result is None:
         problem = f"the shape of {ty} is not known"
@@ -271,7 +271,7 @@ def packed_rule(call: ir.Call, placements: Sequence[Dims | None]) -> tuple[Rule,
     ), results
 
 
-def _bytes(ty: Any) -> int:
+def _bytes(ty: ir.Type) -> int:
     tensor: Any = tensor_type(ty)
     return 0 if tensor is None else size_bytes(static_shape(tensor) or (), str(tensor.dtype))
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tvm import ir
+from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
 from tvm_distir.core.ir.mesh import mesh_shape
@@ -21,7 +21,7 @@ from .terms import CallForm, Terms, axes_of
 
 
 def call_form(
-    call: ir.Call, out_leaves: Sequence[Any], mod: ir.IRModule, function: str, var: Any
+    call: ir.Call, out_leaves: Sequence[ir.Type], mod: ir.IRModule, function: str, var: relax.Var
 ) -> CallForm:
     """Match a call over DTensors with its rule along every mesh axis.
 

@@ -90,8 +90,3 @@ class Family:
 
     def __iter__(self) -> Iterator[tuple[str, Registration]]:
         return iter(self.entries.items())
-
-
-def relax_names(words: str) -> list[str]:
-    """Return the full op names of a list of words."""
-    return [f"relax.{word}" for word in words.split()]

@@ -26,7 +26,7 @@ def _unknown(name: str, which: str) -> PropagationError:
     )
 
 
-def _describe(name: str, which: str, leaves: list[Any]) -> tuple[list[Any], list[str]]:
+def _describe(name: str, which: str, leaves: list[ir.Type]) -> tuple[list[Any], list[str]]:
     shapes, dtypes = [], []
     for number, leaf in enumerate(leaves):
         tensor, shape = tensor_type(leaf), static_shape(leaf)
@@ -37,7 +37,7 @@ def _describe(name: str, which: str, leaves: list[Any]) -> tuple[list[Any], list
     return shapes, dtypes
 
 
-def _value(arg: Any) -> Any:
+def _value(arg: ir.Expr) -> Any:
     """Return the plain value of an argument that is no tensor."""
     if isinstance(arg, relax.ShapeExpr):
         return tuple(plain(n) for n in arg.values)
@@ -48,7 +48,7 @@ def _value(arg: Any) -> Any:
     return plain(arg)
 
 
-def result_type(call: ir.Call, out_type: Any = None) -> Any:
+def result_type(call: ir.Call, out_type: ir.Type | None = None) -> ir.Type:
     """Return the type of the call's result: the given type, the call's type, or the inferred."""
     if out_type is not None:
         return out_type
@@ -59,7 +59,7 @@ def result_type(call: ir.Call, out_type: Any = None) -> Any:
     return relax.BlockBuilder().normalize(call).ty
 
 
-def call_shape(call: ir.Call, out_type: Any = None) -> CallShape:
+def call_shape(call: ir.Call, out_type: ir.Type | None = None) -> CallShape:
     """Describe a call (DIST0402 when a tensor's shape is unknown)."""
     name = called_name(call)
     ins: list[Any] = []

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from tvm import ir
+from tvm.ir import Call
 
 from tvm_distir.core.ops.derive.derivation import derive_call
 from tvm_distir.support import PropagationError
@@ -26,9 +26,7 @@ from .padding import Reduced
 from .registration import SAME_OP, Registration
 
 
-def with_local_forms(
-    call: ir.Call, shape: CallShape, rule: Rule, registration: Registration
-) -> Rule:
+def with_local_forms(call: Call, shape: CallShape, rule: Rule, registration: Registration) -> Rule:
     """Check that every factor of a rule has a local form.
 
     Parameters
@@ -73,7 +71,7 @@ def _exchanges(factor: Factor) -> bool:
     return factor.kind in ("halo", "stat") or factor.rescale or factor.comm_bytes > 0
 
 
-def _derived(call: ir.Call, shape: CallShape) -> Rule | str:
+def _derived(call: Call, shape: CallShape) -> Rule | str:
     """Return the rule of the op's TIR, or why there is none."""
     if call.op.get_attr("FLegalize") is None:
         return "it has no legalization to prove it with"
@@ -104,13 +102,11 @@ def _proved(rule: Rule, factor: Factor, derived: Rule | str) -> Factor:
 
 
 def _refused(rule: Rule, factor: Factor, why: str) -> PropagationError:
-    return PropagationError(
-        "DIST0418",
-        f"the rule shards {describe_factor(factor)} ({factor.kind}), which no local form "
-        f"implements: {why}",
-        place=rule.op,
-        remedy="Register the rule with local=SAME_OP if the op on the shards computes the shards "
-        "of "
-        "the result, else with a function that writes what a device computes; prove it with "
-        f"python -m tvm_distir.execution.rule_validation --op {rule.op}.",
+    what = f"the rule shards {describe_factor(factor)} ({factor.kind})"
+    problem = f"{what}, which no local form implements: {why}"
+    remedy = (
+        "Register the rule with local=SAME_OP if the op on the shards computes the shards of the "
+        "result, else with a function that writes what a device computes; prove it with "
+        f"python -m tvm_distir.execution.rule_validation --op {rule.op}."
     )
+    return PropagationError("DIST0418", problem, place=rule.op, remedy=remedy)

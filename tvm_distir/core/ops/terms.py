@@ -11,11 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tvm_distir.core.ir.placement import Labels
 
 from .factor import Factor, Rule
+
+if TYPE_CHECKING:
+    from tvm import relax
 
 Terms = tuple[tuple[int, str], ...]
 """(mesh axis, reduction op) pairs, in order of axis."""
@@ -36,7 +39,7 @@ def within(terms: Terms, axes: Sequence[int]) -> Terms:
     return tuple(t for t in terms if t[0] in axes)
 
 
-def attribute_axes(fn: Any, side: str) -> dict[int, tuple[int, ...]]:
+def attribute_axes(fn: relax.Function, side: str) -> dict[int, tuple[int, ...]]:
     """Return the partial axes per parameter or result, from the attribute ``dist.partial``."""
     attrs = fn.attrs or {}
     if "dist.partial" not in attrs or side not in attrs["dist.partial"]:

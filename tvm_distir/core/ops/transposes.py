@@ -39,7 +39,7 @@ def transposed_operands(reading: FunctionView) -> set[int]:
     return candidates - others
 
 
-def _role(value: Any) -> str:
+def _role(value: ir.Expr) -> str:
     """Return the op of a product, or of a swap of the last two dims; nothing of other values."""
     name = str(value.op.name) if isinstance(value, ir.Call) and type(value.op) is ir.Op else ""
     return name if name == _MATMUL or (name == _PERMUTE and _swaps_last_two(value)) else ""

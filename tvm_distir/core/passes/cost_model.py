@@ -7,7 +7,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
-from tvm import ir
+from tvm.ir import IRModule
 
 from tvm_distir.core.propagation.decision import Decision
 from tvm_distir.core.propagation.solve.cost import Costs
@@ -57,7 +57,7 @@ class CostModel(ABC):
         return CostModel.load(system)
 
     @abstractmethod
-    def placement_costs(self, mod: ir.IRModule) -> Costs:
+    def placement_costs(self, mod: IRModule) -> Costs:
         """Return the weights with which propagation decides a module with meshes."""
 
     @abstractmethod
@@ -65,9 +65,7 @@ class CostModel(ABC):
         """Return the costs of the steps of a redistribution."""
 
     @abstractmethod
-    def cheapest_placements(
-        self, mod: ir.IRModule, gap: float, memory_bytes: int | None
-    ) -> Decision:
+    def cheapest_placements(self, mod: IRModule, gap: float, memory_bytes: int | None) -> Decision:
         """Return the placements of all values of least time.
 
         Parameters

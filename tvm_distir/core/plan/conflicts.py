@@ -5,18 +5,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tvm_distir.support import PlanError
 
 from .name_patterns import is_pattern
 from .schema import PlanRule, labels_text
 
+if TYPE_CHECKING:
+    from tvm.ir import Expr
+
 EVERYTHING = "*"
 """The pattern of default rules, which more specific rules override."""
 
 
-def give(rules: dict[Any, PlanRule], key: Any, rule: PlanRule, place: str) -> None:
+def give(rules: dict[int | Expr, PlanRule], key: int | Expr, rule: PlanRule, place: str) -> None:
     """Add a rule of a tensor, merged with an earlier rule (DIST0239 if they contradict)."""
     other = rules.get(key)
     if other is None or _rank(rule) > _rank(other):

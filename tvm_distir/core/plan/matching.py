@@ -9,20 +9,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tvm import ir, relax
+from tvm.ir import Type
+from tvm.relax import Binding, Function
 
 from tvm_distir.core.ir.attributes.keys import FIELDS_ATTR
 from tvm_distir.core.ir.attributes.readers import param_names
-from tvm_distir.core.ir.placement import R, check_placement
-from tvm_distir.core.ir.types import is_object, is_private, static_shape, tensor_type
+from tvm_distir.core.ir.placement import R
+from tvm_distir.core.ir.types import is_object, is_private, tensor_type
 from tvm_distir.core.ops.packed import CACHE_HEADS, creates_cache
 from tvm_distir.core.rewriting.scopes import all_bindings
 from tvm_distir.core.rewriting.tuple_parameters import field_path
-from tvm_distir.support import Faults, MeshError, PlanError, nearest
+from tvm_distir.support import Faults, PlanError, nearest
 
 from .conflicts import give
+from .fitting import check_fit
 from .name_patterns import MAIN, is_pattern, match_name, plain_name
 from .plan import Plan
-from .schema import MeshSpec, PlanRule, faults_of_plan, labels_text
+from .schema import PlanRule, faults_of_plan
 
 Check = Callable[[Any, str], None]
 """A check that collects the faults of a rule for a tensor type, at a place."""
@@ -103,7 +106,7 @@ def _resolve_rule(
     plan: Plan,
     rule: PlanRule,
     place: str,
-    functions: dict[str, Any],
+    functions: dict[str, Function],
     targets: dict[str, FunctionTargets],
     faults: Faults,
 ) -> None:
@@ -111,9 +114,9 @@ def _resolve_rule(
     finder = {"param": _match_params, "value": _match_values, "call": _match_calls}[rule.kind]
     mesh = plan.mesh(rule.mesh, place)
 
-    def check(ty: Any, where: str) -> None:
+    def check(ty: Type, where: str) -> None:
         with faults.gathered():
-            _check_fit(rule, mesh, ty, where)
+            check_fit(rule, mesh, ty, where)
 
     matches = [
         finder(rule, check, functions[name], name, targets.setdefault(name, FunctionTargets()))
@@ -125,7 +128,7 @@ def _resolve_rule(
         raise PlanError("DIST0223", problem, place=place, remedy=remedy)
 
 
-def _functions_to_search(rule: PlanRule, functions: dict[str, Any], place: str) -> list[str]:
+def _functions_to_search(rule: PlanRule, functions: dict[str, Function], place: str) -> list[str]:
     if rule.kind == "call" and rule.name not in functions:
         private = [name for name, fn in functions.items() if is_private(fn)]
         problem = f'the module has no function "{rule.name}"'
@@ -145,7 +148,9 @@ def _functions_to_search(rule: PlanRule, functions: dict[str, Any], place: str) 
     return public
 
 
-def _what_there_is(rule: PlanRule, searched: Sequence[Any], functions: dict[str, Any]) -> str:
+def _what_there_is(
+    rule: PlanRule, searched: Sequence[Function], functions: dict[str, Function]
+) -> str:
     if rule.kind == "param":
         paths = [path for fn in searched for path in _field_paths(fn)]
         fields = [path for path in paths if path.startswith(f"{rule.name}.")]
@@ -165,7 +170,7 @@ def _what_there_is(rule: PlanRule, searched: Sequence[Any], functions: dict[str,
 
 
 def _match_params(
-    rule: PlanRule, check: Check, fn: relax.Function, name: str, targets: FunctionTargets
+    rule: PlanRule, check: Check, fn: Function, name: str, targets: FunctionTargets
 ) -> bool:
     if not targets.positions:
         names = param_names(fn)
@@ -191,20 +196,20 @@ def _match_params(
     return bool(tensors)
 
 
-def _fields_named(fn: relax.Function, name: str) -> list[int]:
+def _fields_named(fn: Function, name: str) -> list[int]:
     """Return the positions of what a name such as ``packed_params[3]`` denotes, or a pattern."""
     path = field_path(name)
     return [i for i, field in enumerate(_field_paths(fn)) if field and match_name(path, field)]
 
 
-def _field_paths(fn: relax.Function) -> list[str]:
+def _field_paths(fn: Function) -> list[str]:
     """Return the path of each parameter that was a field of a tuple; of others it is empty."""
     fields = fn.attrs[FIELDS_ATTR][:] if fn.attrs and FIELDS_ATTR in fn.attrs else []
     return [str(field) for field in fields]
 
 
 def _match_values(
-    rule: PlanRule, check: Check, fn: relax.Function, name: str, targets: FunctionTargets
+    rule: PlanRule, check: Check, fn: Function, name: str, targets: FunctionTargets
 ) -> bool:
     if not targets.bound:
         for binding in all_bindings(fn.body):
@@ -233,7 +238,7 @@ def _match_values(
     return bool(tensors)
 
 
-def _created_caches(fn: relax.Function, named: Sequence[Any]) -> list[Any]:
+def _created_caches(fn: Function, named: Sequence[Any]) -> list[Any]:
     """Return the variables, of these, to which a created cache is bound."""
     objects = {var for var in named if is_object(var.ty)}
     if not objects:
@@ -241,9 +246,9 @@ def _created_caches(fn: relax.Function, named: Sequence[Any]) -> list[Any]:
     return [b.var for b in all_bindings(fn.body) if b.var in objects and creates_cache(b.value)]
 
 
-def _calls_of(fn: relax.Function) -> dict[str, list[Any]]:
+def _calls_of(fn: Function) -> dict[str, list[Binding]]:
     """Return the bindings of calls of functions, by the function's name."""
-    calls: dict[str, list[Any]] = {}
+    calls: dict[str, list[Binding]] = {}
     for binding in all_bindings(fn.body):
         value = getattr(binding, "value", None)
         if isinstance(value, ir.Call) and isinstance(value.op, ir.GlobalVar):
@@ -252,7 +257,7 @@ def _calls_of(fn: relax.Function) -> dict[str, list[Any]]:
 
 
 def _match_calls(
-    rule: PlanRule, check: Check, fn: relax.Function, name: str, targets: FunctionTargets
+    rule: PlanRule, check: Check, fn: Function, name: str, targets: FunctionTargets
 ) -> bool:
     matched = False
     if targets.calls is None:
@@ -272,49 +277,7 @@ def _match_calls(
 
 
 def _no_tensor(
-    rule: PlanRule, place: str, ty: Any, remedy: str = "Name the tensors that it contains."
+    rule: PlanRule, place: str, ty: Type, remedy: str = "Name the tensors that it contains."
 ) -> PlanError:
     problem = f"the rule {rule.title} selects a value of type {ty}, which is not a tensor"
     return PlanError("DIST0224", problem, place=place, remedy=remedy)
-
-
-def _check_fit(rule: PlanRule, mesh: MeshSpec, ty: Any, place: str) -> None:
-    """Refuse a placement that the tensor cannot take."""
-    tensor = tensor_type(ty)
-    ndim = int(tensor.ndim) if tensor is not None else -1
-    if ndim < 0:
-        raise MeshError(
-            "DIST0205",
-            "the number of dims is not known, so the placement cannot be checked",
-            place=place,
-            remedy="Give the tensor a type with a known number of dims.",
-        )
-    try:
-        check_placement(rule.closed_labels, mesh.shape, ndim, place)
-    except MeshError as error:
-        shape = static_shape(ty)
-        words = "x".join(map(str, shape)) if shape else "unknown shape"
-        problem = f"{error.what} ({words}; {rule.title})"
-        raise MeshError(error.code, problem, place=place, remedy=error.remedy) from None
-    cut = [label for label in rule.placement if label is not None and label >= 0]
-    if len(set(cut)) == len(cut):
-        return
-    shape = static_shape(ty)
-    for dim in range(ndim):
-        axes = [a for a, label in enumerate(rule.placement) if label == dim]
-        if len(axes) < 2 or shape is None or not isinstance(shape[dim], int):
-            continue
-        parts = [mesh.shape[a] for a in axes]
-        count = 1
-        for n in parts:
-            count *= n
-        if shape[dim] % count and shape[dim] <= count:
-            names = " and ".join(f'"{mesh.axis_names[a]}"' for a in axes)
-            raise PlanError(
-                "DIST0226",
-                f'"{labels_text(rule.placement)}" shards dim {dim} of size {shape[dim]} into '
-                f"{' x '.join(map(str, parts))} = {count} parts, more than it has elements "
-                f"({rule.title})",
-                place=place,
-                remedy=f"Choose one of {names}.",
-            )

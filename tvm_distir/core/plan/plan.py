@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
 from pathlib import Path
@@ -12,16 +12,9 @@ from typing import Any
 
 from tvm_distir.core.ir.mesh import mesh_key
 from tvm_distir.core.plan.schedules.schedule import Schedule
-from tvm_distir.support import (
-    DataTable,
-    Displayed,
-    Faults,
-    MeshError,
-    PlanError,
-    nearest,
-    shortened,
-)
+from tvm_distir.support import DataTable, Displayed, Faults, MeshError, PlanError, nearest
 
+from .field_kinds import check_kinds
 from .partition_spec import PartitionSpec, read_placement
 from .plan_display import draw_plan, plan_headline, plan_tables
 from .plan_writer import PlanFields, plan_dict, save_plan
@@ -103,7 +96,7 @@ class Plan(PlanFields, Displayed):
             "meshes": specs, "recompute": recompute or {}, "ring": ring, "regather": regather,
             "schedule": schedule, "labels": labels, "complete": complete, "attention": attention,
         }  # fmt: skip
-        _check_kinds(values, faults)
+        check_kinds(values, faults)
         if mesh is not None:
             with faults.gathered():
                 values["meshes"] = (*specs, MeshSpec(DEFAULT_MESH, mesh))
@@ -219,35 +212,6 @@ class Plan(PlanFields, Displayed):
         save_plan(self.to_dict(), path)
 
 
-def _are_names(value: Any) -> bool:
-    listed = isinstance(value, Iterable) and not isinstance(value, str)
-    return listed and all(isinstance(name, str) for name in value)
-
-
-_KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "meshes": ("names and sizes of mesh axes, or MeshSpecs",
-               lambda meshes: all(isinstance(mesh, MeshSpec) for mesh in meshes)),
-    "recompute": ("an object with policies by function",
-                  lambda names: isinstance(names, Mapping) and _are_names(names.values())),
-    "ring": ("a list of mesh axes", _are_names),
-    "regather": ("a list of mesh axes", _are_names),
-    "schedule": ("a Schedule", lambda schedule: isinstance(schedule, Schedule | None)),
-    "labels": ("an object", lambda labels: isinstance(labels, Mapping | None)),
-    "complete": ("True or False", lambda complete: isinstance(complete, bool)),
-    "attention": ('"fused" or empty', lambda attention: attention in ("", "fused")),
-}  # fmt: skip
-"""What the fields of a plan are, in words and as a check."""
-
-
-def _check_kinds(values: Mapping[str, Any], faults: Faults) -> None:
-    """Refuse values of other types than the fields have."""
-    for name, (words, check) in _KINDS.items():
-        if not check(values[name]):
-            problem = f"{shortened(repr(values[name]))} is not {words}"
-            faults.add(PlanError("DIST0221", problem, place=name, remedy=f"Give {words}."))
-    faults.raise_all()
-
-
 def _read_rules(rules: Any, meshes: Sequence[MeshSpec], faults: Faults) -> tuple[PlanRule, ...]:
     """Return rules that are PlanRules, in their JSON form, or as placements by name."""
     if isinstance(rules, Mapping):
@@ -292,24 +256,15 @@ def _check_meshes(meshes: Sequence[MeshSpec], faults: Faults) -> None:
     names: list[str] = []
     keys: list[Any] = []
     for mesh in meshes:
+        at = f'mesh "{mesh.name}"'
         if mesh.name in names:
-            faults.add(
-                PlanError(
-                    "DIST0221",
-                    "two meshes have the same name",
-                    place=f'mesh "{mesh.name}"',
-                    remedy="Rename one of them.",
-                )
-            )
+            problem = "two meshes have the same name"
+            faults.add(PlanError("DIST0221", problem, place=at, remedy="Rename one of them."))
         key = mesh_key(mesh.device_mesh())
         if key in keys:
-            faults.add(
-                MeshError(
-                    "DIST0202",
-                    f'it has the same devices in the same shape as mesh "{names[keys.index(key)]}"',
-                    place=f'mesh "{mesh.name}"',
-                    remedy='Use a single mesh, or give the others "start" or "device_ids".',
-                )
-            )
+            same = names[keys.index(key)]
+            problem = f'it has the same devices in the same shape as mesh "{same}"'
+            remedy = 'Use a single mesh, or give the others "start" or "device_ids".'
+            faults.add(MeshError("DIST0202", problem, place=at, remedy=remedy))
         names.append(mesh.name)
         keys.append(key)

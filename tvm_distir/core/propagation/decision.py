@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tvm_distir.core.ir.placement import P
-from tvm_distir.core.propagation.graph.graph import Axis, Graph
+from tvm_distir.core.propagation.graph.graph import Axis, Graph, Uses
 from tvm_distir.core.propagation.solve.conversions import ReshardPath
 from tvm_distir.core.propagation.solve.cost import Conversions
 from tvm_distir.core.propagation.solve.strategies import OpStrategy
@@ -155,9 +155,7 @@ class Decision:
 
     @staticmethod
     def _at_home(
-        uses: Sequence[tuple[int, tuple[int, ...]]],
-        columns: Sequence[Sequence[OpStrategy]],
-        produced: Sequence[int],
+        uses: Uses, columns: Sequence[Sequence[OpStrategy]], produced: Sequence[int]
     ) -> bool:
         """Return whether all consumers take a value as it is produced."""
         for column, have in zip(columns, produced):

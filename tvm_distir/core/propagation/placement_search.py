@@ -126,7 +126,7 @@ class PlacementSearch:
             for name, params in self._open.items():
                 inst = decision.entries[name]
                 labels[name] = {
-                    i: decision.value_form(inst, inst.graph.param_value(i))[0] for i in params
+                    i: decision.value_form(inst, inst.graph.param_values[i])[0] for i in params
                 }
             self._tried[key] = self._trial(decision, labels, self._pins(decision, labels))
         return self._tried[key]
@@ -161,7 +161,7 @@ class PlacementSearch:
         flops, moved, stored_bytes = 0, 0, 0
         for name in self._open:
             g = self._graph(name)
-            stored_bytes += sum(g.values[g.param_value(i)].size_bytes for i in self._open[name])
+            stored_bytes += sum(g.values[g.param_values[i]].size_bytes for i in self._open[name])
             for rule, count in self.ops(name):
                 flops += count * rule.flops
                 moved += count * 2 * sum(rule.out_bytes)
@@ -193,7 +193,7 @@ class PlacementSearch:
 
     def weight_bytes(self, name: str, number: int, label: int = R) -> int:
         """Return the bytes a device stores of a weight: the largest shard of an uneven dim."""
-        value = self._graph(name).values[self._graph(name).param_value(number)]
+        value = self._graph(name).values[self._graph(name).param_values[number]]
         if label < 0:
             return value.size_bytes
         size = value.shape[label]
@@ -206,7 +206,7 @@ class PlacementSearch:
 
         None where all dims are too small.
         """
-        shape = self._graph(name).values[self._graph(name).param_value(number)].shape
+        shape = self._graph(name).values[self._graph(name).param_values[number]].shape
         dims = [d for d, size in enumerate(shape) if fits(size, self.ranks, 1, True)]
         return min(dims, key=lambda d: (self.weight_bytes(name, number, d), d), default=None)
 
@@ -216,7 +216,7 @@ class PlacementSearch:
         Every consumer must accept the dim as it is sharded, through layout ops and calls.
         """
         g, reasons = self._graph(name), list[str]()
-        v = g.param_value(number)
+        v = g.param_values[number]
         for d in range(len(g.values[v].shape)):
             why = self._obstacle(g, v, d)
             if why is None:
@@ -233,7 +233,7 @@ class PlacementSearch:
             node, why = g.nodes[k], None
             if node.kind == "call":
                 inner = self._search.module.graphs[node.callee]
-                obstacles = [self._obstacle(inner, inner.param_value(i), d) for i in positions]
+                obstacles = [self._obstacle(inner, inner.param_values[i], d) for i in positions]
                 why = next((obstacle for obstacle in obstacles if obstacle is not None), None)
             elif node.rule is not None:
                 why = self._refusal(g, k, positions, d)

@@ -269,12 +269,7 @@ class ReachabilityWalk:
         if source.pin is None:
             reach = self.result[g.key]
             pairs = zip(reach.fixed, reach.held)
-            result = tuple(
-                [
-                    (fixed.get(origin), is_stationary.get(origin, False))
-                    for fixed, is_stationary in pairs
-                ]
-            )
+            result = tuple([(label.get(origin), held.get(origin, False)) for label, held in pairs])
         else:
             key = (source.mesh, source.pin, source.stationary)
             if key not in of_pins:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tvm import ir
+from tvm.ir import IRModule
 
 from tvm_distir.core.ir.branches import lift_branches
 from tvm_distir.core.propagation.graph.graph import Axis, Graph
@@ -48,9 +48,7 @@ class TiedDims:
         return tuple(d for d in range(count) if self.flags[start + d])
 
 
-def tied_dims(
-    mod: ir.IRModule, seeds: Mapping[str, Mapping[int, int]], ranks: int
-) -> list[TiedDims]:
+def tied_dims(mod: IRModule, seeds: Mapping[str, Mapping[int, int]], ranks: int) -> list[TiedDims]:
     """Follow dims of inputs through a module and its callees by the sharding rules.
 
     Two dims are tied where a factor of a rule names both. A branch of an ``If`` is a function.
@@ -90,7 +88,7 @@ def _following(
     for name, dims in seeds.items():
         entry = module.entries[name]
         for i in dims:
-            follows[entry][module.graphs[entry].param_value(i)] = 1
+            follows[entry][module.graphs[entry].param_values[i]] = 1
     for key in reversed(module.order):  # callers first
         g, marked = module.graphs[key], follows[key]
         for node in g.nodes:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Mapping
 from dataclasses import replace
 
-from tvm import ir
+from tvm.ir import IRModule
 
 from tvm_distir.core.ir.placement import R
 from tvm_distir.core.propagation.graph.graph import Axis, Graph, divisible, has_size
@@ -54,9 +54,7 @@ class WeightSearch:
         Whether the structure of problems is kept.
     """
 
-    def __init__(
-        self, mod: ir.IRModule, axis: Axis, settling: Costs, sketching: bool = True
-    ) -> None:
+    def __init__(self, mod: IRModule, axis: Axis, settling: Costs, sketching: bool = True) -> None:
         self.module = PlacedModule.of(mod, [axis])
         self._unified = DimUnifier(self.module).run()
         self._prices = _Prices(self.module, settling)

@@ -67,7 +67,7 @@ def _exchanging(
     return Wire("exchange", step.axes, size_bytes((elements,), dtype))
 
 
-def local_bytes(ty: Any) -> int:
+def local_bytes(ty: ir.Type) -> int:
     """Return the bytes of a device's (padded) part of a tensor; symbolic dims count as 1."""
     tensor, shape = tensor_type(ty), static_shape(ty)
     if tensor is None or shape is None:
@@ -78,7 +78,7 @@ def local_bytes(ty: Any) -> int:
     return size_bytes(sizes, str(tensor.dtype))
 
 
-def payload_bytes(kind: str, call: ir.Call, ty: Any) -> int:
+def payload_bytes(kind: str, call: ir.Call, ty: ir.Type) -> int:
     """Return the bytes of a device's result; of an exchange, the most that a device receives."""
     if kind != "exchange":
         return local_bytes(ty)
@@ -93,7 +93,7 @@ def payload_bytes(kind: str, call: ir.Call, ty: Any) -> int:
     return size_bytes((elements,), element_type(ty))
 
 
-def element_type(ty: Any) -> str:
+def element_type(ty: ir.Type) -> str:
     """Return the element type of a tensor type."""
     tensor: Any = tensor_type(ty)
     return str(tensor.dtype)

@@ -34,14 +34,14 @@ class ConstantSlot(NamedTuple):
     """
 
     number: int
-    ty: Any
+    ty: ir.Type
 
 
 class Fields(NamedTuple):
     """A placeholder of a tuple."""
 
     parts: tuple[Any, ...]
-    ty: Any
+    ty: ir.Type
 
 
 @dataclass(frozen=True)
@@ -71,14 +71,14 @@ class Template:
     state: Any
     number: int
     parts: tuple[Any, ...] | None = None
-    op: Any = None
+    op: ir.Expr | None = None
     attrs: Any = None
-    ty_args: Any = None
+    ty_args: Sequence[ir.Type] | None = None
     index: int = -1
-    ty: Any = None
+    ty: ir.Type = None
 
     @staticmethod
-    def of(new: Any, old: Any, parts: tuple[Any, ...], state: Any, number: int) -> Template:
+    def of(new: ir.Expr, old: ir.Expr, parts: tuple[Any, ...], state: Any, number: int) -> Template:
         """Return the template of a value, a Call, TupleGetItem or Tuple, which it does not keep."""
         if type(new) is ir.Call:
             same = dist_op_name(new) is not None and type(old) is ir.Call
@@ -89,11 +89,11 @@ class Template:
         return Template(state, number, parts, index=index, ty=new.ty)
 
     @functools.cached_property
-    def constant_types(self) -> list[Any]:
+    def constant_types(self) -> list[ir.Type]:
         """Return the types of the new forms of its constants, in order."""
         return [part.ty for part in _flat(self.parts or ()) if type(part) is ConstantSlot]
 
-    def constants(self, old: Any) -> list[Any]:
+    def constants(self, old: ir.Expr) -> list[ir.Expr]:
         """Return the constants among the operands of an original value, in order."""
         if self._constants is None or type(old) is not ir.Call:
             return list(_constants_of(old))
@@ -121,7 +121,7 @@ class Template:
         tensors = filter(None, map(tensor_type, flat_types(self.ty)))
         return any(ty.vdevice is not None for ty in tensors)
 
-    def value(self, old: Any, operands: Sequence[Any], constants: Sequence[Any]) -> Any:
+    def value(self, old: ir.Expr, operands: Sequence[ir.Expr], constants: Sequence[Any]) -> ir.Expr:
         """Instantiate the template.
 
         Parameters
@@ -153,7 +153,7 @@ def _flat(parts: Sequence[Any]) -> Iterator[Any]:
             yield part
 
 
-def _filled(part: Any, operands: Sequence[Any], constants: Sequence[Any]) -> Any:
+def _filled(part: Any, operands: Sequence[ir.Expr], constants: Sequence[ir.Expr]) -> ir.Expr:
     if type(part) is int:
         return operands[part]
     if type(part) is ConstantSlot:
@@ -182,11 +182,11 @@ class PartMatcher:
         New forms of the variables that a binding reads, in order; None for a constant.
     """
 
-    def __init__(self, operands: Sequence[Any]) -> None:
+    def __init__(self, operands: Sequence[ir.Expr | None]) -> None:
         self.operands = operands
         self.constants = sum(x is None for x in operands)
 
-    def of(self, old: Any, new: Any) -> tuple[Any, ...] | None:
+    def of(self, old: ir.Expr, new: ir.Expr) -> tuple[Any, ...] | None:
         """Return the parts of the new form; None if a part is neither operand nor literal."""
         mine, theirs = _arguments(new), _arguments(old)
         aligned = len(mine) == len(theirs) and self._positions(theirs)
@@ -200,10 +200,10 @@ class PartMatcher:
         places = [self._searched(a) for a in mine]
         return None if _has_none(places) else tuple(places)
 
-    def _positions(self, args: Sequence[Any]) -> bool:
+    def _positions(self, args: Sequence[ir.Expr]) -> bool:
         return sum(_count(a) for a in args) == len(self.operands)
 
-    def _aligned(self, new: Any, old: Any, at: list[int]) -> Any:
+    def _aligned(self, new: ir.Expr, old: ir.Expr, at: list[int]) -> Any:
         """Return the part of an argument at its original position; None if another is there."""
         kind = type(old)
         if kind in VARIABLES or kind is ir.GenericConst:
@@ -224,7 +224,7 @@ class PartMatcher:
             return None if _has_none(parts) else Fields(tuple(parts), new.ty)
         return None if _count(new) else new
 
-    def _searched(self, new: Any) -> Any:
+    def _searched(self, new: ir.Expr) -> int | ir.Expr | None:
         """Return the part of an argument at any position; None if it is no single operand."""
         if type(new) in VARIABLES:
             matches = [i for i, x in enumerate(self.operands) if new.same_as(x)]
@@ -239,9 +239,9 @@ def _has_none(parts: Sequence[Any]) -> bool:
     return any(part is None for part in parts)  # TVM's expressions overload ==
 
 
-def _arguments(value: Any) -> list[Any]:
+def _arguments(value: ir.Expr) -> list[ir.Expr]:
     if type(value) is ir.Call:
-        arguments: list[Any] = value.args[:]
+        arguments: list[ir.Expr] = value.args[:]
     elif type(value) is relax.TupleGetItem:
         arguments = [value.tuple_value]
     else:
@@ -249,7 +249,7 @@ def _arguments(value: Any) -> list[Any]:
     return arguments
 
 
-def _count(arg: Any) -> int:
+def _count(arg: ir.Expr) -> int:
     """Return how many variables and constants an argument mentions."""
     if type(arg) is relax.Tuple:
         return sum(_count(field) for field in arg.fields[:])

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tvm import ir, relax
+from tvm.ir import Expr
 
 from tvm_distir.core.ir.types import flat_types, tensor_type
 from tvm_distir.support import LoweringError
@@ -28,7 +29,7 @@ def called_name(call: ir.Call) -> str:
     return str(name or getattr(op, "global_symbol", None) or type(op).__name__)
 
 
-def op_name(value: Any) -> str:
+def op_name(value: Expr) -> str:
     """Return a description of a bound value for messages: op, callee or kind of expression."""
     if type(value) is not ir.Call:
         return type(value).__name__
@@ -42,12 +43,12 @@ def op_name(value: Any) -> str:
     return text.removeprefix("relax.")
 
 
-def place_of(function: str, var: Any, value: Any) -> str:
+def place_of(function: str, var: relax.Var, value: Expr) -> str:
     """Return the place of an error as ``function/binding (op)``."""
     return f"{function}/{var.name} ({op_name(value)})"
 
 
-def is_tensors(ty: Any) -> bool:
+def is_tensors(ty: ir.Type) -> bool:
     """Return whether a type is a tensor or a (nested) tuple of tensors."""
     if type(ty) is not relax.TupleType:
         return tensor_type(ty) is not None
@@ -55,7 +56,7 @@ def is_tensors(ty: Any) -> bool:
     return bool(leaves) and all(tensor_type(t) is not None for t in leaves)
 
 
-def tensor_args(call: ir.Call) -> list[Any]:
+def tensor_args(call: ir.Call) -> list[Expr]:
     """Return the arguments of a call that hold tensors, in order (tuples not flattened)."""
     args = call.args[:]
     if args and type(args[0]) is ir.GlobalVar and op_name(call).startswith("call_tir"):
@@ -63,7 +64,7 @@ def tensor_args(call: ir.Call) -> list[Any]:
     return [a for a in args if is_tensors(a.ty)]
 
 
-def leaves_of(expr: Any) -> Iterator[tuple[Any, int, Any]]:
+def leaves_of(expr: Expr) -> Iterator[tuple[Any, int, Any]]:
     """Return the flattened tensors of an argument: (expression, position in it, type).
 
     A tuple expression is opened; a variable of tuple type stands for all its leaves.
@@ -82,12 +83,12 @@ def permutation(call: ir.Call) -> list[int]:
     return [*range(rank)][::-1] if axes is None else [int(axis) % rank for axis in axes]
 
 
-def rebuild(call: ir.Call, op: Any, args: Sequence[Any], ty: Any = None) -> ir.Call:
+def rebuild(call: ir.Call, op: Expr, args: Sequence[Expr], ty: ir.Type | None = None) -> ir.Call:
     """Copy a call with another op or other arguments; typed ``ty``, or untyped when None."""
     return make_call(op, args, call.attrs, call.ty_args, ty, call.span)
 
 
-def rebuilt(call: ir.Call, op: Any, args: Sequence[Any]) -> ir.Call:
+def rebuilt(call: ir.Call, op: Expr, args: Sequence[Expr]) -> ir.Call:
     """Return a call of the same type with these parts: itself, where they are its own."""
     old = call.args[:]
     if op.same_as(call.op) and all(a.same_as(b) for a, b in zip(args, old, strict=True)):
@@ -95,7 +96,7 @@ def rebuilt(call: ir.Call, op: Any, args: Sequence[Any]) -> ir.Call:
     return rebuild(call, op, args, call.ty)
 
 
-def typed(expr: Any, ty: Any) -> Any:
+def typed(expr: Expr, ty: ir.Type) -> Expr:
     """Give a fresh expression its type, unless its constructor inferred a type."""
     if type(expr.ty) is ir.Type:
         relax.expr._update_type(expr, ty)
@@ -150,6 +151,6 @@ def bindings_of(fn: relax.Function, function: str) -> Iterator[tuple[Any, Any]]:
             yield binding.var, value
 
 
-def is_redistribute(value: Any) -> bool:
+def is_redistribute(value: Expr) -> bool:
     """Return whether a value is ``R.dist.redistribute(...)``."""
     return type(value) is ir.Call and bool(_REDISTRIBUTE.same_as(value.op))

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tvm import relax
+from tvm import ir, relax
 
 from tvm_distir.core.ir.attributes.readers import training_notes
 from tvm_distir.core.ir.types import static_shape, tensor_type
@@ -16,7 +16,7 @@ from .scopes import all_bindings
 from .substitute import variables
 
 
-def forward_bindings(fn: relax.Function) -> list[Any]:
+def forward_bindings(fn: relax.Function) -> list[relax.Binding]:
     """Return the bindings of a function; of a training step those that its loss depends on."""
     bindings = list(all_bindings(fn.body))
     loss = _loss(fn, _resolved(fn.body.body, bindings))
@@ -41,7 +41,7 @@ def loss_place(fn: relax.Function) -> int | None:
     return next(i for i, ty in enumerate(fn.ret_ty.fields) if i not in places and _is_number(ty))
 
 
-def _loss(fn: relax.Function, result: Any) -> Any:
+def _loss(fn: relax.Function, result: ir.Expr) -> ir.Expr:
     """Return the loss among a function's results.
 
     A step without notes that was written elsewhere returns a single number, and gradients or new
@@ -57,19 +57,19 @@ def _loss(fn: relax.Function, result: Any) -> Any:
     return losses[0] if len(losses) == 1 and others and known.issuperset(others) else None
 
 
-def _is_number(ty: Any) -> bool:
+def _is_number(ty: ir.Type) -> bool:
     """Return whether it is the type of a float without dims."""
     tensor = tensor_type(ty)
     return tensor is not None and int(tensor.ndim) == 0 and "float" in str(tensor.dtype)
 
 
-def _shape_and_type(ty: Any) -> tuple[Any, str] | None:
+def _shape_and_type(ty: ir.Type) -> tuple[Any, str] | None:
     """Return a key that is equal for tensors of known shape that are interchangeable."""
     tensor, shape = tensor_type(ty), static_shape(ty)
     return None if tensor is None or shape is None else (shape, str(tensor.dtype))
 
 
-def _resolved(result: Any, bindings: Sequence[Any]) -> Any:
+def _resolved(result: ir.Expr, bindings: Sequence[relax.Binding]) -> ir.Expr:
     """Resolve a variable that is bound to the tuple of results."""
     if not isinstance(result, relax.Var):
         return result

@@ -29,13 +29,13 @@ def has_dtensor(fn: relax.Function) -> bool:
     return any(type(t) is DTensorType for ty in types for t in flat_types(ty))
 
 
-def callee_of(value: object) -> Any:
+def callee_of(value: Expr) -> ir.GlobalVar | None:
     """Return the function of the module that a value calls, or None."""
     calls = type(value) is ir.Call and type(value.op) is ir.GlobalVar
     return value.op if calls else None
 
 
-def callees_of(fn: relax.Function) -> list[Any]:
+def callees_of(fn: relax.Function) -> list[ir.GlobalVar]:
     """Return the functions of the module that a function calls, in order, with repeats."""
     callees = (callee_of(binding.value) for binding in all_bindings(fn.body))
     return [callee for callee in callees if callee is not None]
@@ -118,7 +118,7 @@ def _mentions(fn: relax.Function, names: set[str]) -> bool:
     )
 
 
-def retyped(gv: Any, ty: Any) -> Any:
+def retyped(gv: ir.GlobalVar, ty: ir.Type) -> ir.GlobalVar:
     """Make a global variable of the same name and another type."""
     return typed(ir.GlobalVar(gv.name_hint), ty)
 

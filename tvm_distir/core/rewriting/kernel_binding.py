@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tvm import relax, tirx
+from tvm import ir, relax, tirx
 from tvm.s_tir import renew_defs
 from tvm.sym import Analyzer
 
@@ -37,7 +37,7 @@ class KernelCall:
         The tuple of operands, as it is now.
     """
 
-    def __init__(self, kernel: tirx.PrimFunc, call: Any, operands: Any) -> None:
+    def __init__(self, kernel: tirx.PrimFunc, call: ir.Call, operands: ir.Expr) -> None:
         self.kernel = kernel
         self.operand_tuple = operands
         self.fields = list(operands.fields) if isinstance(operands, relax.Tuple) else []
@@ -53,7 +53,7 @@ class KernelCall:
         # The kernel of another gradient, or the operand of a place, is identified by position.
         self.numbers_can_go = str(call.op.name) == "relax.call_tir"
 
-    def sizes(self, place: str) -> dict[Any, int]:
+    def sizes(self, place: str) -> dict[ir.Expr, int]:
         """Return the sizes of the kernel's variables that the call decides.
 
         Raises
@@ -61,7 +61,7 @@ class KernelCall:
         ModelError
             DIST0313 where two operands want different ones.
         """
-        sizes: dict[Any, int] = {}
+        sizes: dict[ir.Expr, int] = {}
         if self.numbers_can_go:
             numbers = zip(self.kernel.params, self.fields, strict=False)
             sizes = {p: int(f) for p, f in numbers if isinstance(f, tirx.IntImm)}
@@ -88,19 +88,19 @@ class KernelCall:
                 if isinstance(size, int):
                     yield declared, size
 
-    def _is_parameter(self, variable: Any) -> bool:
+    def _is_parameter(self, variable: relax.Var) -> bool:
         return any(variable.same_as(param) for param in self.kernel.params)
 
-    def operands(self, sizes: Mapping[Any, int]) -> Any:
+    def operands(self, sizes: Mapping[ir.Expr, int]) -> ir.Expr:
         """Return the operands without the numbers that stand in the kernel of these sizes."""
         numbers = zip(self.kernel.params, self.fields, strict=False)
         fields = [field for param, field in numbers if param not in sizes]
         return relax.Tuple(fields) if len(fields) < len(self.fields) else self.operand_tuple
 
 
-def specialise_kernel(kernel: tirx.PrimFunc, sizes: Mapping[Any, int]) -> tirx.PrimFunc:
+def specialise_kernel(kernel: tirx.PrimFunc, sizes: Mapping[ir.Expr, int]) -> tirx.PrimFunc:
     """Return the kernel with sizes for some of its variables, dropped as parameters."""
-    params: Sequence[Any] = list(kernel.params)
+    params: Sequence[relax.Var] = list(kernel.params)
     free = [v for v in sizes if not any(v.same_as(param) for param in params)]
     opened = tirx.PrimFunc([*params, *free], kernel.body, kernel.ret_type, kernel.attrs)
     values = {v: tirx.IntImm(v.ty.dtype, size) for v, size in sizes.items()}

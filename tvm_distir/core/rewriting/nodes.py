@@ -26,45 +26,50 @@ _ITEM = tvm_ffi.get_global_func("ffi.ArrayGetItem")
 _BINDING = tvm_ffi.get_global_func("relax.VarBinding")
 
 
-def argument(call: Any, number: int) -> Any:
+def argument(call: ir.Call, number: int) -> ir.Expr:
     """Return an argument of a call."""
     return _ITEM(call.args, number)
 
 
-def make_var(name: str, ty: Any, dataflow: bool = False) -> Any:
+def make_var(name: str, ty: ir.Type, dataflow: bool = False) -> ir.Expr:
     """Return a Relax variable; ``dataflow``: a variable that its dataflow block hides."""
     return (_DATAFLOW_VAR if dataflow else _VAR)(name, ty, None)
 
 
 def make_call(
-    op: Any, args: Sequence[Any], attrs: Any, ty_args: Any, ty: Any, span: Any = None
-) -> Any:
+    op: ir.Expr,
+    args: Sequence[ir.Expr],
+    attrs: Any,
+    ty_args: Sequence[ir.Type] | None,
+    ty: ir.Type | None,
+    span: Any = None,
+) -> ir.Call:
     """Return a call; its type is inferred later where it is None."""
     return _CALL(_MISSING if ty is None else ty, op, args, attrs, ty_args, span)
 
 
-def make_binding(var: Any, value: Any) -> Any:
+def make_binding(var: relax.Var, value: ir.Expr) -> relax.Binding:
     """Return the binding ``var = value``."""
     return _BINDING(var, value, None)
 
 
 @functools.cache
-def _scalar_of_digits(digits: str, dtype: str) -> Any:
+def _scalar_of_digits(digits: str, dtype: str) -> ir.Expr:
     return relax.const(float.fromhex(digits), dtype)
 
 
-def scalar(value: float, dtype: str) -> Any:
+def scalar(value: float, dtype: str) -> ir.Expr:
     """Make a constant (), a separate node; equal ones share their data, which costs most."""
     known = _scalar_of_digits(float(value).hex(), dtype)
     return ir.GenericConst(known.value, known.ty)
 
 
 @functools.lru_cache(maxsize=1 << 10)
-def _scalar_of_bytes(data: bytes, dtype: str) -> Any:
+def _scalar_of_bytes(data: bytes, dtype: str) -> ir.Expr:
     return relax.const(np.frombuffer(data, dtype).reshape(()), dtype)
 
 
-def scalar_of(array: npt.NDArray[Any]) -> Any:
+def scalar_of(array: npt.NDArray[Any]) -> ir.Expr:
     """Return a constant as :func:`scalar` does, from a NumPy array of shape ()."""
     known = _scalar_of_bytes(array.tobytes(), str(array.dtype))
     return ir.GenericConst(known.value, known.ty)

@@ -15,6 +15,8 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from tvm import ir, relax
+from tvm.ir import Expr, Type
+from tvm.relax import Binding, Var
 
 from tvm_distir.core.rewriting.native.function_index import ALIAS, FunctionView
 from tvm_distir.support import LoweringError
@@ -49,11 +51,11 @@ class RewrittenValues:
     writer: BlockWriter
     removes_aliases = False
 
-    def fault(self, code: str, problem: str, var: Any, value: Any, remedy: str) -> LoweringError:
+    def fault(self, code: str, problem: str, var: Var, value: Expr, remedy: str) -> LoweringError:
         """Return an error of a binding."""
         return LoweringError(code, problem, place=place_of(self.name, var, value), remedy=remedy)
 
-    def terms_of(self, expr: Any, number: int) -> tuple[tuple[int, str], ...]:
+    def terms_of(self, expr: Expr, number: int) -> tuple[tuple[int, str], ...]:
         """Return the mesh axes along which a leaf of an expression is partial, with their ops."""
         return self.terms.get((expr, number), ()) if type(expr) in VARIABLES else ()
 
@@ -61,7 +63,7 @@ class RewrittenValues:
         """Return whether templates hold at this place of the function."""
         return True
 
-    def replacement(self, var: Any) -> tuple[Any, Hashable] | None:
+    def replacement(self, var: Var) -> tuple[Any, Hashable] | None:
         """Return the variable that takes the place of a variable, and its state.
 
         None of a variable whose readers need to be written one by one. A pass that leaves a
@@ -69,17 +71,17 @@ class RewrittenValues:
         """
         raise NotImplementedError
 
-    def recall(self, var: Any, new: Any, state: Any) -> None:
+    def recall(self, var: Var, new: Expr, state: Any) -> None:
         """Note the replacement and the state of a variable, as :meth:`replacement` gave them.
 
         Variables that stay are not recalled.
         """
 
-    def recast(self, constant: Any, ty: Any) -> Any:
+    def recast(self, constant: Expr, ty: Type) -> Expr:
         """Return the new form of a constant of this type, None for the constant itself."""
         return constant if ty is None else ir.GenericConst(constant.value, ty)
 
-    def reads_data(self, value: Any) -> bool:
+    def reads_data(self, value: Expr) -> bool:
         """Return whether the new form of a value may depend on the data of its constants."""
         return False
 
@@ -112,7 +114,9 @@ class Templates:
         number = self._states.get(state)
         return self._states.setdefault(state, next(_numbers)) if number is None else number
 
-    def keep(self, key: Key, old: Any, new: Any, operands: Sequence[Any], state: Hashable) -> None:
+    def keep(
+        self, key: Key, old: Binding, new: Binding, operands: Sequence[Expr | None], state: Hashable
+    ) -> None:
         """Store the new form of a binding.
 
         Nothing is kept where that does not follow from the operands alone.
@@ -245,7 +249,7 @@ class RepeatedBindings:
         """Record that all parameters stay, and their state."""
         self._numbers[: self._first] = [self.templates.number(state)] * self._first
 
-    def know(self, place: int, new: Any, state: Hashable, number: int | None = None) -> None:
+    def know(self, place: int, new: Expr, state: Hashable, number: int | None = None) -> None:
         """Record what takes the place of a variable, and its state, by number."""
         self.replacements[place], self._states[place] = new, state
         self._numbers[place] = self.templates.number(state) if number is None else number
@@ -256,7 +260,7 @@ class RepeatedBindings:
         if replacement is not None:
             self.know(place, *replacement)
 
-    def _constants(self, value: Any, template: Template) -> list[Any]:
+    def _constants(self, value: Expr, template: Template) -> list[Expr]:
         """Return the new forms of the constants that a value holds."""
         types, constants = template.constant_types, template.constants(value)
         return [self.values.recast(c, ty) for c, ty in zip(constants, types, strict=True)]

@@ -24,7 +24,7 @@ class _CallReplacer(PyExprMutator):  # type: ignore[misc,unused-ignore]
         super().__init__(mod)
         self._table = table
 
-    def visit_call_(self, call: ir.Call) -> Any:
+    def visit_call_(self, call: ir.Call) -> ir.Expr:
         call = super().visit_call_(call)
         replace = self._table.get(str(call.op.name)) if isinstance(call.op, ir.Op) else None
         if replace is None:

@@ -21,7 +21,7 @@ Resize = Callable[[Any], Any]
 """Returns the new form of an extent, which is an expression."""
 
 
-def resized_type(ty: Any, resize: Resize) -> Any:
+def resized_type(ty: ir.Type, resize: Resize) -> Any:
     """Return a type with new extents, itself where it has none."""
     if isinstance(ty, relax.TupleType):
         return relax.TupleType([resized_type(field, resize) for field in ty.fields])
@@ -42,14 +42,14 @@ class _FunctionResizing:
 
     def __init__(self, resize: Resize) -> None:
         self.resize = resize
-        self.env: dict[Any, Any] = {}
+        self.env: dict[ir.Expr, ir.Expr] = {}
 
-    def variable(self, var: Any) -> Any:
+    def variable(self, var: relax.Var) -> Any:
         new = type(var)(var.name, resized_type(var.ty, self.resize))
         self.env[var] = new
         return new
 
-    def expression(self, expr: Any) -> Any:
+    def expression(self, expr: ir.Expr) -> Any:
         if type(expr) in VARIABLES and expr in self.env:
             return self.env[expr]
         if isinstance(expr, ir.GlobalVar | relax.ExternFunc | ir.Op | ir.GenericConst):

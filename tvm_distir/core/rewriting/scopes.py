@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from tvm import relax
+from tvm import ir, relax
 
 from tvm_distir.core.ir.arrays import unpack
 from tvm_distir.core.ir.handles import handle
@@ -76,9 +76,9 @@ def bindings_in(seq: relax.SeqExpr) -> Iterator[tuple[Any, Any]]:
             yield b.var, b.value
 
 
-def all_bindings(expr: Any) -> list[Any]:
+def all_bindings(expr: ir.Expr) -> list[relax.Binding]:
     """Return all bindings of a function body in program order, those of branches included."""
-    result: list[Any] = []
+    result: list[relax.Binding] = []
     # From the last to the first: the branches of an ``If`` are before its own binding.
     waiting = [expr] if isinstance(expr, relax.SeqExpr) else []
     while waiting:
@@ -93,7 +93,7 @@ def all_bindings(expr: Any) -> list[Any]:
     return result[::-1]
 
 
-def let_out(blocks: Iterable[Any], result: Any) -> tuple[list[Any], Any]:
+def let_out(blocks: Iterable[relax.BindingBlock], result: ir.Expr) -> tuple[list[Any], Any]:
     """Make dataflow variables that are read outside of their block plain variables."""
     blocks = list(blocks)
     rows = [block.bindings[:] for block in blocks]
@@ -101,7 +101,7 @@ def let_out(blocks: Iterable[Any], result: Any) -> tuple[list[Any], Any]:
     hidden = set().union(*local_keys)
     seen: dict[Any, Any] = {}
 
-    def look(expr: Any, here: set[int]) -> None:
+    def look(expr: ir.Expr, here: set[int]) -> None:
         for used in variables(expr):
             key = handle(used)
             if key in hidden and key not in here and used not in seen:

@@ -60,7 +60,7 @@ def _computes_shapes(fn: relax.Function) -> bool:
     )
 
 
-def _is_cast(binding: Any) -> bool:
+def _is_cast(binding: relax.Binding) -> bool:
     return type(binding) is relax.MatchCast
 
 
@@ -68,7 +68,7 @@ def _is_cast(binding: Any) -> bool:
 class _ShapeFolder(PyExprMutator):  # type: ignore[misc,unused-ignore]
     """Replaces calls of the ops on shapes."""
 
-    def visit_call_(self, call: ir.Call) -> Any:
+    def visit_call_(self, call: ir.Call) -> ir.Expr:
         call = super().visit_call_(call)
         name = called_name(call)
         if name == "relax.shape_of":
@@ -83,7 +83,7 @@ class _ShapeFolder(PyExprMutator):  # type: ignore[misc,unused-ignore]
                 return relax.ShapeExpr([int(n) for n in value.value.numpy()])
         return call
 
-    def _bound(self, expr: Any) -> Any:
+    def _bound(self, expr: ir.Expr) -> Any:
         """Return the value that a variable is bound to, through other variables."""
         while isinstance(expr, relax.Var):
             value = self.lookup_binding(expr)

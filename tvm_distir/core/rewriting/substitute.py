@@ -17,7 +17,7 @@ VARIABLES = (ir.Var, relax.DataflowVar)
 _is = operator.is_
 
 
-def substitute(expr: Any, env: Mapping[Any, Any]) -> Any:
+def substitute(expr: ir.Expr, env: Mapping[ir.Expr, ir.Expr]) -> ir.Expr:
     """Replace variables and functions in a value of normal form; types stay."""
     kind = type(expr)
     if kind is ir.Var or kind is relax.DataflowVar or kind is ir.GlobalVar:
@@ -60,7 +60,7 @@ def _substituted_if(value: relax.If, env: Mapping[Any, Any]) -> relax.If:
     return typed(relax.If(substitute(value.cond, env), *branches), value.ty)
 
 
-def _substituted_binding(binding: Any, env: Mapping[Any, Any]) -> Any:
+def _substituted_binding(binding: relax.Binding, env: Mapping[Any, Any]) -> Any:
     value = substitute(binding.value, env)
     if value.same_as(binding.value):
         return binding
@@ -69,13 +69,13 @@ def _substituted_binding(binding: Any, env: Mapping[Any, Any]) -> Any:
     return relax.VarBinding(binding.var, value)
 
 
-def variables(expr: Any) -> list[Any]:
+def variables(expr: ir.Expr) -> list[ir.Expr]:
     """Return the variables that a value reads, in order, with repeats except for an ``If``."""
     kind = type(expr)
     if kind is ir.Var or kind is relax.DataflowVar:
         return [expr]
     if kind is ir.Call or kind is relax.Tuple:
-        result: list[Any] = []
+        result: list[ir.Expr] = []
         for part in (expr.args if kind is ir.Call else expr.fields)[:]:
             if type(part) in VARIABLES:
                 result.append(part)

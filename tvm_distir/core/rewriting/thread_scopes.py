@@ -20,19 +20,19 @@ class _Stack(threading.local):
     """List whose content depends on the thread."""
 
     def __init__(self) -> None:
-        self._builders: list[Any] = []
+        self._builders: list[relax.BlockBuilder] = []
 
     def __len__(self) -> int:
         return len(self._builders)
 
-    def __getitem__(self, place: int) -> Any:
+    def __getitem__(self, place: int) -> relax.BlockBuilder:
         return self._builders[place]
 
-    def append(self, builder: Any) -> None:
+    def append(self, builder: relax.BlockBuilder) -> None:
         """Append a builder."""
         self._builders.append(builder)
 
-    def pop(self) -> Any:
+    def pop(self) -> relax.BlockBuilder:
         """Remove and return the last builder."""
         return self._builders.pop()
 

@@ -131,10 +131,10 @@ class _Opener:
 
     def __init__(self, fn: relax.Function, names: FieldNames) -> None:
         self.fn, self.names = fn, names
-        self.params: list[Any] = []
+        self.params: list[relax.Var] = []
         self.titles: list[str] = []
         self.fields: list[str] = []
-        self.env: dict[Any, Any] = {}
+        self.env: dict[ir.Expr, ir.Expr] = {}
         self.leaves: dict[str, list[str]] = {}  # the new names, by those before
         plain = [p for p in fn.params[:] if type(p.ty) is not relax.TupleType]
         self.used_names = {str(param.name) for param in plain}
@@ -160,12 +160,12 @@ class _Opener:
         attrs = self._attrs(first)
         return relax.Function(self.params, body, fn.ret_ty, bool(fn.is_pure), attrs)
 
-    def _add(self, var: Any, title: str, field: str) -> None:
+    def _add(self, var: relax.Var, title: str, field: str) -> None:
         self.params.append(var)
         self.titles.append(title)
         self.fields.append(field)
 
-    def _opened(self, ty: Any, name: str, title: str, path: tuple[int, ...]) -> Any:
+    def _opened(self, ty: ir.Type, name: str, title: str, path: tuple[int, ...]) -> Any:
         """Return the parameter of a field, or the tuple of those of its fields."""
         if type(ty) is relax.TupleType:
             parts = [self._opened(t, name, title, (*path, i)) for i, t in enumerate(ty.fields[:])]
@@ -180,7 +180,7 @@ class _Opener:
         self._add(var, cached or title + numbers, name + "".join(f".{i}" for i in path))
         return var
 
-    def _binding(self, binding: Any, block: Any) -> Iterator[Any]:
+    def _binding(self, binding: relax.Binding, block: relax.BindingBlock) -> Iterator[Any]:
         """Yield the bindings that replace a binding: none for a read of a field."""
         var, value = binding.var, binding.value
         if type(binding) is not relax.MatchCast:

@@ -4,9 +4,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tvm import ir, relax
+from tvm.relax.distributed import DeviceMesh
 
 from tvm_distir.core.ir.mesh import mesh_shape
 from tvm_distir.core.ir.operators import ops
@@ -16,7 +15,7 @@ _CCL = "relax.ccl."
 _REDUCTIONS = ("sum", "prod", "min", "max")
 
 
-def with_mesh_collectives(fn: relax.Function, mesh: Any, function: str) -> relax.Function:
+def with_mesh_collectives(fn: relax.Function, mesh: DeviceMesh, function: str) -> relax.Function:
     """Return a function with the collectives of a mesh of one axis for those of its workers.
 
     What worker 0 broadcasts is replicated already.
@@ -40,7 +39,7 @@ def with_mesh_collectives(fn: relax.Function, mesh: Any, function: str) -> relax
 class _MeshCollectives(relax.PyExprMutator):  # type: ignore[misc]
     """A rewriter of collectives of workers to those of a mesh."""
 
-    def __init__(self, mesh: Any, function: str) -> None:
+    def __init__(self, mesh: DeviceMesh, function: str) -> None:
         super().__init__()
         self.mesh, self.size, self.function = mesh, mesh_shape(mesh)[0], function
 
@@ -51,7 +50,7 @@ class _MeshCollectives(relax.PyExprMutator):  # type: ignore[misc]
         self.builder_.end_scope()
         return relax.Function(fn.params, body, None, fn.is_pure, fn.attrs)
 
-    def visit_call_(self, call: Any) -> Any:
+    def visit_call_(self, call: ir.Call) -> ir.Expr:
         """Rewrite a call of ``R.ccl``."""
         call = self.visit_expr_post_order(call)
         name = str(call.op.name) if isinstance(call.op, ir.Op) else ""

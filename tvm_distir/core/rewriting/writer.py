@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tvm import relax
+from tvm import ir, relax
 
 from .calls import typed
 from .nodes import make_binding, make_var
@@ -19,38 +19,38 @@ class BlockWriter:
     def __init__(self, builder: relax.BlockBuilder, dataflow: bool) -> None:
         self.builder = builder
         self.dataflow = dataflow
-        self.bindings: list[Any] = []
+        self.bindings: list[relax.Binding] = []
 
-    def variable(self, name: str, ty: Any) -> Any:
+    def variable(self, name: str, ty: ir.Type) -> Any:
         """Make a variable that lives in this block."""
         return (relax.DataflowVar if self.dataflow else relax.Var)(name, ty)
 
-    def emit(self, value: Any, name: str) -> Any:
+    def emit(self, value: ir.Expr, name: str) -> ir.Expr:
         """Bind a new value to a new variable and return it."""
         return self.add(self.builder.normalize(value), name)
 
-    def add(self, value: Any, name: str) -> Any:
+    def add(self, value: ir.Expr, name: str) -> ir.Expr:
         """Bind a new value that has its type to a new variable and return it."""
         var = make_var(name, value.ty, self.dataflow)
         self.bindings.append(make_binding(var, value))
         return var
 
-    def bind(self, var: Any, value: Any) -> None:
+    def bind(self, var: relax.Var, value: ir.Expr) -> None:
         """Bind a value that has its type to a given variable."""
         self.bindings.append(make_binding(var, value))
 
-    def block(self) -> Any:
+    def block(self) -> relax.BindingBlock:
         """Return the finished block."""
         return (relax.DataflowBlock if self.dataflow else relax.BindingBlock)(self.bindings)
 
 
-def merged_blocks(blocks: Iterable[Any]) -> list[Any]:
+def merged_blocks(blocks: Iterable[relax.BindingBlock]) -> list[relax.BindingBlock]:
     """Leave out empty blocks and join adjacent blocks of equal kind.
 
     The text of a function shows neither where a block ends and the next of its kind begins
     nor a block without bindings: only so does it parse back to the same function.
     """
-    merged: list[Any] = []
+    merged: list[relax.BindingBlock] = []
     for block in blocks:
         if not len(block.bindings):
             continue
@@ -64,9 +64,9 @@ def merged_blocks(blocks: Iterable[Any]) -> list[Any]:
 
 def with_body(
     fn: relax.Function,
-    params: Sequence[Any],
-    blocks: Sequence[Any],
-    result: Any,
+    params: Sequence[relax.Var],
+    blocks: Sequence[relax.BindingBlock],
+    result: ir.Expr,
     is_pure: bool,
     attrs: Any = None,
 ) -> relax.Function:

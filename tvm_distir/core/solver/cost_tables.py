@@ -61,21 +61,10 @@ class Tables:
 
     def __init__(self) -> None:
         (
-            self._intern,
-            self._intern_rows,
-            self._add,
-            self._shape,
-            self._entries,
-            self._eliminate,
-            self._decode,
-            self._evaluate,
-            self._eliminate_all,
-            self._restrict,
-            self._optimise,
-            self._dual,
-            self._forget,
-            self._counts,
-        ) = (reference("tables") or load_library()["tables"])()
+            self._intern, self._intern_rows, self._add, self._shape, self._entries,
+            self._eliminate, self._decode, self._evaluate, self._eliminate_all, self._restrict,
+            self._optimise, self._dual, self._forget, self._counts,
+        ) = (reference("tables") or load_library()["tables"])()  # fmt: skip
         self._sums: dict[tuple[int, int], tuple[int, int]] = {}
         self._arrays: dict[int, Array] = {}
         self._dearest: dict[int, int] = {}

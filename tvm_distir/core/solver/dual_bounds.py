@@ -24,14 +24,9 @@ class Dual:
 
     def __init__(self, functions: Sequence[Any], problem: Problem) -> None:
         (
-            self._round,
-            self._prune,
-            self._excess,
-            self._labels,
-            self._offer,
-            self._resume,
+            self._round, self._prune, self._excess, self._labels, self._offer, self._resume,
             self._messages,
-        ) = functions
+        ) = functions  # fmt: skip
         self._sizes = list(problem.domains)
         pairs = [scope for scope in problem.factors if len(scope) == PAIR]
         self._count = 1 + sum(problem.domains[v] for scope in pairs for v in scope)

@@ -8,55 +8,25 @@ minima.
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from .problem import INFINITE, Array
+from .problem import INFINITE, Array, Scope
 from .python_dual import dual_functions
-
-_LARGEST = (1 << 63) - 1
-_NO_BOUND = -1
-
-Placed = tuple[int, tuple[int, ...]]
-"""The number of a table, and the sorted variables that it stands over."""
-
-Planned = tuple[int, tuple[int, ...]]
-"""A variable that is eliminated, and the variables that it then shares a table with."""
-
-
-@dataclass(frozen=True)
-class _Join:
-    """The tables of a bucket, summed and minimized over its variable.
-
-    Attributes
-    ----------
-    rest, low : int
-        The number of the table over the neighbors, and the minimum that was taken out of it.
-    best : int64 array (the domains of the neighbors)
-        The value of the variable.
-    """
-
-    rest: int
-    low: int
-    best: Array
-
-
-@dataclass
-class _Elimination:
-    steps: list[tuple[Planned, _Join]] = field(default_factory=list)
-    left: list[Placed] = field(default_factory=list)
-    constant: int = 0
-    feasible: bool = True
-
-    def decode(self, values: Array) -> None:
-        """Fill in the eliminated variables, the last first."""
-        for (variable, neighbors), join in reversed(self.steps):
-            values[variable] = join.best[tuple(values[list(neighbors)])]
+from .python_elimination import (
+    LARGEST,
+    NO_BOUND,
+    Eliminating,
+    Join,
+    Placed,
+    Planned,
+    elimination_order,
+    read_states,
+    row_of,
+)
 
 
 class _Session:
@@ -66,16 +36,16 @@ class _Session:
         self.tables: list[Array] = []
         self._numbers: dict[tuple[tuple[int, ...], bytes], int] = {}
         self._sums: dict[tuple[int, int], tuple[int, int]] = {}
-        self._joins: dict[tuple[Any, ...], _Join] = {}
+        self._joins: dict[tuple[Any, ...], Join] = {}
         self._entries = 0
-        self._done: list[_Elimination] = []
+        self._done: list[Eliminating] = []
         self._answers: dict[tuple[Any, ...], list[int]] = {}
         self._forgotten = 0
         self._held = 0
 
     def intern(self, shape: Sequence[int], entries: Array) -> tuple[int, int]:
         """Return the number of a table and the minimum that was taken out of it."""
-        low = int(entries.min(initial=_LARGEST))
+        low = int(entries.min(initial=LARGEST))
         low = 0 if low >= INFINITE else low
         table = np.where(entries >= INFINITE, INFINITE, entries - low)
         key = tuple(map(int, shape)), table.tobytes()
@@ -134,17 +104,17 @@ class _Session:
         question = _question(domains, factors, keep, limit, most)
         if question not in self._answers:
             placed = self._placed(domains, factors)
-            order = _order(domains.tolist(), placed, set(keep.tolist()), limit, most)
+            order = elimination_order(domains.tolist(), placed, set(keep.tolist()), limit, most)
             self._run(domains, placed, order, question, 4 + domains.size + factors.size + keep.size)
         return self._answers[question]
 
     def eliminate_all(self, domains: Array, factors: Array, limit: int) -> list[int]:
         """Eliminate all variables; empty where that would join a bucket of more entries."""
-        question = _question(domains, factors, domains[:0], limit, _NO_BOUND)
+        question = _question(domains, factors, domains[:0], limit, NO_BOUND)
         known = self._answers.get(question)
         if known is None or known[3] > 0:
             placed = self._placed(domains, factors)
-            order = _order(domains.tolist(), placed, (), limit, _NO_BOUND)
+            order = elimination_order(domains.tolist(), placed, (), limit, NO_BOUND)
             if len(order) < domains.size:
                 return []
             self._run(domains, placed, order, question, 4 + domains.size + factors.size)
@@ -164,14 +134,14 @@ class _Session:
         eliminated = {variable for variable, _ in order}
         left = [v for v in range(domains.size) if v not in eliminated]
         number = self._forgotten + len(self._done) - 1
-        answer = [number, done.constant, int(done.feasible), len(left), *left, *_flat(done.left)]
+        answer = [number, done.constant, int(done.feasible), len(left), *left, *row_of(done.left)]
         self._held += sum(len(near) + 1 for _, near in order) + size + len(answer)
         self._answers[question] = answer
 
     def _eliminated(
         self, domains: list[int], placed: Sequence[Placed], order: Sequence[Planned]
-    ) -> _Elimination:
-        done = _Elimination()
+    ) -> Eliminating:
+        done = Eliminating()
         factors = dict(enumerate(placed))
         of: list[list[int]] = [[] for _ in domains]
         for number, (_, scope) in factors.items():
@@ -196,12 +166,7 @@ class _Session:
         return done
 
     def _put(
-        self,
-        factors: dict[int, Placed],
-        of: list[list[int]],
-        scope: tuple[int, ...],
-        number: int,
-        fresh: int,
+        self, factors: dict[int, Placed], of: list[list[int]], scope: Scope, number: int, fresh: int
     ) -> int:
         """Add a table to the factors; return the constant that this takes out.
 
@@ -221,7 +186,7 @@ class _Session:
 
     def _join(
         self, bucket: Sequence[tuple[int, tuple[int, ...]]], shape: list[int], size: int
-    ) -> _Join:
+    ) -> Join:
         """Sum the tables of a bucket, each with the places of its dims, and minimize."""
         key = tuple(bucket)
         if key in self._joins:
@@ -234,7 +199,7 @@ class _Session:
             np.minimum(total, INFINITE, out=total)
         rest, low = self.intern(shape, total.min(axis=-1).ravel())
         self._entries += math.prod(shape)
-        self._joins[key] = _Join(rest, low, total.argmin(axis=-1))
+        self._joins[key] = Join(rest, low, total.argmin(axis=-1))
         return self._joins[key]
 
     def decode(self, number: int, values: Array) -> None:
@@ -254,8 +219,10 @@ class _Session:
 
     def restrict(self, domains: Array, factors: Array, states: Array) -> list[int]:
         """Return the constant, whether it is feasible, and the factors over some states."""
-        constant, feasible, left = self._restricted(self._placed(domains, factors), _states(states))
-        return [constant, int(feasible), *_flat(left)]
+        constant, feasible, left = self._restricted(
+            self._placed(domains, factors), read_states(states)
+        )
+        return [constant, int(feasible), *row_of(left)]
 
     def _restricted(
         self, placed: Sequence[Placed], states: list[list[int]]
@@ -279,14 +246,14 @@ class _Session:
 
     def optimize(self, domains: Array, factors: Array, states: Array, limit: int) -> list[int]:
         """Return whether some states are feasible, and the cheapest; empty where it is too wide."""
-        placed, remaining = self._placed(domains, factors), _states(states)
+        placed, remaining = self._placed(domains, factors), read_states(states)
         sizes = [len(mine) for mine in remaining]
         wide = [
             (table, tuple(v for v in scope if sizes[v] > 1))
             for table, scope in placed
             if sum(sizes[v] > 1 for v in scope) > 1
         ]
-        order = _order(sizes, wide, (), limit, _NO_BOUND)
+        order = elimination_order(sizes, wide, (), limit, NO_BOUND)
         if len(order) < len(sizes):
             return []
         _, feasible, left = self._restricted(placed, remaining)
@@ -322,59 +289,6 @@ def _question(
     domains: Array, factors: Array, keep: Array, limit: int, most: int
 ) -> tuple[Any, ...]:
     return limit, most, domains.tobytes(), factors.tobytes(), keep.tobytes()
-
-
-def _flat(placed: Sequence[Placed]) -> list[int]:
-    return [x for table, scope in placed for x in (table, len(scope), *scope)]
-
-
-def _states(flat: Array) -> list[list[int]]:
-    """Read states: per variable their number, followed by the states."""
-    values, states, at = flat.tolist(), [], 0
-    while at < len(values):
-        states.append(values[at + 1 : at + 1 + values[at]])
-        at += 1 + values[at]
-    return states
-
-
-def _order(
-    domains: list[int], placed: Sequence[Placed], keep: Collection[int], limit: int, most: int
-) -> list[Planned]:
-    """Return the variables to eliminate, smallest bucket first; ties: the lowest variable."""
-    near: list[set[int]] = [set() for _ in domains]
-    for _, scope in placed:
-        for v in scope:
-            near[v].update(scope)
-    for v, mine in enumerate(near):
-        mine.discard(v)
-
-    def bucket_size(v: int) -> int:
-        return min(domains[v] * math.prod(domains[u] for u in near[v]), _LARGEST)
-
-    queued = {v: bucket_size(v) for v in range(len(domains)) if v not in keep}
-    heap = [(size, v) for v, size in queued.items()]
-    heapq.heapify(heap)
-    order: dict[int, tuple[int, ...]] = {}
-    while heap:
-        size, v = heapq.heappop(heap)
-        if v in order or 0 <= most < len(near[v]):
-            continue
-        now = bucket_size(v)
-        if now > size:
-            queued[v] = now
-            heapq.heappush(heap, (now, v))
-            continue
-        if now > limit:
-            break
-        for u in near[v]:
-            near[u] |= near[v]
-            near[u] -= {u, v}
-        for u in sorted(near[v]):
-            if u in queued and bucket_size(u) < queued[u]:
-                queued[u] = bucket_size(u)
-                heapq.heappush(heap, (queued[u], u))
-        order[v] = tuple(sorted(near[v]))
-    return list(order.items())
 
 
 def tables() -> tuple[Callable[..., Any], ...]:

@@ -14,6 +14,7 @@ from tvm_distir.core.redistribution import PriceMatrix
 from tvm_distir.core.solver import INFINITE
 
 from .liveness import Liveness
+from .overlap import Flags
 from .sharding_problem import Assembly, Bytes, Side, once
 
 
@@ -74,7 +75,7 @@ class EdgeBuilder:
         self,
         v: int,
         matrix: PriceMatrix,
-        stationary: tuple[bool, ...],
+        stationary: Flags,
         producer: Side,
         readers: Sequence[Side],
     ) -> Side:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from tvm import ir
+from tvm.ir import IRModule
 
 from tvm_distir.core.ir import meshes
 from tvm_distir.core.ir.attributes import param_names, training_notes
@@ -102,9 +102,7 @@ class Labeller:
         The costs on meshes of the system, shared with solvers of other modules.
     """
 
-    def __init__(
-        self, mod: ir.IRModule, system: System, prices: MeshPriceCache | None = None
-    ) -> None:
+    def __init__(self, mod: IRModule, system: System, prices: MeshPriceCache | None = None) -> None:
         self.mod = mod
         self.module = PlacedModule.of(mod)
         self.reach = ReachabilityWalk(self.module, DimUnifier(self.module, {}, True).run()).run()

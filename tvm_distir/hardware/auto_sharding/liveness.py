@@ -72,11 +72,15 @@ class Liveness:
         often = self._keep(v, matrix, producer, until)
         changed = begin if often else end  # until when both forms count
         if others:
-            self._pair(producer, shared, self._copies(matrix, producer, shared), times[0][0], until)
+            self._hold(
+                (producer[1], shared[1]), self._copies(matrix, producer, shared), times[0][0], until
+            )
             left = self._times(self._left(matrix, producer, reader, often > 0), often or 1)
-            self._pair(producer, reader, left, until + 1, changed)
+            self._hold((producer[1], reader[1]), left, until + 1, changed)
         else:
-            self._pair(producer, reader, self._copies(matrix, producer, reader), begin, changed)
+            self._hold(
+                (producer[1], reader[1]), self._copies(matrix, producer, reader), begin, changed
+            )
         if often:
             size = self._times(self._bytes(matrix, reader[0]), often)
             self._hold((reader[1],), size, max(begin, until) + 1, end)
@@ -175,10 +179,6 @@ class Liveness:
             return size
         key = ("times", id(size), often)
         return once(self.shared.sizes, key, lambda: often * size)
-
-    def _pair(self, left: Side, right: Side, size: Bytes, first: int, last: int) -> None:
-        """Record a live range whose bytes depend on the states of two nodes."""
-        self._hold((left[1], right[1]), size, first, last)
 
     def _hold(self, scope: tuple[int, ...], size: Bytes, first: int, last: int) -> None:
         """Record a non-empty live range; variables of a single state are left out of its scope."""

@@ -5,19 +5,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
-from tvm_distir.core.analysis import live_bytes
 from tvm_distir.core.propagation import Solution
-from tvm_distir.core.solver import INFINITE, Factors, Problem, Tables
+from tvm_distir.core.solver import Problem, Tables
 from tvm_distir.support import InfeasibleError
 
-from .sharding_problem import LiveRange, ShardingProblem
+from .memory_profile import Evaluated, MemoryBound
+from .sharding_problem import ShardingProblem
 
 ROUNDS = 24
 """Number of memory costs to try."""
@@ -60,118 +56,8 @@ class BoundedSolution:
     peak_bytes: int
 
 
-class MemoryBound:
-    """Live bytes of an assignment over time, callees included.
-
-    Parameters
-    ----------
-    net : ShardingProblem
-    """
-
-    def __init__(self, net: ShardingProblem) -> None:
-        self.net = net
-        self.holdings = list(_all(net))
-        self.spans = np.array([holding[2:4] for holding in self.holdings], np.int64).reshape(-1, 2)
-        self.end = net.begins[-1]
-
-    def profile(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
-        """Return the bytes that a device stores while each node runs, at the largest shard."""
-        sizes = [int(size[tuple([values[u] for u in scope])]) for scope, size, *_ in self.holdings]
-        return live_bytes(self.spans[:, 0], self.spans[:, 1], sizes, self.end)
-
-    @functools.cached_property
-    def least_bytes(self) -> int:
-        """Return a lower bound on the peak memory: every value in its smallest form."""
-        sizes = [int(span.bytes.min()) for span in self.holdings]
-        return int(live_bytes(self.spans[:, 0], self.spans[:, 1], sizes, self.end).max())
-
-    @functools.cached_property
-    def whole_bytes(self) -> int:
-        """Return the bytes of all values at the worst moment, undivided.
-
-        Together, the devices of a mesh of any shape store at least as many.
-        """
-        sizes = [int(span.bytes.max()) if span.is_single else 0 for span in self.holdings]
-        return int(live_bytes(self.spans[:, 0], self.spans[:, 1], sizes, self.end).max())
-
-    def priced(
-        self, tables: Tables, weights: Mapping[int, float], work: bool = True
-    ) -> tuple[Factors, int]:
-        """Return tables and constant of the problem with memory costs added.
-
-        Parameters
-        ----------
-        tables : Tables
-        weights : mapping of int to float
-            Price per byte at moments.
-        work : bool
-            Whether time counts too.
-        """
-        net = self.net
-        factors: Factors = dict(net.factors)
-        if not work:
-            factors = {scope: _allowed(tables, table) for scope, table in net.factors.items()}
-        constant = net.constant if work else 0
-        moments = np.array(sorted(weights))
-        sums = np.concatenate(([0.0], np.cumsum([weights[t] for t in moments.tolist()])))
-        known: dict[tuple[int, float], tuple[int, int]] = {}
-        begins = np.searchsorted(moments, self.spans[:, 0])
-        ends = np.searchsorted(moments, self.spans[:, 1] + 1)
-        shares = sums[ends] - sums[begins]
-        for i in np.flatnonzero(shares).tolist():
-            (scope, size, *_), weight = self.holdings[i], float(shares[i])
-            key = (id(size), weight)
-            if key not in known:
-                known[key] = tables.intern(np.rint(weight * size).astype(np.int64))
-            number, least = known[key]
-            constant += least
-            if not scope:
-                continue
-            if len(scope) == 2 and scope[0] > scope[1]:
-                scope = (scope[1], scope[0])
-                number, _ = tables.intern(tables.array(number).T.copy())
-            old = factors.get(scope)
-            if old is not None:
-                number, least = tables.add(old, number)
-                constant += least
-            factors[scope] = number
-        return factors, constant
-
-
-def _all(net: ShardingProblem) -> Iterator[LiveRange]:
-    """Yield live ranges of a problem and its callees, in the caller's variables and moments."""
-    waiting = [(net, 0, 0)]
-    while waiting:
-        net, variables, moments = waiting.pop()
-        for scope, size, first, last, is_single in net.holdings:
-            moved = tuple([variables + u for u in scope])
-            yield LiveRange(moved, size, moments + first, moments + last, is_single)
-        waiting += [
-            (inner, variables + start, moments + net.begins[k])
-            for k, (inner, start) in reversed(net.callees.items())
-        ]
-
-
-def _allowed(tables: Tables, number: int) -> int:
-    """Return a table of zero costs that forbids assignments that do not fit."""
-    return tables.intern(np.where(tables.array(number) < INFINITE, 0, INFINITE))[0]
-
-
-class _Evaluated(NamedTuple):
-    """An assignment with its cost without memory, its live bytes over time, and the peak."""
-
-    values: Sequence[int]
-    price: int
-    profile: npt.NDArray[np.int64]
-    moment: int
-
-    @property
-    def peak(self) -> int:
-        return int(self.profile[self.moment])
-
-
 def _between(
-    low: tuple[float, _Evaluated], high: tuple[float, _Evaluated], moments: Sequence[int]
+    low: tuple[float, Evaluated], high: tuple[float, Evaluated], moments: Sequence[int]
 ) -> float:
     """Return the memory price at which two assignments cost the same: the bound peaks there.
 
@@ -212,12 +98,12 @@ class MemorySearch:
         self.bound = 0
 
     @functools.cached_property
-    def _unlimited(self) -> tuple[_Evaluated, int]:
+    def _unlimited(self) -> tuple[Evaluated, int]:
         """Return the assignment without a limit, and a lower bound on its cost."""
         values, bound = self._at({})
         return self._evaluated(values), bound
 
-    def _begin(self, limit: int) -> _Evaluated:
+    def _begin(self, limit: int) -> Evaluated:
         """Return the assignment without a limit, from which the search of a limit begins."""
         first, self.bound = self._unlimited
         self.limit, self.best = limit, None
@@ -271,20 +157,24 @@ class MemorySearch:
 
     def _at(self, weights: Mapping[int, float]) -> tuple[Sequence[int], int]:
         """Return the best assignment at costs of memory, and a lower bound within the limit."""
-        factors, constant = self.keeper.priced(self.tables, weights)
+        values, least = self._solved(weights)
+        return values, int(least - sum(weights.values()) * self.limit)
+
+    def _solved(self, weights: Mapping[int, float], work: bool = True) -> tuple[Sequence[int], int]:
+        """Return an assignment of least cost with memory costs, and a bound on its cost."""
+        factors, constant = self.keeper.priced(self.tables, weights, work)
         problem = Problem(self.net.domains, factors)
         solution = self.solve(problem, constant)
         total, _ = self.tables.evaluate(problem, solution.values)
-        used = sum(weights.values()) * self.limit
-        return solution.values, int(constant + total - solution.gap - used)
+        return solution.values, constant + total - solution.gap
 
-    def _evaluated(self, values: Sequence[int]) -> _Evaluated:
+    def _evaluated(self, values: Sequence[int]) -> Evaluated:
         """Return cost and live bytes of an assignment."""
         total, _ = self.tables.evaluate(Problem(self.net.domains, self.net.factors), values)
         profile = self.keeper.profile(values)
-        return _Evaluated(values, self.net.constant + total, profile, int(profile.argmax()))
+        return Evaluated(values, self.net.constant + total, profile, int(profile.argmax()))
 
-    def _judged(self, weights: Mapping[int, float]) -> _Evaluated:
+    def _judged(self, weights: Mapping[int, float]) -> Evaluated:
         """Return the best assignment at costs of memory; raise the bound, record the best."""
         values, bound = self._at(weights)
         self.bound = max(self.bound, bound)
@@ -303,12 +193,7 @@ class MemorySearch:
         InfeasibleError
             DIST0801.
         """
-        factors, constant = self.keeper.priced(self.tables, {moment: 1.0}, work=False)
-        problem = Problem(self.net.domains, factors)
-        solution = self.solve(problem, constant)
-        total, _ = self.tables.evaluate(problem, solution.values)
-        least = constant + total - solution.gap
-        raise self._too_large(least)
+        raise self._too_large(self._solved({moment: 1.0}, work=False)[1])
 
     def _too_large(self, least_bytes: int) -> TooLargeError:
         """Return the error of a lower bound on the memory; one within the limit proves nothing."""

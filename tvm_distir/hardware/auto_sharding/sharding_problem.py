@@ -5,9 +5,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -81,7 +81,7 @@ NO_STATES = Strategies(-1, ())
 Made = TypeVar("Made")
 
 
-def once(known: dict[Any, Made], key: Any, make: Callable[[], Made]) -> Made:
+def once(known: dict[Hashable, Made], key: Hashable, make: Callable[[], Made]) -> Made:
     """Return what is known of a key, which is made where nothing is."""
     made = known.get(key)
     if made is None:
@@ -125,12 +125,12 @@ class Shared:
         self.axes, self.updates, self.flight, self.hiding = axes, updates, flight, hiding
         self.store, self.strategies = TableStore(tables), StrategyTable(prices.sizes)
         self.ops = OpStates(prices, self.strategies)
-        self.held: dict[Any, tuple[tuple[Labels, ...], Interned, list[Interned]]] = {}
-        self.sizes: dict[Any, Bytes] = {}
-        self._tables: dict[Any, Interned] = {}
-        self._ends: dict[Any, Strategies] = {}
+        self.held: dict[Hashable, tuple[tuple[Labels, ...], Interned, list[Interned]]] = {}
+        self.sizes: dict[Hashable, Bytes] = {}
+        self._tables: dict[Hashable, Interned] = {}
+        self._ends: dict[Hashable, Strategies] = {}
 
-    def table(self, key: Any, make: Callable[[], Bytes]) -> Interned:
+    def table(self, key: Hashable, make: Callable[[], Bytes]) -> Interned:
         """Return the table of a key; equal tables are made once."""
         return once(self._tables, key, lambda: self.store.intern(make()))
 

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +26,7 @@ from .mesh_costs import MeshPrices, shard_bytes
 Costs = npt.NDArray[np.int64]
 
 Placements = tuple[Labels, ...]
+Shapes = tuple[tuple[int, ...], ...]
 """The placements of all operands, or of all results."""
 
 
@@ -42,15 +42,10 @@ class OpStates:
 
     def __init__(self, prices: MeshPrices, strategies: StrategyTable) -> None:
         self.prices, self.strategies = prices, strategies
-        self._cache: dict[Any, tuple[Strategies, Costs]] = {}
+        self._cache: dict[Hashable, tuple[Strategies, Costs]] = {}
 
     def of(
-        self,
-        rule: Rule,
-        dtype: str,
-        shapes: tuple[tuple[int, ...], ...],
-        partial: tuple[int, ...],
-        free: bool,
+        self, rule: Rule, dtype: str, shapes: Shapes, partial: tuple[int, ...], free: bool
     ) -> tuple[Strategies, Costs]:
         """Return the strategies of a call, and the time of each.
 
@@ -77,9 +72,7 @@ class OpStates:
             cached = self._cache[key] = strategies, np.array(costs, np.int64)
         return cached
 
-    def _joint(
-        self, rule: Rule, shapes: tuple[tuple[int, ...], ...], partial: tuple[int, ...]
-    ) -> Strategies:
+    def _joint(self, rule: Rule, shapes: Shapes, partial: tuple[int, ...]) -> Strategies:
         """Return all combinations in which every split divides."""
         every = (1 << len(rule.factors)) - 1
         columns = [
@@ -90,13 +83,9 @@ class OpStates:
         ]
         divides, split = self.prices.divides, self.strategies.divides
         together = Strategies(-1, tuple(itertools.product(*columns)))
-        return self.strategies.intern(
-            [
-                axes
-                for axes, needs, gives in zip(together.items, together.needs, together.gives)
-                if split(rule, axes, {}) and all(map(divides, shapes, (*needs, *gives)))
-            ]
-        )
+        rows = zip(together.items, together.needs, together.gives)
+        even = [x for x, needs, gives in rows if all(map(divides, shapes, (*needs, *gives)))]
+        return self.strategies.intern([axes for axes in even if split(rule, axes, {})])
 
     def _time_ps(
         self, rule: Rule, axes: NodeStrategy, needs: Placements, gives: Placements, dtype: str

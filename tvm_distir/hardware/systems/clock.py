@@ -84,15 +84,10 @@ class Clock:
     ) -> tuple[int, dict[object, int]]:
         key = (kind, payload_bytes, layout, gradients)
         if key not in self._collectives:
-            times: dict[object, int] = {
-                spread: picoseconds(
-                    self.system.spread_time_s(
-                        kind, payload_bytes, spread, layout.sharing, gradients
-                    ),
-                    place,
-                )
-                for spread in layout.kinds
-            }
+            times, sharing = dict[object, int](), layout.sharing
+            for spread in layout.kinds:
+                time_s = self.system.spread_time_s(kind, payload_bytes, spread, sharing, gradients)
+                times[spread] = picoseconds(time_s, place)
             self._collectives[key] = max(times.values(), default=0), times
         return self._collectives[key]
 

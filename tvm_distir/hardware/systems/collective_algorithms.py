@@ -8,7 +8,12 @@ import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy.typing as npt
+
 from tvm_distir.support import HardwareError, Registry, nearest
+
+Quantity = float | npt.NDArray[Any]
+"""A number, or an array of them."""
 
 SUM, ALL_TO_ALL = "all_reduce", "all_to_all"
 RINGED = (SUM, "all_gather", "reduce_scatter")
@@ -26,7 +31,7 @@ class CollectiveAlgorithm(Protocol):
     def steps(self, kind: str, ranks: int) -> float:
         """Return the number of sequential messages, which does not fall with ``ranks``."""
 
-    def sent_bytes(self, kind: str, whole_bytes: Any, ranks: int, copied: float) -> Any:
+    def sent_bytes(self, kind: str, whole_bytes: Quantity, ranks: int, copied: float) -> Quantity:
         """Return the bytes that a device sends, which do not fall with ``ranks``.
 
         Parameters
@@ -50,7 +55,7 @@ class Ring:
         """Return ``n - 1`` steps per pass; a sum passes twice."""
         return (2 if kind == SUM else 1) * (ranks - 1)
 
-    def sent_bytes(self, kind: str, whole_bytes: Any, ranks: int, copied: float) -> Any:
+    def sent_bytes(self, kind: str, whole_bytes: Quantity, ranks: int, copied: float) -> Quantity:
         """Return ``(n - 1) / n`` of the value per pass, and the copy of the own block."""
         return (2 if kind == SUM else 1) * whole_bytes * (1.0 - (1.0 - copied) / ranks)
 
@@ -65,7 +70,7 @@ class Tree:
         """Return two steps per doubling of the devices."""
         return 2 * math.ceil(math.log2(ranks)) if ranks > 1 else 0
 
-    def sent_bytes(self, kind: str, whole_bytes: Any, ranks: int, copied: float) -> Any:
+    def sent_bytes(self, kind: str, whole_bytes: Quantity, ranks: int, copied: float) -> Quantity:
         """Return twice the value."""
         return 2.0 * whole_bytes
 
@@ -83,7 +88,7 @@ class Direct:
         """Return the messages that a device issues."""
         return ranks - 1
 
-    def sent_bytes(self, kind: str, whole_bytes: Any, ranks: int, copied: float) -> Any:
+    def sent_bytes(self, kind: str, whole_bytes: Quantity, ranks: int, copied: float) -> Quantity:
         """Return the bytes of the ring."""
         return (2 if kind == SUM else 1) * whole_bytes * (1.0 - (1.0 - copied) / ranks)
 
@@ -98,7 +103,7 @@ class OneShot:
         """Return the values that a device reads."""
         return ranks - 1
 
-    def sent_bytes(self, kind: str, whole_bytes: Any, ranks: int, copied: float) -> Any:
+    def sent_bytes(self, kind: str, whole_bytes: Quantity, ranks: int, copied: float) -> Quantity:
         """Return the value once per other device."""
         return whole_bytes * float(ranks - 1)
 
@@ -113,7 +118,7 @@ class InSwitch:
         """Return the way to the switch and back."""
         return 2
 
-    def sent_bytes(self, kind: str, whole_bytes: Any, ranks: int, copied: float) -> Any:
+    def sent_bytes(self, kind: str, whole_bytes: Quantity, ranks: int, copied: float) -> Quantity:
         """Return the value."""
         return 1.0 * whole_bytes
 

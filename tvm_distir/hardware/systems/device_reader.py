@@ -13,8 +13,9 @@ from tvm_distir.core.ops import KERNEL_CLASSES, VIEW
 from tvm_distir.support import Keys, Positive, Text, check_version, read_json, read_model
 
 from .constants import Constant, DeviceConstants
+from .efficiency import LIKE
 from .faults import known_file, no_json, wrong
-from .hardware import ASSUMED, LIKE, Device, Forms, Peaks, PowerForm
+from .hardware import ASSUMED, Device, Forms, Peaks, PowerForm
 
 SCHEMA_VERSION = 1
 DEVICES = Path(__file__).parent / "data" / "devices"

@@ -9,8 +9,6 @@ device, the two dims of their matrices, how many experts work on a token, and al
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
@@ -57,7 +55,7 @@ def expert_work(sizes: Floats, element_bytes: float) -> tuple[Floats, Floats]:
     return 2 * _MATRICES * pairs * first * second, moved
 
 
-def share_of(sizes: Floats, flops: Any) -> Floats:
+def share_of(sizes: Floats, flops: Floats) -> Floats:
     """Return the share of a product, of ``flops`` with empty slots, in its kernel of experts."""
     rows, _, first, second = sizes.T[:4]
     return np.asarray(flops / (2 * _MATRICES * rows * first * second))

@@ -25,23 +25,10 @@ from tvm_distir.support import (
 
 from .collective_algorithms import ALGORITHMS, TIMED
 from .constants import Constant
+from .efficiency import LIKE, Efficiency
 
-LIKE = {
-    "batched": "matmul", "vocabulary": "matmul", "unaligned": "matmul", "scores": "memory",
-    "logits": "memory", "attention_backward": "attention", "attention_decode": "attention",
-    "flash_attention_2": "attention",
-}  # fmt: skip
-"""Kernel classes that default to another class where a system does not list them."""
 ASSUMED = "assumed"
 """The word with which the source of a number begins that was not measured."""
-
-
-@dataclass(frozen=True)
-class Efficiency:
-    """Fractions of the peaks that kernels of the same class reach."""
-
-    flops: Fraction
-    bandwidth: Fraction
 
 
 def _check_peaks(peaks: Mapping[str, float]) -> Mapping[str, float]:

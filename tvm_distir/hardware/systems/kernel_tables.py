@@ -35,9 +35,10 @@ from tvm_distir.support import (
     read_model,
 )
 
+from .efficiency import LIKE
 from .expert_kernels import EXPERTS, ROUTER_SKEW, expert_features, expert_work, share_of
 from .faults import known_file, no_json, wrong
-from .hardware import LIKE, Device, PowerForm, of_dtype
+from .hardware import Device, PowerForm, of_dtype
 from .rates import Rate, RooflineTime
 
 Floats = npt.NDArray[np.float64]

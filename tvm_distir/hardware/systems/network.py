@@ -87,12 +87,11 @@ class GroupLayout:
 _FEW = 16
 """Groups up to which arrays are slower."""
 
+Groups = Sequence[Sequence[int]] | npt.NDArray[np.int64]
+"""The ranks of groups, one row each."""
 
-def layout_of(
-    groups: Sequence[Sequence[int]] | npt.NDArray[np.int64],
-    devices_per_node: int,
-    domains: Sequence[int] = (),
-) -> GroupLayout:
+
+def layout_of(groups: Groups, devices_per_node: int, domains: Sequence[int] = ()) -> GroupLayout:
     """Return how groups of device ids are distributed over nodes of consecutive devices.
 
     ``domains`` as in :func:`spread`.

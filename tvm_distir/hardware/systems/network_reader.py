@@ -41,7 +41,6 @@ from typing import Annotated, Any, TypeVar
 from annotated_types import MinLen
 
 from tvm_distir.support import (
-    Faults,
     NotNegative,
     Positive,
     PositiveCount,
@@ -52,8 +51,9 @@ from tvm_distir.support import (
     read_model,
 )
 
-from .collective_algorithms import RINGED, TIMED, algorithm_named
+from .collective_algorithms import TIMED
 from .constants import Constant, Constants
+from .curve_checks import check_curve, needed_algorithm
 from .faults import faults_of, no_json, unknown_name, wrong
 from .hardware import Curve, HostLink, InterNode, IntraNode, OuterTier, Oversubscription
 
@@ -229,7 +229,7 @@ def _curves(near: _CurvedNode | _InnerTier, place: str, library: str | None) -> 
     curves: list[Curve] = []
     for name in dict.fromkeys((first, chosen or first)):
         for number, curve in enumerate(lists[name]):
-            _check_curve(curve, near.bandwidth_GBps, f"{place}/curves/{name}/{number}", faults)
+            check_curve(curve, near.bandwidth_GBps, f"{place}/curves/{name}/{number}", faults)
         curves += lists[name]
     for kind in TIMED:
         algorithm_name = needed_algorithm(kind)
@@ -238,23 +238,6 @@ def _curves(near: _CurvedNode | _InnerTier, place: str, library: str | None) -> 
             faults.add(wrong(f"{place}/curves/{first}", problem, "Add one."))
     faults.raise_all()
     return tuple(curves)
-
-
-def needed_algorithm(kind: str) -> str:
-    """Return the algorithm whose curve each collective of a kind needs."""
-    return "ring" if kind in RINGED else "direct"
-
-
-def _check_curve(curve: Curve, line_rate: float, place: str, faults: Faults) -> None:
-    with faults.gathered():
-        kinds = algorithm_named(curve.algorithm).kinds
-        if curve.kind not in kinds:
-            problem = f"the algorithm {curve.algorithm} does not compute {curve.kind}"
-            raise wrong(f"{place}/kind", problem, f"It computes {', '.join(kinds)}.")
-    if curve.bandwidth_GBps > line_rate:
-        problem = f"{curve.bandwidth_GBps:g} GB/s over links of {line_rate:g} GB/s"
-        remedy = "Give what the algorithm reaches, at most the line rate."
-        faults.add(wrong(f"{place}/bandwidth_GBps", problem, remedy))
 
 
 def _tiers(data: Any, place: str, library: str | None) -> Links:

@@ -20,10 +20,11 @@ from tvm_distir.core.ops import TENSOR_CLASSES, VIEW
 from tvm_distir.support import DataTable, Displayed, HardwareError, UsageError
 
 from .constants import Constant, value_of
-from .hardware import LIKE, Device, HostLink, InterNode, IntraNode, OuterTier, of_dtype
+from .efficiency import LIKE
+from .hardware import Device, HostLink, InterNode, IntraNode, OuterTier, of_dtype
 from .kernel_tables import KernelSizes, KernelTable, KernelTables, load_tables
 from .links import far_time_s, near_time_s
-from .network import GroupLayout, GroupTopology, layout_of, spread
+from .network import GroupLayout, Groups, GroupTopology, layout_of, spread
 from .rates import Rate, RooflineTime, form_rate, rate
 from .system_display import draw_system, system_headline, system_tables
 from .system_reader import load, parse
@@ -271,7 +272,7 @@ class System(Displayed):
             return Roofline(time_s, "launch")
         return Roofline(time_s, "compute" if duration.bound >= 0 else "memory")
 
-    def layout(self, groups: Sequence[Sequence[int]] | npt.NDArray[np.int64]) -> GroupLayout:
+    def layout(self, groups: Groups) -> GroupLayout:
         """Return how groups that run a collective concurrently are distributed over the nodes."""
         return layout_of(groups, self.intra_node.devices_per_node, self._domains)
 
@@ -309,14 +310,11 @@ class System(Displayed):
         """
         link = self.host_link
         if link is None:
-            raise HardwareError(
-                "DIST0704",
-                f'the system "{self.name}" does not describe the link between devices and their '
-                "host",
-                place="schedule/offload",
-                remedy='Add "host_link": {"name": .., "bandwidth_GBps": ..} to its file, or remove '
-                "offload from the schedule.",
-            )
+            what = "does not describe the link between devices and their host"
+            problem = f'the system "{self.name}" {what}'
+            how = 'Add "host_link": {"name": .., "bandwidth_GBps": ..} to its file'
+            remedy = f"{how}, or remove offload from the schedule."
+            raise HardwareError("DIST0704", problem, place="schedule/offload", remedy=remedy)
         return 1e-6 * link.latency_us + size_bytes / (link.bandwidth_GBps * 1e9)
 
     def collective_time_s(
@@ -392,19 +390,10 @@ class System(Displayed):
         """Return the tiers that a group crosses, given what it sends out of a node."""
         hop_us = self.constant("hop_us")
         reached = self._reached(gradients)
-        first = Crossing(
-            where.nodes, where.per_node, node_bandwidth, hop_us + self.inter_node.latency_us
-        )
-        return [
-            first,
-            *(
-                Crossing(
-                    domains,
-                    members,
-                    members * tier.bandwidth_GBps * 1e9 * reached / tier.oversubscription,
-                    hop_us + tier.latency_us,
-                )
-                for tier, (domains, members) in zip(self.outer_tiers, where.outer, strict=True)
-                if domains > 1
-            ),
-        ]
+        hop = hop_us + self.inter_node.latency_us
+        crossings = [Crossing(where.nodes, where.per_node, node_bandwidth, hop)]
+        for tier, (domains, members) in zip(self.outer_tiers, where.outer, strict=True):
+            if domains > 1:
+                rate = members * tier.bandwidth_GBps * 1e9 * reached / tier.oversubscription
+                crossings.append(Crossing(domains, members, rate, hop_us + tier.latency_us))
+        return crossings

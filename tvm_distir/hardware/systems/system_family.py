@@ -25,12 +25,13 @@ from tvm_distir.support import Positive, Text, check_version, read_model
 
 from .collective_algorithms import TIMED
 from .constants import Constant, Constants
+from .curve_checks import needed_algorithm
 from .device_reader import SCHEMA_VERSION as DEVICE_VERSION
 from .device_reader import load_device, parse_device
 from .faults import faults_of, wrong
 from .hardware import ASSUMED, Curve, Device
 from .network_reader import SCHEMA_VERSION as NETWORK_VERSION
-from .network_reader import Network, load_network, needed_algorithm, read_network
+from .network_reader import Network, load_network, read_network
 
 SCHEMA_VERSION = 2
 KERNELS = "fused"

@@ -15,8 +15,9 @@ from tvm_distir.hardware.systems import system_family
 from tvm_distir.support import Positive, Text, check_version, read_json
 
 from .constants import FORMS, AllConstants, value_of
+from .efficiency import Efficiency
 from .faults import no_json, unknown_name, wrong
-from .hardware import Device, Efficiency, HostLink, Peaks
+from .hardware import Device, HostLink, Peaks
 from .network_reader import LinkKeys, read_linked
 from .offered import offered, offered_names
 
@@ -90,14 +91,9 @@ def load(name_or_path: str | Path, make: Callable[..., Made]) -> Made:
             return parse(data, place, make)
         path = source
     if not os.path.exists(path):
-        raise unknown_name(
-            text,
-            system_names(),
-            f"there is no system {text!r}, nor a file of that name",
-            "system",
-            system_aliases(),
-            "Or give the path of a JSON file; the numbers of a data sheet are enough.",
-        )
+        problem = f"there is no system {text!r}, nor a file of that name"
+        remedy = "Or give the path of a JSON file; the numbers of a data sheet are enough."
+        raise unknown_name(text, system_names(), problem, "system", system_aliases(), remedy)
     return parse(read_json(path, no_json, repeated=wrong), str(path), make)
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .collective_algorithms import ALL_TO_ALL, RINGED, SUM, algorithm_named
+from .collective_algorithms import ALL_TO_ALL, RINGED, SUM, Quantity, algorithm_named
 from .hardware import Curve, IntraNode
 from .network import GroupTopology
 
@@ -38,7 +38,7 @@ class Crossing(NamedTuple):
     hop_us: float
 
 
-def curve_time_s(near: IntraNode, kind: str, payload_bytes: Any, ranks: int) -> Any:
+def curve_time_s(near: IntraNode, kind: str, payload_bytes: Quantity, ranks: int) -> Any:
     """Return the seconds of a collective inside a node.
 
     Parameters
@@ -61,14 +61,14 @@ def of_kind(near: IntraNode, kind: str) -> list[Curve]:
     return [curve for curve in near.curves if curve.kind == kind]
 
 
-def _collective_s(curve: Curve, whole_bytes: Any, ranks: int) -> Any:
+def _collective_s(curve: Curve, whole_bytes: Quantity, ranks: int) -> Quantity:
     algorithm = _ALGORITHM(curve.algorithm)
     alpha_us = curve.setup_us + algorithm.steps(curve.kind, ranks) * curve.hop_us
     sent = algorithm.sent_bytes(curve.kind, whole_bytes, ranks, curve.copied)
     return 1e-6 * alpha_us + sent / (curve.bandwidth_GBps * 1e9)
 
 
-def _message_s(curve: Curve, payload_bytes: Any) -> Any:
+def _message_s(curve: Curve, payload_bytes: Quantity) -> Quantity:
     alpha_us = curve.setup_us + curve.hop_us
     return 1e-6 * alpha_us + payload_bytes / (curve.bandwidth_GBps * 1e9) * (1.0 + curve.copied)
 
@@ -76,7 +76,7 @@ def _message_s(curve: Curve, payload_bytes: Any) -> Any:
 def tiered_time_s(
     near: IntraNode,
     kind: str,
-    payload_bytes: Any,
+    payload_bytes: Quantity,
     where: GroupTopology,
     crossings: Sequence[Crossing],
 ) -> Any:

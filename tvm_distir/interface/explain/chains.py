@@ -156,7 +156,7 @@ class Chains:
                     )
         elif node.kind == "call":
             kid = inst.kids[k]
-            w = kid.graph.result_value(j)
+            w = kid.graph.result_values[j]
             if w >= 0:
                 step = self.steps.through_call(inst, k, (kid, w), (inst, v), None)
                 yield (kid, w, (*stack, (inst, k))), step
@@ -272,8 +272,8 @@ class Chains:
     def _into_call(self, spot: Spot, k: int, followed: bool) -> Iterator[tuple[Spot, ChainStep]]:
         inst, v, d, stack = spot
         node, kid = inst.graph.nodes[k], inst.kids[k]
-        inner = [kid.graph.param_value(i) for i, w in enumerate(node.operands) if w == v]
-        inner += [kid.graph.result_value(j) for j, w in enumerate(node.results) if w == v]
+        inner = [kid.graph.param_values[i] for i, w in enumerate(node.operands) if w == v]
+        inner += [kid.graph.result_values[j] for j, w in enumerate(node.results) if w == v]
         for w in inner:
             if w >= 0 and (not followed or self._label(kid, w) == d):
                 step = self.steps.through_call(inst, k, (kid, w), (inst, v), d)

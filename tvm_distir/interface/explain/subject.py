@@ -55,7 +55,7 @@ class Subject:
         if node.kind == "op":
             yield inst, k, j
         elif node.kind == "call":
-            inner = inst.kids[k].graph.result_value(j)
+            inner = inst.kids[k].graph.result_values[j]
             if inner >= 0:
                 yield from self.producers(inst.kids[k], inner)
 
@@ -67,7 +67,7 @@ class Subject:
                 if node.kind == "op":
                     yield inst, k, i
                 elif node.kind == "call":
-                    yield from self.consumers(inst.kids[k], inst.kids[k].graph.param_value(i))
+                    yield from self.consumers(inst.kids[k], inst.kids[k].graph.param_values[i])
 
     def node_text(self, inst: Instance, k: int) -> str:
         """Return ``function/variable`` of a node, with the callee of a call."""

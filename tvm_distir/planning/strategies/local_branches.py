@@ -193,7 +193,7 @@ class _Placing:
         data, flat = data_positions(fn, name), flat_positions(fn)
         rules = []
         for parameter in tensor_parameters(name, fn, self._rule_name):
-            value = self._g.param_value(flat[parameter.position])
+            value = self._g.param_values[flat[parameter.position]]
             places = {
                 self._where.get(k, 0) for k, _ in self._g.uses[value] if self._counted >> k & 1
             }

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tvm import ir, relax
+from tvm.ir import Expr
+from tvm.relax import Function
 
 from tvm_distir.core.ir.arrays import unpack
 from tvm_distir.core.ir.attributes.keys import (
@@ -38,10 +40,7 @@ def training_notes(fn: relax.Function, key: str) -> dict[str, Any]:
 
 
 def with_annotated(
-    fn: relax.Function,
-    body: relax.Expr,
-    stationary: Sequence[str],
-    open_axes: Mapping[str, Sequence[int]],
+    fn: Function, body: Expr, stationary: Sequence[str], open_axes: Mapping[str, Sequence[int]]
 ) -> relax.Function:
     """Return a function with another body, which holds further annotated variables.
 
@@ -75,7 +74,7 @@ def opened_labels(labels: Sequence[int | None], open_axes: Sequence[int]) -> tup
     )
 
 
-def phase_of(fn: Any) -> str:
+def phase_of(fn: relax.Function) -> str:
     """Return the phase (:data:`PHASE_ATTR`) that the calls of a function are, empty of others."""
     return str(fn.attrs[PHASE_ATTR]) if fn.attrs and PHASE_ATTR in fn.attrs else ""
 

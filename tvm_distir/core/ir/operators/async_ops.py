@@ -32,18 +32,18 @@ def start_name(kind: str) -> str:
     return f"{kind}{_SUFFIX}"
 
 
-def started_op(expr: Any) -> str | None:
+def started_op(expr: ir.Expr) -> str | None:
     """Return the collective that a call starts, None for every other expression."""
     name = ops.dist_op_name(expr)
     return name.removesuffix(_SUFFIX) if name is not None and name.endswith(_SUFFIX) else None
 
 
-def collective_op(expr: Any) -> str | None:
+def collective_op(expr: ir.Expr) -> str | None:
     """Return the short name of an ``R.dist`` op; of a start, that of its collective."""
     return started_op(expr) or ops.dist_op_name(expr)
 
 
-def is_done(expr: Any) -> bool:
+def is_done(expr: ir.Expr) -> bool:
     """Return whether an expression is a ``collective_done``."""
     return ops.dist_op_name(expr) == DONE
 
@@ -71,7 +71,7 @@ def _starter(kind: str) -> Callable[..., ir.Call]:
 
 
 def _local(name: str, infer: Callable[[ir.Call, Any], Any]) -> Callable[[ir.Call, Any], Any]:
-    def check(call: ir.Call, builder: Any) -> Any:
+    def check(call: ir.Call, builder: relax.BlockBuilder) -> ir.Type:
         if len(call.args) != 1 or not isinstance(call.args[0].ty, relax.TensorType):
             problem = "its operand is not a single local tensor"
             remedy = "Split collectives at level 5, with SplitCollectives."

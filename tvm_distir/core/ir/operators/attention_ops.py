@@ -23,7 +23,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tvm import ir, relax, tirx
+from tvm import relax, tirx
+from tvm.ir import Call, Expr, Type
+from tvm.relax import BlockBuilder
 
 from .infer import refuse
 from .ops import PREFIX, dist_call
@@ -61,7 +63,7 @@ class AttentionForm:
     cap: float = 0.0
 
     @staticmethod
-    def of(call: ir.Call) -> AttentionForm:
+    def of(call: Call) -> AttentionForm:
         """Return the attributes of a call of one of the ops."""
         a = call.attrs
         cap = float(a["cap"]) if "cap" in a.keys() else 0.0
@@ -81,16 +83,16 @@ class AttentionForm:
 
 
 def attention(
-    q: ir.Expr,
-    k: ir.Expr,
-    v: ir.Expr,
-    *more: ir.Expr,
+    q: Expr,
+    k: Expr,
+    v: Expr,
+    *more: Expr,
     scale: float,
     causal: bool = False,
     window: int = 0,
     offset: int = 0,
     cap: float = 0.0,
-) -> ir.Call:
+) -> Call:
     """Compute ``softmax(scale q k^T + bias) v`` and the log-sum-exp of the scores.
 
     ``more`` is the bias, the sinks and the shift, each if there is one. The results are
@@ -100,68 +102,46 @@ def attention(
     return dist_call("attention", [q, k, v, *more], **form.to_attrs())
 
 
-def attention_backward(
-    q: ir.Expr,
-    k: ir.Expr,
-    v: ir.Expr,
-    o: ir.Expr,
-    do: ir.Expr,
-    lse: ir.Expr,
-    *more: ir.Expr,
-    scale: float,
-    causal: bool = False,
-    window: int = 0,
-    offset: int = 0,
-    cap: float = 0.0,
-) -> ir.Call:
-    """Compute the gradients ``(dq, dk, dv)`` of attention from ``do``, the gradient of ``o``."""
-    form = AttentionForm(scale, causal, window, offset, cap)
-    return dist_call("attention_backward", [q, k, v, o, do, lse, *more], **form.to_attrs())
+def attention_backward(*operands: Expr, **form: Any) -> Call:
+    """Compute the gradients ``(dq, dk, dv)`` of attention from ``do``, the gradient of ``o``.
+
+    The operands are ``q``, ``k``, ``v``, ``o``, ``do`` and ``lse``, then those that
+    :func:`attention` takes besides; ``form`` are its keywords.
+    """
+    return dist_call("attention_backward", operands, **AttentionForm(**form).to_attrs())
 
 
-def attention_bias_gradient(
-    q: ir.Expr,
-    k: ir.Expr,
-    v: ir.Expr,
-    o: ir.Expr,
-    do: ir.Expr,
-    lse: ir.Expr,
-    *more: ir.Expr,
-    scale: float,
-    causal: bool = False,
-    window: int = 0,
-    offset: int = 0,
-    cap: float = 0.0,
-) -> ir.Call:
-    """Compute the gradient of the bias of attention; typed as the bias."""
-    form = AttentionForm(scale, causal, window, offset, cap)
-    return dist_call("attention_bias_gradient", [q, k, v, o, do, lse, *more], **form.to_attrs())
+def attention_bias_gradient(*operands: Expr, **form: Any) -> Call:
+    """Compute the gradient of the bias of attention; typed as the bias.
+
+    The operands are ``q``, ``k``, ``v``, ``o``, ``do`` and ``lse``, then those that
+    :func:`attention` takes besides; ``form`` are its keywords.
+    """
+    return dist_call("attention_bias_gradient", operands, **AttentionForm(**form).to_attrs())
 
 
-def attention_operands(call: ir.Call) -> tuple[list[Any], Any, Any]:
+def attention_operands(call: Call) -> tuple[list[Any], Any, Any]:
     """Return the tensors that each form of an op has, its bias or None, its shift or None."""
     count = _tensor_count(call)
     return list(call.args[:count]), _optional(call, _RANK), _optional(call, 0)
 
 
-def attention_sinks(call: ir.Call) -> Any:
+def attention_sinks(call: Call) -> Expr | None:
     """Return the sinks of a call of the forward op, or None."""
     return _optional(call, 1)
 
 
-def _tensor_count(call: ir.Call) -> int:
+def _tensor_count(call: Call) -> int:
     return 3 if str(call.op.name) == ATTENTION_OP else 6
 
 
-def _optional(call: ir.Call, rank: int) -> Any:
+def _optional(call: Call, rank: int) -> Expr | None:
     """Return the optional operand with a number of dims, or None."""
     optional = call.args[_tensor_count(call) :]
     return next((x for x in optional if len(x.ty.shape) == rank), None)
 
 
-def nn_attention_form(
-    call: ir.Call, builder: relax.BlockBuilder
-) -> tuple[AttentionForm | None, list[Any]]:
+def nn_attention_form(call: Call, builder: BlockBuilder) -> tuple[AttentionForm | None, list[Any]]:
     """Return the attributes and the bias with which a call of ``nn.attention`` is one of ours.
 
     None for a window, which TVM has no kernel of.
@@ -184,17 +164,17 @@ def accumulated(dtype: str) -> str:
     return "float64" if dtype == "float64" else "float32"
 
 
-def _same(a: Any, b: Any) -> bool:
+def _same(a: Expr, b: Expr) -> bool:
     if isinstance(a, tirx.IntImm) and isinstance(b, tirx.IntImm):
         return int(a) == int(b)
     return not (isinstance(a, tirx.IntImm) or isinstance(b, tirx.IntImm)) or a.same_as(b)
 
 
-def _is(a: Any, b: Any) -> bool:
+def _is(a: Expr, b: Expr) -> bool:
     return bool(a.same_as(b))
 
 
-def _checked(call: ir.Call) -> list[Any]:
+def _checked(call: Call) -> list[Type]:
     """Return the types of the tensors, whose shapes and attributes fit."""
     types = [arg.ty for arg in call.args]
     if len(types) < 3 or any(
@@ -229,7 +209,7 @@ def _checked(call: ir.Call) -> list[Any]:
     return types
 
 
-def _infer_forward(call: ir.Call, _: Any) -> Any:
+def _infer_forward(call: Call, _: BlockBuilder) -> Type:
     q, _k, v, *_rest = _checked(call)
     batch, positions, heads, _width = q.shape
     lse = relax.TensorType([batch, heads, positions], accumulated(str(q.dtype)), q.vdevice)
@@ -237,11 +217,11 @@ def _infer_forward(call: ir.Call, _: Any) -> Any:
     return relax.TupleType([out, lse])
 
 
-def _infer_backward(call: ir.Call, _: Any) -> Any:
+def _infer_backward(call: Call, _: BlockBuilder) -> Type:
     return relax.TupleType(_checked(call)[:3])
 
 
-def _infer_bias(call: ir.Call, _: Any) -> Any:
+def _infer_bias(call: Call, _: BlockBuilder) -> Type:
     _checked(call)
     bias = attention_operands(call)[1]
     if bias is None:
@@ -249,7 +229,7 @@ def _infer_bias(call: ir.Call, _: Any) -> Any:
     return bias.ty
 
 
-INFER: Mapping[str, Callable[[ir.Call, Any], Any]] = {
+INFER: Mapping[str, Callable[[Call, Any], Any]] = {
     ATTENTION_OP: _infer_forward,
     ATTENTION_BACKWARD_OP: _infer_backward,
     ATTENTION_BIAS_OP: _infer_bias,

@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tvm import ir, relax
+from tvm.ir import Expr
 
 from tvm_distir.core.ir.types import static_shape
 
@@ -35,7 +36,7 @@ GROUPED_OUTER_OP = f"{PREFIX}grouped_outer"
 EXPERT_MATMUL_OP = f"{PREFIX}expert_matmul"
 
 
-def grouped_matmul(x: ir.Expr, w: ir.Expr, ids: ir.Expr, groups: int) -> ir.Call:
+def grouped_matmul(x: Expr, w: Expr, ids: Expr, groups: int) -> ir.Call:
     """Multiply each row of ``x (M, K)`` by the matrix of ``w (E, K, N)`` that ``ids (M,)`` names.
 
     ``groups`` is the number of all matrices, which is ``E`` unless ``w`` is a part of them.
@@ -43,27 +44,19 @@ def grouped_matmul(x: ir.Expr, w: ir.Expr, ids: ir.Expr, groups: int) -> ir.Call
     return dist_call("grouped_matmul", [x, w, ids], groups=int(groups))
 
 
-def grouped_outer(x: ir.Expr, y: ir.Expr, ids: ir.Expr, groups: int, local_groups: int) -> ir.Call:
+def grouped_outer(x: Expr, y: Expr, ids: Expr, groups: int, local_groups: int) -> ir.Call:
     """Sum the outer products of rows ``x (M, K)`` and ``y (M, N)`` by group: ``(held, K, N)``."""
     return dist_call("grouped_outer", [x, y, ids], groups=int(groups), held=int(local_groups))
 
 
-def expert_matmul(
-    x: ir.Expr, w: ir.Expr, experts: int, top_k: int, tokens: int, slots: int
-) -> ir.Call:
+def expert_matmul(x: Expr, w: Expr, experts: int, top_k: int, tokens: int, slots: int) -> ir.Call:
     """Multiply the slots of experts, ``x (E, M, K)``, by their matrices ``w (E, K, N)``.
 
     ``top_k`` of all ``experts`` work on a token. ``tokens`` of them have ``slots`` rows of each
     expert: both are numbers of all tokens, of which ``M`` rows of a device have their share.
     """
-    return dist_call(
-        "expert_matmul",
-        [x, w],
-        experts=int(experts),
-        top_k=int(top_k),
-        tokens=int(tokens),
-        slots=int(slots),
-    )
+    counts = {"experts": experts, "top_k": top_k, "tokens": tokens, "slots": slots}
+    return dist_call("expert_matmul", [x, w], **{key: int(n) for key, n in counts.items()})
 
 
 def _shapes(call: ir.Call, ranks: tuple[int, int, int]) -> list[tuple[Any, ...]]:
@@ -79,7 +72,7 @@ def _shapes(call: ir.Call, ranks: tuple[int, int, int]) -> list[tuple[Any, ...]]
     return [shape for shape in shapes if shape is not None]
 
 
-def _infer_matmul(call: ir.Call, _: Any) -> Any:
+def _infer_matmul(call: ir.Call, _: relax.BlockBuilder) -> ir.Type:
     x, w, ids = _shapes(call, (2, 3, 1))
     if x[0] != ids[0] or x[1] != w[1]:
         problem = f"the shapes {x}, {w} and {ids} do not fit"
@@ -88,7 +81,7 @@ def _infer_matmul(call: ir.Call, _: Any) -> Any:
     return relax.TensorType([x[0], w[2]], ty.dtype, ty.vdevice)
 
 
-def _infer_outer(call: ir.Call, _: Any) -> Any:
+def _infer_outer(call: ir.Call, _: relax.BlockBuilder) -> ir.Type:
     x, y, ids = _shapes(call, (2, 2, 1))
     if not x[0] == y[0] == ids[0]:
         problem = f"the shapes {x}, {y} and {ids} do not fit"
@@ -97,7 +90,7 @@ def _infer_outer(call: ir.Call, _: Any) -> Any:
     return relax.TensorType([int(call.attrs["held"]), x[1], y[1]], ty.dtype, ty.vdevice)
 
 
-def _infer_experts(call: ir.Call, _: Any) -> Any:
+def _infer_experts(call: ir.Call, _: relax.BlockBuilder) -> ir.Type:
     types = [arg.ty for arg in call.args]
     if len(types) != 2 or not all(isinstance(ty, relax.TensorType) for ty in types):
         raise refuse(call, "an operand is no tensor", "Give the slots and the matrices.")

@@ -117,7 +117,7 @@ def _scaled(call: ir.Call, times: int | None, over: int | None) -> relax.TensorT
     return relax.TensorType(shape, ty.dtype, ty.vdevice)
 
 
-def _operand(call: ir.Call) -> Any:
+def _operand(call: ir.Call) -> ir.Type:
     if len(call.args) != 1:
         raise refuse(call, f"{len(call.args)} operands", "Pass a single tensor.")
     ty = call.args[0].ty
@@ -126,16 +126,16 @@ def _operand(call: ir.Call) -> Any:
     return ty
 
 
-def _same(call: ir.Call, _: Any) -> Any:
+def _same(call: ir.Call, _: relax.BlockBuilder) -> ir.Type:
     return _operand(call)
 
 
-def _shifted(call: ir.Call, _: Any) -> Any:
+def _shifted(call: ir.Call, _: relax.BlockBuilder) -> ir.Type:
     _axes(call)
     return _operand(call)
 
 
-def _reduced(call: ir.Call, _: Any) -> Any:
+def _reduced(call: ir.Call, _: relax.BlockBuilder) -> ir.Type:
     """Infer the type of all_reduce and partial, whose operand is not sharded along the axes."""
     ty = _operand(call)
     for axis in _axes(call):
@@ -150,7 +150,7 @@ def _reduced(call: ir.Call, _: Any) -> Any:
 def _mover(old: str | None, new: str | None, anywhere: bool = False) -> Infer:
     """Return the inference of an op from dim attribute ``old`` to dim attribute ``new``."""
 
-    def infer(call: ir.Call, _: Any) -> Any:
+    def infer(call: ir.Call, _: relax.BlockBuilder) -> ir.Type:
         ty = _operand(call)
         a = None if old is None else int(call.attrs[old])
         b = None if new is None else int(call.attrs[new])
@@ -161,7 +161,7 @@ def _mover(old: str | None, new: str | None, anywhere: bool = False) -> Infer:
     return infer
 
 
-def _exchange(call: ir.Call, _: Any) -> Any:
+def _exchange(call: ir.Call, _: relax.BlockBuilder) -> ir.Type:
     """Infer the type of an exchange between two placements of the full ``shape`` on a mesh."""
     ty, axes, attrs = _operand(call), _axes(call), call.attrs
     mesh, shape = attrs["device_mesh"], [int(n) for n in attrs["shape"]]
@@ -192,7 +192,7 @@ def _exchange(call: ir.Call, _: Any) -> Any:
     return relax.TensorType(local_shape(shape, after, sizes), ty.dtype, ty.vdevice)
 
 
-def _recv(call: ir.Call, _: Any) -> Any:
+def _recv(call: ir.Call, _: relax.BlockBuilder) -> ir.Type:
     mesh, shape = call.attrs["device_mesh"], [int(n) for n in call.attrs["shape"]]
     labels, dtype = parse_placement(str(call.attrs["placement"])), str(call.attrs["dtype"])
     if len(call.args):
@@ -200,7 +200,7 @@ def _recv(call: ir.Call, _: Any) -> Any:
     return relax.TensorType(local_shape(shape, labels, mesh_shape(mesh)), dtype)
 
 
-def _index(call: ir.Call, _: Any) -> Any:
+def _index(call: ir.Call, _: relax.BlockBuilder) -> ir.Type:
     _axes(call)
     return relax.TensorType([], "int64")
 

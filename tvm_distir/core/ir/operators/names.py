@@ -43,3 +43,18 @@ def free_name(name: str, used_names: Collection[str]) -> str:
         number += 1
         free = f"{name}_{number}"
     return free
+
+
+def relax_names(words: str) -> list[str]:
+    """Return the full op names of a list of words."""
+    return [f"relax.{word}" for word in words.split()]
+
+
+def each_rank(name: str) -> list[str]:
+    """Return the names of an op of 1, 2 and 3 spatial dims; ``{}`` stands for their number."""
+    return [name.format(count) for count in (1, 2, 3)]
+
+
+CONVOLUTIONS = tuple(each_rank("relax.nn.conv{}d"))
+TRANSPOSED = tuple(each_rank("relax.nn.conv{}d_transpose"))
+AVERAGES = tuple(each_rank("relax.nn.avg_pool{}d"))

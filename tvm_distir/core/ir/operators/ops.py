@@ -29,6 +29,7 @@ functions marked impure."""
 _CALL = tvm_ffi.get_global_func("ir.Call")
 _MISSING = ir.Type.missing()
 
+MeshAxes = int | Sequence[int]
 Maker = Callable[..., ir.Call]
 CONSTRUCTORS: dict[str, Maker] = {}
 
@@ -41,7 +42,7 @@ def _mesh(mesh: DeviceMesh | str) -> DeviceMesh:
     return _lookup_device_mesh(mesh)
 
 
-def _ints(values: Sequence[Any]) -> list[int]:
+def _ints(values: Sequence[int | ir.Expr]) -> list[int]:
     return [int(v) for v in values]
 
 
@@ -50,7 +51,7 @@ def _text(placement: Any) -> str:
     return placement_text(parse_placement(str(placement).strip().strip('"')))
 
 
-def _axes(value: int | Sequence[int]) -> int | list[int]:
+def _axes(value: MeshAxes) -> int | list[int]:
     """Return the normal form of the mesh axes of a step: an int for an axis, else a sorted list."""
     axes = [int(value)] if isinstance(value, int) else sorted({int(v) for v in value})
     return axes[0] if len(axes) == 1 else axes
@@ -110,20 +111,14 @@ def all_reduce(
 
 
 @_constructor
-def all_gather(
-    x: ir.Expr, device_mesh: DeviceMesh | str, mesh_axis: int | Sequence[int], dim: int
-) -> ir.Call:
+def all_gather(x: ir.Expr, device_mesh: DeviceMesh | str, mesh_axis: MeshAxes, dim: int) -> ir.Call:
     """Convert ``S[dim]`` to ``R`` along ``mesh_axis``: concatenate the group's shards in order."""
     return _mesh_call("all_gather", [x], device_mesh=device_mesh, mesh_axis=mesh_axis, dim=dim)
 
 
 @_constructor
 def reduce_scatter(
-    x: ir.Expr,
-    device_mesh: DeviceMesh | str,
-    mesh_axis: int | Sequence[int],
-    dim: int,
-    op: str = "sum",
+    x: ir.Expr, device_mesh: DeviceMesh | str, mesh_axis: MeshAxes, dim: int, op: str = "sum"
 ) -> ir.Call:
     """Convert partial sums to ``S[dim]`` along ``mesh_axis``: reduce, and keep the rank's part."""
     return _mesh_call(
@@ -133,11 +128,7 @@ def reduce_scatter(
 
 @_constructor
 def all_to_all(
-    x: ir.Expr,
-    device_mesh: DeviceMesh | str,
-    mesh_axis: int | Sequence[int],
-    gather_dim: int,
-    split_dim: int,
+    x: ir.Expr, device_mesh: DeviceMesh | str, mesh_axis: MeshAxes, gather_dim: int, split_dim: int
 ) -> ir.Call:
     """Convert ``S[gather_dim]`` to ``S[split_dim]`` along ``mesh_axis``."""
     dims = {"gather_dim": gather_dim, "split_dim": split_dim}
@@ -146,7 +137,7 @@ def all_to_all(
 
 @_constructor
 def local_slice(
-    x: ir.Expr, device_mesh: DeviceMesh | str, mesh_axis: int | Sequence[int], dim: int
+    x: ir.Expr, device_mesh: DeviceMesh | str, mesh_axis: MeshAxes, dim: int
 ) -> ir.Call:
     """Split ``R`` to ``S[dim]`` along ``mesh_axis``: each rank keeps its part, without traffic."""
     return _mesh_call("local_slice", [x], device_mesh=device_mesh, mesh_axis=mesh_axis, dim=dim)

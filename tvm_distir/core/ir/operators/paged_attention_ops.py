@@ -41,6 +41,12 @@ _RANKS = {
 }
 
 
+_READ: dict[str, Callable[[Any], Any]] = {
+    "scale": float, "window": int, "score_cap": float, "value_width": int, "page_size": int
+}  # fmt: skip
+"""How each field of :class:`PagedAttentionForm` is read."""
+
+
 @dataclass(frozen=True)
 class PagedAttentionForm:
     """Attributes of a call of ``paged_attention``.
@@ -69,13 +75,7 @@ class PagedAttentionForm:
     @staticmethod
     def of(attrs: Any) -> PagedAttentionForm:
         """Return the attributes of a call."""
-        return PagedAttentionForm(
-            float(attrs["scale"]),
-            int(attrs["window"]),
-            float(attrs["score_cap"]),
-            int(attrs["value_width"]),
-            int(attrs["page_size"]),
-        )
+        return PagedAttentionForm(**{key: read(attrs[key]) for key, read in _READ.items()})
 
 
 def kv_append(
@@ -116,28 +116,22 @@ def paged_attention(
     ``lengths + i``. The results are ``(B, S, K, G, E)``, of the type of ``q``, and the log-sum-exp
     of the scores, ``(B, S, K, G)``, in float32 at least.
     """
-    return dist_call(
-        "paged_attention",
-        [q, k_cache, v_cache, pages, lengths, *start],
-        scale=float(scale),
-        window=int(window),
-        score_cap=float(score_cap),
-        value_width=int(value_width),
-        page_size=int(page_size),
-    )
+    form = PagedAttentionForm(scale, window, score_cap, value_width, page_size)
+    attrs = {key: read(getattr(form, key)) for key, read in _READ.items()}
+    return dist_call("paged_attention", [q, k_cache, v_cache, pages, lengths, *start], **attrs)
 
 
-def start_operand(call: ir.Call) -> Any:
+def start_operand(call: ir.Call) -> ir.Expr | None:
     """Return the operand that says where the positions of a device begin; None where it has all."""
     count = _OPERANDS[str(call.op.name)]
     return call.args[count] if len(call.args) > count else None
 
 
-def _differ(a: Any, b: Any) -> bool:
+def _differ(a: ir.Expr, b: ir.Expr) -> bool:
     return isinstance(a, tirx.IntImm) and isinstance(b, tirx.IntImm) and int(a) != int(b)
 
 
-def _checked(call: ir.Call) -> list[Any]:
+def _checked(call: ir.Call) -> list[ir.Type]:
     """Return the types of the operands, whose shapes fit."""
     types = [arg.ty for arg in call.args]
     ranks = _RANKS[str(call.op.name)]
@@ -166,11 +160,11 @@ def _checked(call: ir.Call) -> list[Any]:
     return types
 
 
-def _infer_append(call: ir.Call, _: Any) -> Any:
+def _infer_append(call: ir.Call, _: relax.BlockBuilder) -> ir.Type:
     return _checked(call)[0]
 
 
-def _infer_attention(call: ir.Call, _: Any) -> Any:
+def _infer_attention(call: ir.Call, _: relax.BlockBuilder) -> ir.Type:
     q, _k, v, *_rest = _checked(call)
     rows = list(q.shape)[:4]
     width = PagedAttentionForm.of(call.attrs).value_width or v.shape[4]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import tvm_ffi
-from tvm import ir, tirx
+from tvm import ir, relax, tirx
 from tvm.sym import Analyzer
 
 from tvm_distir.core.ops.dims import nominal, plain
@@ -27,13 +27,13 @@ class NotUnderstood(Exception):
 class Store:
     """A store ``buffer[indices] = value`` with its conditions and the variables bound before."""
 
-    buffer: Any
-    indices: list[Any]
-    value: Any
+    buffer: ir.Expr
+    indices: list[ir.Expr]
+    value: ir.Expr
     conditions: list[Any]
     bound: list[tuple[Any, Any]]
 
-    def read(self) -> list[Any]:
+    def read(self) -> list[ir.Expr]:
         """Return all expressions that the store evaluates besides its indices."""
         return [self.value, *self.conditions, *(value for _, value in self.bound)]
 
@@ -69,7 +69,7 @@ def kind_of(node: Any) -> str:
     return type(node).__name__
 
 
-def children(e: Any) -> list[Any]:
+def children(e: ir.Expr) -> list[ir.Expr]:
     """Return the sub-expressions of an expression."""
     kind = kind_of(e)
     if kind in ("Var", "IntImm", "FloatImm", "StringImm"):
@@ -89,7 +89,7 @@ def children(e: Any) -> list[Any]:
     raise NotUnderstood(f"a {kind} expression")
 
 
-def loads(e: Any) -> Iterator[Any]:
+def loads(e: ir.Expr) -> Iterator[Any]:
     """Yield all loads in an expression, also those inside indices."""
     if kind_of(e) == "TensorLoad":
         yield e
@@ -97,7 +97,7 @@ def loads(e: Any) -> Iterator[Any]:
         yield from loads(child)
 
 
-def operations(e: Any) -> int:
+def operations(e: ir.Expr) -> int:
     """Count the arithmetic operations of a value; operations of indices are not counted."""
     kind = kind_of(e)
     if kind == "TensorLoad":
@@ -106,12 +106,14 @@ def operations(e: Any) -> int:
     return int(counted) + sum(operations(child) for child in children(e))
 
 
-def buffer_shape(buffer: Any) -> list[Any]:
+def buffer_shape(buffer: ir.Expr) -> list[int | ir.Expr]:
     """Return the extents of a buffer, as ints where they are static."""
     return [plain(n) for n in buffer.ty.shape]
 
 
-def _stores(stmt: Any, conditions: list[Any], bound: list[tuple[Any, Any]]) -> Iterator[Store]:
+def _stores(
+    stmt: tirx.Stmt, conditions: list[Any], bound: list[tuple[Any, Any]]
+) -> Iterator[Store]:
     kind = kind_of(stmt)
     if kind == "BufferStore":
         value, inner = stmt.value, list(bound)
@@ -133,7 +135,7 @@ def _stores(stmt: Any, conditions: list[Any], bound: list[tuple[Any, Any]]) -> I
         raise NotUnderstood(f"a {kind} statement inside a block")
 
 
-def _names(e: Any, variable: Any) -> bool:
+def _names(e: ir.Expr, variable: relax.Var) -> bool:
     if kind_of(e) == "Var":
         return bool(e.same_as(variable))
     return any(_names(child, variable) for child in children(e))
@@ -150,7 +152,7 @@ def _check_indices(store: Store) -> None:
 _COMBINERS = {"Add": "sum", "Mul": "prod", "Max": "max", "Min": "min"}
 
 
-def _is_neutral(value: Any, combiner: str) -> bool:
+def _is_neutral(value: ir.Expr, combiner: str) -> bool:
     number = plain(value)
     if not isinstance(number, int | float):
         return False
@@ -160,7 +162,7 @@ def _is_neutral(value: Any, combiner: str) -> bool:
     return math.isinf(number) or number == plain(bound(str(value.ty.dtype)))
 
 
-def _combiner(block: Any, stores: list[Store]) -> tuple[str, Any]:
+def _combiner(block: tirx.Stmt, stores: list[Store]) -> tuple[str, Any]:
     """Return combiner and combined term of a reducing block; ("", None) when unknown."""
     if len(stores) != 1 or stores[0].conditions or stores[0].bound or block.init is None:
         return "", None
@@ -170,7 +172,7 @@ def _combiner(block: Any, stores: list[Store]) -> tuple[str, Any]:
     if name is None or len(starts) != 1 or not _is_neutral(starts[0].value, name):
         return "", None
 
-    def itself(e: Any) -> bool:
+    def itself(e: ir.Expr) -> bool:
         return (
             kind_of(e) == "TensorLoad"
             and e.source.same_as(store.buffer)
@@ -184,7 +186,7 @@ def _combiner(block: Any, stores: list[Store]) -> tuple[str, Any]:
     return "", None
 
 
-def _read(block: Any) -> Block:
+def _read(block: tirx.Stmt) -> Block:
     if block.match_buffers:
         raise NotUnderstood("a buffer matched inside a block")
     analyzer = Analyzer()
@@ -204,7 +206,7 @@ def _read(block: Any) -> Block:
     return Block(extents, reduced, stores, name, analyzer, term)
 
 
-def blocks_of(stmt: Any) -> Iterator[Block]:
+def blocks_of(stmt: tirx.Stmt) -> Iterator[Block]:
     """Return the blocks of a PrimFunc's body in program order (NotUnderstood for anything else)."""
     kind = kind_of(stmt)
     if kind == "SBlockRealize":
@@ -225,7 +227,7 @@ def blocks_of(stmt: Any) -> Iterator[Block]:
         raise NotUnderstood(f"a {kind} statement")
 
 
-def count_flops(stmt: Any, times: int = 1) -> int:
+def count_flops(stmt: tirx.Stmt, times: int = 1) -> int:
     """Count the arithmetic operations of a body: those of each store times its loop extents."""
     kind = kind_of(stmt)
     if kind in ("BufferStore", "Bind"):

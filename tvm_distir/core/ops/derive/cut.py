@@ -14,7 +14,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tvm import ir, tirx
+from tvm import ir, relax, tirx
+from tvm.ir import Expr
 from tvm.s_tir import renew_defs
 from tvm.sym import Analyzer
 
@@ -28,11 +29,11 @@ Counts = Mapping[tuple[int, int], int]
 """(parameter, dim) to the number of parts it is sharded into."""
 
 
-def _imm(like: Any, value: int) -> Any:
+def _imm(like: Expr, value: int) -> Expr:
     return tirx.IntImm(str(like.ty.dtype), value)
 
 
-def _same(extent: Any, other: Any) -> bool:
+def _same(extent: Expr, other: Expr) -> bool:
     return same(plain(extent), plain(other))
 
 
@@ -47,7 +48,7 @@ class Cutter:
         are computed.
     """
 
-    def __init__(self, func: Any, counts: Counts) -> None:
+    def __init__(self, func: tirx.PrimFunc, counts: Counts) -> None:
         self.func = func
         self.blocks = list(blocks_of(func.body))
         self.numbers = Buffers(func)
@@ -61,11 +62,11 @@ class Cutter:
             for node in members[root]:
                 if self.parts.setdefault(node, count) != count:
                     raise NotUnderstood("dims that are indexed together are sharded differently")
-        self.buffers: dict[Any, Any] = {}
-        self.loops: dict[Any, Any] = {}
+        self.buffers: dict[Expr, Expr] = {}
+        self.loops: dict[Expr, Expr] = {}
         self.at = 0
 
-    def _part(self, node: Node, extent: Any) -> Any:
+    def _part(self, node: Node, extent: Expr) -> Expr:
         count = self.parts.get(node, 1)
         if count == 1:
             return extent
@@ -77,13 +78,13 @@ class Cutter:
             raise NotUnderstood(f"the extent {extent} is not divisible by {count}")
         return analyzer.simplify(tirx.floordiv(extent, count))
 
-    def run(self) -> Any:
+    def run(self) -> tirx.PrimFunc:
         """Return the PrimFunc of a shard (NotUnderstood when it cannot be sharded)."""
         params = [self._buffer(p) for p in self.func.params]
         body = self._stmt(self.func.body)
         return tirx.PrimFunc(params, body, self.func.ret_type, self.func.attrs)
 
-    def _buffer(self, var: Any) -> Any:
+    def _buffer(self, var: relax.Var) -> Expr:
         if var in self.buffers or not hasattr(var.ty, "shape"):
             return self.buffers.get(var, var)
         number = self.numbers.number(var)
@@ -103,7 +104,7 @@ class Cutter:
 
     # -- statements
 
-    def _stmt(self, stmt: Any) -> Any:
+    def _stmt(self, stmt: tirx.Stmt) -> tirx.Stmt:
         kind = kind_of(stmt)
         if kind == "SeqStmt":
             return tirx.SeqStmt([self._stmt(s) for s in stmt.seq])
@@ -129,7 +130,7 @@ class Cutter:
 
     _inside = 0
 
-    def _block(self, realize: Any) -> Any:
+    def _block(self, realize: tirx.Stmt) -> tirx.Stmt:
         block = realize.block
         iters = list(block.iter_vars)
         if iters:
@@ -149,13 +150,13 @@ class Cutter:
         name, notes = str(block.name_hint), block.annotations
         return type(block)(iters, *regions, name, body, init, buffers, None, notes)
 
-    def _init(self, stmt: Any) -> Any:
+    def _init(self, stmt: tirx.Stmt) -> tirx.Stmt:
         self._inside += 1
         new = self._stmt(stmt)
         self._inside -= 1
         return new
 
-    def _iteration(self, number: int, walked: Sequence[Any], iterator: Any, value: Any) -> Any:
+    def _iteration(self, number: int, walked: Sequence[Expr], iterator: Expr, value: Expr) -> Expr:
         place = next((k for k, v in enumerate(walked) if v.same_as(iterator.var)), None)
         if place is None:
             return iterator
@@ -175,7 +176,7 @@ class Cutter:
             iterator.thread_tag,
         )
 
-    def _region(self, region: Any) -> Any:
+    def _region(self, region: Expr) -> Expr:
         source, old = region.source, region.source.ty.shape
         buffer = self._buffer(source)
         ranges = []
@@ -186,7 +187,7 @@ class Cutter:
 
     # -- expressions
 
-    def _expr(self, e: Any) -> Any:
+    def _expr(self, e: Expr) -> Expr:
         kind = kind_of(e)
         if kind in ("Var", "IntImm", "FloatImm", "StringImm"):
             return e
@@ -209,7 +210,7 @@ class Cutter:
         raise NotUnderstood(f"a {kind} expression")
 
 
-def cut_prim_func(func: Any, counts: Counts) -> Any:
+def cut_prim_func(func: tirx.PrimFunc, counts: Counts) -> tirx.PrimFunc:
     """Return the PrimFunc of a shard, with fresh variables.
 
     Parameters
@@ -227,7 +228,7 @@ def cut_prim_func(func: Any, counts: Counts) -> Any:
     return renew_defs(Cutter(_with_divisible_extents(func, counts), counts).run())
 
 
-def _with_divisible_extents(func: Any, counts: Counts) -> Any:
+def _with_divisible_extents(func: tirx.PrimFunc, counts: Counts) -> tirx.PrimFunc:
     """Return the PrimFunc with symbolic extents of sharded dims as multiples of their parts.
 
     A variable then is the extent of a shard, and ``n * 2`` that of the whole dim, where the

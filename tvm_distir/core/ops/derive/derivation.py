@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tvm import ir, relax, tirx
+from tvm.ir import Expr
 
 from tvm_distir.core.ir.types import flat_types, static_shape, tensor_type
 from tvm_distir.core.ops.dims import Shape, plain, same
@@ -35,15 +36,15 @@ def _alone(call: ir.Call, shapes: Sequence[Shape]) -> tuple[list[relax.Var], ir.
     """Build the call on fresh parameters of the given shapes, each for a tensor operand."""
     params: list[relax.Var] = []
 
-    def fresh(ty: Any) -> Any:
+    def fresh(ty: ir.Type) -> Expr:
         if isinstance(ty, relax.TupleType):
             return relax.Tuple([fresh(field) for field in ty.fields])
-        tensor: Any = tensor_type(ty)
+        tensor: ir.Type = tensor_type(ty)
         local = relax.TensorType(list(shapes[len(params)]), tensor.dtype)
         params.append(relax.Var(f"operand{len(params)}", local))
         return params[-1]
 
-    def holds_tensors(ty: Any) -> bool:
+    def holds_tensors(ty: ir.Type) -> bool:
         if isinstance(ty, relax.TupleType):
             return len(ty.fields) > 0 and all(holds_tensors(f) for f in ty.fields)
         return tensor_type(ty) is not None
@@ -63,11 +64,11 @@ def _legalized(call: ir.Call, shapes: Sequence[Shape]) -> tuple[list[relax.Var],
     return params, relax.transform.LegalizeOps()(mod)
 
 
-def _kernels(mod: Any) -> list[Any]:
+def _kernels(mod: ir.IRModule) -> list[tirx.PrimFunc]:
     return [f for _, f in mod.functions.items() if isinstance(f, tirx.PrimFunc)]
 
 
-def _numbers(e: Any) -> Iterator[float]:
+def _numbers(e: Expr) -> Iterator[float]:
     """Return the numeric constants in a value, apart from those in indices."""
     if kind_of(e) in ("IntImm", "FloatImm"):
         yield float(plain(e))
@@ -76,7 +77,7 @@ def _numbers(e: Any) -> Iterator[float]:
             yield from _numbers(child)
 
 
-def _constants(func: Any) -> list[float]:
+def _constants(func: tirx.PrimFunc) -> list[float]:
     blocks = blocks_of(func.body)
     return [n for b in blocks for store in b.stores for e in store.read() for n in _numbers(e)]
 
@@ -84,7 +85,7 @@ def _constants(func: Any) -> list[float]:
 class _Follower:
     """Accepts the factors that the op itself follows when it is called on blocks."""
 
-    def __init__(self, call: ir.Call, shape: CallShape, func: Any) -> None:
+    def __init__(self, call: ir.Call, shape: CallShape, func: tirx.PrimFunc) -> None:
         self._call = call
         self._shape = shape
         self._func = func
@@ -105,7 +106,7 @@ class _Follower:
             self._shape, ins=part(self._shape.ins, ins), outs=part(self._shape.outs, outs)
         )
 
-    def __call__(self, ins: dict[int, int], outs: dict[int, int], size: Any) -> str | None:
+    def __call__(self, ins: dict[int, int], outs: dict[int, int], size: int | Expr) -> str | None:
         """Return why the op does not follow the factor, or None when it does."""
         count = 2
         if isinstance(size, int):

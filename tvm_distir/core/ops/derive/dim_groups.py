@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tvm import ir
+from tvm import ir, relax, tirx
 
 from tvm_distir.core.ops.dims import expr, product, same
 
@@ -60,7 +60,7 @@ class NodeClasses:
 class Buffers:
     """Numbering of buffers by identity: operands, results, then intermediate buffers."""
 
-    def __init__(self, func: Any) -> None:
+    def __init__(self, func: tirx.PrimFunc) -> None:
         self._numbers_of: dict[int, list[tuple[Any, int]]] = {}
         self.shapes: list[list[Any]] = []
         for param in func.params:
@@ -68,7 +68,7 @@ class Buffers:
                 self.number(param)
         self.params = len(self.shapes)
 
-    def number(self, buffer: Any) -> int:
+    def number(self, buffer: ir.Expr) -> int:
         """Return the number of a buffer."""
         slot = self._numbers_of.setdefault(hash(buffer), [])
         for known, number in slot:
@@ -79,7 +79,7 @@ class Buffers:
         return len(self.shapes) - 1
 
 
-def _contained(block: Block, e: Any, var: Any, step: int, change: int) -> bool:
+def _contained(block: Block, e: ir.Expr, var: relax.Var, step: int, change: int) -> bool:
     """Return whether a variable's first block keeps an index inside the first block of its dim."""
     analyzer = type(block.analyzer)()
     for other, extent in block.extents:
@@ -90,7 +90,7 @@ def _contained(block: Block, e: Any, var: Any, step: int, change: int) -> bool:
 
 
 def _visit_index(
-    classes: NodeClasses, number: int, block: Block, dim: Node, extent: Any, e: Any
+    classes: NodeClasses, number: int, block: Block, dim: Node, extent: int | ir.Expr, e: ir.Expr
 ) -> None:
     if isinstance(extent, int) and extent == 1:
         return
@@ -130,7 +130,7 @@ def _visit_index(
         classes.pin(dim, "it is indexed by values" if gathered else "blocks of it are not aligned")
 
 
-def _visit_value(classes: NodeClasses, number: int, block: Block, e: Any) -> None:
+def _visit_value(classes: NodeClasses, number: int, block: Block, e: ir.Expr) -> None:
     """Pin variables whose position enters a value or a condition: they cannot be sharded."""
     for k, (var, _) in enumerate(block.extents):
         if uses(e, var):

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tvm import DataType
+from tvm import DataType, ir
 
 from tvm_distir.core.ops.dims import plain
 
@@ -25,7 +25,7 @@ def _widens(source: str, target: str) -> bool:
     return int(DataType(target).bits) >= int(DataType(source).bits)
 
 
-def degree(e: Any, partial: Callable[[Any], bool]) -> int | None:
+def degree(e: ir.Expr, partial: Callable[[Any], bool]) -> int | None:
     """Return the degree of a value in the loads of partial buffers.
 
     0: free of them. 1: homogeneous linear (its terms may be summed before or after). -1: the
@@ -82,7 +82,7 @@ def _passes(block: Block, store: Store, kind: str, is_partial: Callable[[Any], b
     return kind == "sum" and degree(store.value, is_partial) == 1
 
 
-def _has_scale(e: Any) -> bool:
+def _has_scale(e: ir.Expr) -> bool:
     """Return whether a value holds a number other than 0 and 1 outside of indices."""
     if kind_of(e) == "TensorLoad":
         return False
@@ -120,7 +120,7 @@ def _refusal(
         copies = kind_of(store.value) == "TensorLoad" and not any(block.reduced)
         if strict and not copies:
             return "the reduced value is processed further"
-        passes = _passes(block, store, *kinds, is_partial)
+        passes = _passes(block, store, next(iter(kinds)), is_partial)
         return "" if passes else "a reduced value is used in a way that is not linear"
     return "it is written by a single statement" if is_sliced else ""
 
@@ -151,7 +151,7 @@ def flow(
     sliced = {b for kind, b, _ in cut if kind == "dim"}
     buffers_written: set[int] = set()
 
-    def is_partial(buffer: Any) -> bool:
+    def is_partial(buffer: ir.Expr) -> bool:
         return bool(states.get(number(buffer)))
 
     for index, block in enumerate(blocks):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import combinations
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tvm_distir.core.ops.dims import size_bytes
 from tvm_distir.core.ops.draft import CallShape, Draft
@@ -22,6 +22,9 @@ from tvm_distir.core.ops.factor import Rule
 from .compute_blocks import Block, NotUnderstood, blocks_of, count_flops, kind_of, loads
 from .dim_groups import Buffers, Node, NodeClasses, class_size, classes_of
 from .flow import States, flow
+
+if TYPE_CHECKING:
+    from tvm import tirx
 
 #: Judges a factor (operand dims, result dims, size): None, or why the op cannot follow it.
 Accept = Callable[[dict[int, int], dict[int, int], Any], str | None]
@@ -63,14 +66,9 @@ def _add_factor(
         return "it is reduced, and the result is used in the kernel"
     if accept is not None and (refusal := accept(ins, outs, size)) is not None:
         return refusal
-    results_are_terms = bool(kinds)
-    draft.tie(
-        ins,
-        outs,
-        kinds.pop() if kinds else "map",
-        size=size if isinstance(size, int) else None,
-        uneven=aligned and not results_are_terms and not _indirect_buffers(blocks, buffers),
-    )
+    uneven = aligned and not kinds and not _indirect_buffers(blocks, buffers)
+    known, kind = size if isinstance(size, int) else None, kinds.pop() if kinds else "map"
+    draft.tie(ins, outs, kind, size=known, uneven=uneven)
     return None
 
 
@@ -105,16 +103,10 @@ def _product_of_loads(block: Block) -> bool:
 
 def _indirect_buffers(blocks: list[Block], buffers: Buffers) -> list[int]:
     """Return the numbers of the buffers that are indexed by computed values."""
-    return sorted(
-        {
-            buffers.number(x.source)
-            for block in blocks
-            for store in block.stores
-            for e in store.read()
-            for x in loads(e)
-            if any(True for i in x.indices for _ in loads(i))
-        }
-    )
+    stores = [store for block in blocks for store in block.stores]
+    read = [x for store in stores for e in store.read() for x in loads(e)]
+    indirect = [x for x in read if any(True for i in x.indices for _ in loads(i))]
+    return sorted({buffers.number(x.source) for x in indirect})
 
 
 def _fits(buffers: Buffers, shape: CallShape) -> bool:
@@ -147,7 +139,7 @@ def _state_work(draft: Draft, buffers: Buffers, blocks: list[Block], flops: int)
         draft.work(flops, "gather", in_bytes=read)
 
 
-def analyse(func: Any, shape: CallShape, accept: Accept | None = None) -> Draft:
+def analyse(func: tirx.PrimFunc, shape: CallShape, accept: Accept | None = None) -> Draft:
     """Draft the rule of a PrimFunc called with the described operands.
 
     With ``accept``, only factors that it accepts, and whose terms are not processed further.
@@ -177,7 +169,7 @@ def analyse(func: Any, shape: CallShape, accept: Accept | None = None) -> Draft:
     return draft
 
 
-def derive_primfunc(func: Any, shape: CallShape) -> Rule:
+def derive_primfunc(func: tirx.PrimFunc, shape: CallShape) -> Rule:
     """Derive the rule of a ``call_tir`` from its PrimFunc.
 
     Anything that is not understood makes dims whole, with the reason in ``why_whole``.

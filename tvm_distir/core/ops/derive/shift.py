@@ -5,18 +5,21 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tvm_distir.core.ops.dims import plain
 
 from .compute_blocks import children, kind_of
+
+if TYPE_CHECKING:
+    from tvm import ir, relax
 
 #: (step, change): shifts of the variable by multiples of step change the value by exactly
 #: change per step. None: no such pair is known.
 Shift = tuple[int, int] | None
 
 
-def uses(e: Any, var: Any) -> bool:
+def uses(e: ir.Expr, var: relax.Var) -> bool:
     """Return whether an expression names a variable outside of loads."""
     kind = kind_of(e)
     if kind == "Var":
@@ -37,7 +40,7 @@ def _sum(x: Shift, y: Shift, sign: int) -> Shift:
     return step, x[1] * (step // x[0]) + sign * y[1] * (step // y[0])
 
 
-def shift_of(e: Any, var: Any) -> Shift:
+def shift_of(e: ir.Expr, var: relax.Var) -> Shift:
     """Return the shift of an expression; loaded values count as moving along with the variable.
 
     Examples, for a variable v: ``v`` gives (1, 1), ``v * 4 + u`` (1, 4), ``v // 6`` (6, 1),
@@ -69,7 +72,7 @@ def shift_of(e: Any, var: Any) -> Shift:
     return still(e, var)
 
 
-def still(e: Any, var: Any) -> Shift:
+def still(e: ir.Expr, var: relax.Var) -> Shift:
     """Return (step, 0) when every part of an expression stays the same under shifts by step."""
     step = 1
     for child in children(e):

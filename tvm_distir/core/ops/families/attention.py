@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tvm import ir, relax
+from tvm.ir import Expr
 
 from tvm_distir.core.ir.operators.attention_ops import (
     ATTENTION_BACKWARD_OP,
@@ -28,7 +29,7 @@ LOWEST = {"float16": -6e4}
 """Score of a key that a query does not see, by type; :data:`UNSEEN` in others."""
 
 
-def attention_on_shards(cx: LocalCall) -> Any:
+def attention_on_shards(cx: LocalCall) -> ir.Call:
     """Apply a causal mask by global positions where queries are sharded."""
     attrs = cx.call.attrs
     if attrs.causal_mask is None or not cx.axes_of_dim(0, 1):
@@ -54,7 +55,9 @@ def attention_on_shards(cx: LocalCall) -> Any:
     return relax.op.nn.attention(*operands, bias=mask, scale=scale)
 
 
-def _tied(bias: Sequence[Any], position: int, ins: dict[int, int], score: int, size: Any) -> Any:
+def _tied(
+    bias: Sequence[int | Expr], position: int, ins: dict[int, int], score: int, size: int | Expr
+) -> Any:
     """Add to tied operand dims that of a bias which runs over the same dim of the scores."""
     dim = score - 4 + len(bias)
     if bias and dim >= 0 and same(bias[dim], size):
@@ -92,7 +95,7 @@ def nn_attention(call: CallShape) -> Draft:
     return draft.work(flops, "attention")
 
 
-def _bias_of(call: CallShape, first: int) -> Sequence[Any]:
+def _bias_of(call: CallShape, first: int) -> Sequence[int | Expr]:
     return next((shape for shape in call.ins[first:] if len(shape) == 4), ())
 
 
@@ -119,7 +122,7 @@ def _tie_heads(draft: Draft, ins: dict[int, int], outs: dict[int, int]) -> None:
         draft.tie(ins, outs, size=k[2])
 
 
-def shifted_on_shards(cx: LocalCall) -> Any:
+def shifted_on_shards(cx: LocalCall) -> ir.Call:
     """Tell the op where its queries and keys begin, if it has a mask and a part of them."""
     form, count = AttentionForm.of(cx.call), len(cx.ins)
     if not form.causal:
@@ -184,7 +187,7 @@ def attention_bias_gradient(call: CallShape) -> Draft:
     q, k, _v = call.ins[:3]
     bias = _bias_of(call, 6)
 
-    def tie(ins: dict[int, int], score: int, extent: Any, **more: Any) -> None:
+    def tie(ins: dict[int, int], score: int, extent: int | Expr, **more: Any) -> None:
         tied = _tied(bias, 6, ins, score, extent)
         draft.tie(tied, {0: tied[6]} if 6 in tied else {}, "map" if 6 in tied else "sum", **more)
 

@@ -4,10 +4,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tvm import ir
 
+from tvm_distir.core.ir.operators.names import CONVOLUTIONS
 from tvm_distir.core.ops.dims import elements, nominal
 from tvm_distir.core.ops.draft import CallShape, Draft
 from tvm_distir.core.ops.local.attrs import changed
@@ -44,7 +43,7 @@ def _contracted(cx: LocalCall, layout: str) -> list[tuple[int, int]]:
     return result
 
 
-def convolution_on_shards(cx: LocalCall) -> Any:
+def convolution_on_shards(cx: LocalCall) -> ir.Call:
     """Exchange rows along sharded spatial dims; with sharded channels, each device has its groups.
 
     A weight's gradient gets the rows that the windows at its positions read.
@@ -83,13 +82,7 @@ def _tie_contracted(draft: Draft, data: str, weight: str, out: str, sliding: lis
             draft.whole("in", number, dim, f"spatial dim of a weight's gradient: {why}")
 
 
-@FAMILY.rule(
-    "relax.nn.conv1d",
-    "relax.nn.conv2d",
-    "relax.nn.conv3d",
-    local=convolution_on_shards,
-    padding=ZERO_TERMS,
-)
+@FAMILY.rule(*CONVOLUTIONS, local=convolution_on_shards, padding=ZERO_TERMS)
 def convolution(call: CallShape) -> Draft:
     """Shard batch and output channels, sum over input channels; groups are sharded in full.
 

@@ -4,9 +4,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from tvm import relax
+from tvm import ir, relax
 
 from tvm_distir.core.ops.draft import CallShape, Draft
 from tvm_distir.core.ops.local.call import LocalCall
@@ -16,17 +14,17 @@ from tvm_distir.core.ops.registration import SAME_OP, Family
 FAMILY: Family = Family()
 
 
-def full_on_shards(cx: LocalCall) -> Any:
+def full_on_shards(cx: LocalCall) -> ir.Call:
     """Fill the local shape with a value."""
     return relax.op.full(cx.outs[0].local, cx.operand(0), cx.call.attrs.dtype)
 
 
-def zeros_on_shards(cx: LocalCall) -> Any:
+def zeros_on_shards(cx: LocalCall) -> ir.Call:
     """Create zeros of the local shape."""
     return relax.op.zeros(cx.outs[0].local, cx.outs[0].dtype)
 
 
-def ones_on_shards(cx: LocalCall) -> Any:
+def ones_on_shards(cx: LocalCall) -> ir.Call:
     """Create ones of the local shape."""
     return relax.op.ones(cx.outs[0].local, cx.outs[0].dtype)
 

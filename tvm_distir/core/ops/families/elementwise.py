@@ -4,10 +4,11 @@
 
 from __future__ import annotations
 
+from tvm_distir.core.ir.operators.names import relax_names
 from tvm_distir.core.ops.dims import same
 from tvm_distir.core.ops.draft import CallShape, Draft
 from tvm_distir.core.ops.padding import ZEROS_KEPT, Padding, Zeros
-from tvm_distir.core.ops.registration import SAME_OP, Family, relax_names
+from tvm_distir.core.ops.registration import SAME_OP, Family
 
 FAMILY: Family = Family()
 

@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tvm import ir, relax
 
 from tvm_distir.core.ir.operators.grouped_ops import (
@@ -24,19 +22,19 @@ from tvm_distir.core.ops.registration import SAME_OP, Family
 FAMILY: Family = Family()
 
 
-def _shifted_ids(cx: LocalCall, start: Any) -> Any:
+def _shifted_ids(cx: LocalCall, start: ir.Expr) -> ir.Expr:
     """Return the ids relative to the first group of the device."""
     return cx.emit(relax.op.subtract(as_int64(cx, cx.operand(2)), start), "ids")
 
 
-def grouped_matmul_on_shards(cx: LocalCall) -> Any:
+def grouped_matmul_on_shards(cx: LocalCall) -> ir.Call:
     """Multiply by the matrices that the device has; rows of others are zero."""
     if cx.axes_of_dim(1, 0):
         cx.replace(2, _shifted_ids(cx, cx.start(1, 0)))
     return cx.same()
 
 
-def grouped_outer_on_shards(cx: LocalCall) -> Any:
+def grouped_outer_on_shards(cx: LocalCall) -> ir.Call:
     """Sum the products of the groups that the device has."""
     result = cx.outs[0]
     axes = [a for a, x in enumerate(result.labels) if x == 0 and int(cx.mesh.shape[a]) > 1]

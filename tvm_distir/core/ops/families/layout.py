@@ -4,9 +4,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from tvm import relax
+from tvm import ir, relax
 
 from tvm_distir.core.ops.dims import same
 from tvm_distir.core.ops.draft import CallShape, Draft
@@ -31,7 +29,7 @@ def permute_dims(call: CallShape) -> Draft:
     return draft.linear((0,))
 
 
-def broadcast_to_on_shards(cx: LocalCall) -> Any:
+def broadcast_to_on_shards(cx: LocalCall) -> ir.Call:
     """Broadcast to the local shape."""
     return relax.op.broadcast_to(cx.operand(0), cx.outs[0].local)
 
@@ -44,7 +42,7 @@ def broadcast_to(call: CallShape) -> Draft:
     return draft.linear((0,))
 
 
-def strided_slice_on_shards(cx: LocalCall) -> Any:
+def strided_slice_on_shards(cx: LocalCall) -> ir.Call:
     """Slice locally; sharded dims are taken in full, so their bounds become the local bounds."""
     shard = cx.ins[0].shard
     axes, begin = cx.argument_int(1), list(cx.argument_int(2))
@@ -78,7 +76,7 @@ def strided_slice(call: CallShape) -> Draft:
     return draft.work(0, in_bytes={0: draft.rule().out_bytes[0]})
 
 
-def repeat_on_shards(cx: LocalCall) -> Any:
+def repeat_on_shards(cx: LocalCall) -> ir.Call:
     """Repeat locally; a device has complete groups of copies of a sharded dim, or extent 1."""
     axis = cx.call.attrs.axis
     if axis is None:
@@ -107,7 +105,7 @@ def repeat(call: CallShape) -> Draft:
     return draft.linear((0,))
 
 
-def tile_on_shards(cx: LocalCall) -> Any:
+def tile_on_shards(cx: LocalCall) -> ir.Call:
     """Tile locally; a sharded result dim is broadcast: each device makes its copies."""
     shape, out = cx.ins[0].shard.local, cx.outs[0].local
     lead = (1,) * (len(out) - len(shape)) + shape

@@ -4,9 +4,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from tvm import relax
+from tvm import ir, relax
 
 from tvm_distir.core.ops.dims import elements
 from tvm_distir.core.ops.draft import CallShape, Draft
@@ -27,7 +25,7 @@ def reads_result(draft: Draft) -> Draft:
     return draft.work(0, "gather", in_bytes={0: min(rule.in_bytes[0], rule.out_bytes[0])})
 
 
-def take_on_shards(cx: LocalCall) -> Any:
+def take_on_shards(cx: LocalCall) -> ir.Call:
     """Look up the rows that each device has; zeros stand for rows of other devices."""
     axes = tuple(
         a
@@ -79,7 +77,7 @@ def take(call: CallShape) -> Draft:
     return reads_result(draft)
 
 
-def take_backward_on_shards(cx: LocalCall) -> Any:
+def take_backward_on_shards(cx: LocalCall) -> ir.Call:
     """Add up on each device the gradients of the table rows that it has."""
     a, grad, table = cx.call.attrs, cx.ins[0].shard, cx.ins[1].shard
     axis = int(a.axis) if a.axis is not None else 0

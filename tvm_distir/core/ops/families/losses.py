@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm import relax
+from tvm import ir, relax
 
 from tvm_distir.core.ir.operators import ops
 from tvm_distir.core.ops.dims import Shape, elements, size_bytes
@@ -19,7 +19,7 @@ from tvm_distir.core.ops.registration import Family
 FAMILY: Family = Family()
 
 
-def cross_entropy_on_shards(cx: LocalCall) -> Any:
+def cross_entropy_on_shards(cx: LocalCall) -> ir.Call:
     """Rescale the loss: the op divides by the local extent of dim 0, not by the full extent."""
     shard, rescaled = cx.ins[0].shard, False
     for factor in cx.form.factors:
@@ -82,7 +82,7 @@ class _Targets:
         self.counts = counts
         self.weight = self._weights(counts)
 
-    def _weights(self, counts: Any) -> Any:
+    def _weights(self, counts: ir.Expr) -> ir.Expr:
         """Return the weight of each sample: zero where its target is ignored, or it is padding."""
         cx, dtype = self.cx, self.predictions.dtype
         if len(cx.ins) > self.first + 2:
@@ -101,18 +101,18 @@ class _Targets:
         here, near = own_places(cx, self.places, self.first, self.class_dim)
         return cx.emit(relax.op.logical_and(here, self.counts), "here"), near
 
-    def spread(self, value: Any) -> Any:
+    def spread(self, value: ir.Expr) -> ir.Expr:
         """Give a value per sample a class dim of extent 1."""
         shape = list(self.targets.local)
         shape.insert(self.class_dim, 1)
         return self.cx.emit(relax.op.reshape(value, shape), "spread")
 
-    def summed(self, value: Any, hint: str) -> Any:
+    def summed(self, value: ir.Expr, hint: str) -> ir.Expr:
         """Sum over the samples of this device; return a scalar."""
         return self.cx.emit(relax.op.sum(value), hint) if self.targets.local else value
 
 
-def nll_loss_on_shards(cx: LocalCall) -> Any:
+def nll_loss_on_shards(cx: LocalCall) -> ir.Expr:
     """Look up the local classes; a mean divides by the weight of all samples."""
     reduction = str(cx.call.attrs.reduction)
     known = _Targets(cx, 0)
@@ -176,7 +176,7 @@ def nll_loss(call: CallShape) -> Draft:
     return draft.work(2 * elements(call.ins[1]), "gather")
 
 
-def nll_loss_backward_on_shards(cx: LocalCall) -> Any:
+def nll_loss_backward_on_shards(cx: LocalCall) -> ir.Call:
     """Put ``- weight * gradient`` at the target's class on the device that has it."""
     reduction = str(cx.call.attrs.reduction)
     known = _Targets(cx, 1)

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
-from tvm import relax
+from tvm import ir, relax
 
 from tvm_distir.core.ops.dims import same
 from tvm_distir.core.ops.draft import CallShape, Draft
+from tvm_distir.core.ops.local.attrs import changed
 from tvm_distir.core.ops.local.call import LocalCall
 from tvm_distir.core.ops.local.statistics import WIDE, Moments, cutting_axes, fill_padding, widened
 from tvm_distir.core.ops.registration import Family
@@ -24,17 +24,17 @@ from tvm_distir.core.ops.statistic import statistic_bytes
 FAMILY: Family = Family()
 
 
-def _inverse_root(cx: LocalCall, value: Any, epsilon: float) -> Any:
+def _inverse_root(cx: LocalCall, value: ir.Expr, epsilon: float) -> ir.Expr:
     """Compute ``1 / sqrt(value + epsilon)``."""
     small = cx.scalar(epsilon, str(value.ty.dtype))
     return cx.emit(relax.op.rsqrt(cx.emit(relax.op.add(value, small), "raised")), "scale")
 
 
-def _back(cx: LocalCall, x: Any, dtype: str) -> Any:
+def _back(cx: LocalCall, x: ir.Expr, dtype: str) -> ir.Expr:
     return x if str(x.ty.dtype) == dtype else cx.emit(relax.op.astype(x, dtype), "normed")
 
 
-def _along(cx: LocalCall, scale: Any, dims: Sequence[int], ndim: int) -> Any:
+def _along(cx: LocalCall, scale: ir.Expr, dims: Sequence[int], ndim: int) -> ir.Expr:
     """Reshape a scale over some dims so that it broadcasts over ``ndim``."""
     sizes = [int(n) for n in scale.ty.shape]
     shape = [1] * ndim
@@ -44,8 +44,8 @@ def _along(cx: LocalCall, scale: Any, dims: Sequence[int], ndim: int) -> Any:
 
 
 def _scaled_and_shifted(
-    cx: LocalCall, normed: Any, dims: Sequence[int], scale: bool = True, shift: bool = True
-) -> Any:
+    cx: LocalCall, normed: ir.Expr, dims: Sequence[int], scale: bool = True, shift: bool = True
+) -> ir.Expr:
     """Compute ``normed * gamma + beta`` from operands 1 and 2.
 
     TVM's kernels read the attributes ``scale`` and ``center`` of a batch norm only.
@@ -59,7 +59,7 @@ def _scaled_and_shifted(
     return result
 
 
-def layer_norm_on_shards(cx: LocalCall) -> Any:
+def layer_norm_on_shards(cx: LocalCall) -> ir.Expr:
     """Reduce mean, then variance, over the devices that shard the normalized dims."""
     shard = cx.ins[0].shard
     dims = [int(a) % len(shard.whole) for a in cx.call.attrs.axes]
@@ -74,7 +74,7 @@ def layer_norm_on_shards(cx: LocalCall) -> Any:
     return _scaled_and_shifted(cx, normed, dims)
 
 
-def rms_norm_on_shards(cx: LocalCall) -> Any:
+def rms_norm_on_shards(cx: LocalCall) -> ir.Expr:
     """Reduce the mean square over the devices that shard the normalized dims, in float32."""
     shard = cx.ins[0].shard
     dims = [int(a) % len(shard.whole) for a in cx.call.attrs.axes]
@@ -120,7 +120,7 @@ def layer_norm(call: CallShape) -> Draft:
     return draft.per_element(8 if len(call.ins) > 2 else 5)
 
 
-def group_norm_on_shards(cx: LocalCall) -> Any:
+def group_norm_on_shards(cx: LocalCall) -> ir.Expr:
     """Normalize the local groups; sums over sharded dims are reduced."""
     a, shard = cx.call.attrs, cx.ins[0].shard
     channel = int(a.channel_axis) % len(shard.whole)
@@ -128,15 +128,8 @@ def group_norm_on_shards(cx: LocalCall) -> Any:
     dims = [int(x) % len(shard.whole) for x in a.axes]
     axes = cutting_axes(cx, dims)
     if not axes:
-        return relax.op.nn.group_norm(
-            *(cx.operand(i) for i in range(3)),
-            num_groups=groups,
-            channel_axis=int(a.channel_axis),
-            axes=[int(x) for x in a.axes],
-            epsilon=float(a.epsilon),
-            center=bool(a.center),
-            scale=bool(a.scale),
-        )
+        operands = [cx.operand(i) for i in range(3)]
+        return ir.Call(cx.call.op, operands, changed(a, num_groups=groups))
     x = widened(cx, cx.operand(0))
     inner = fill_padding(cx, x, dims, 0, str(x.ty.dtype))
     shape = [int(n) for n in x.ty.shape]
@@ -171,7 +164,7 @@ def group_norm(call: CallShape) -> Draft:
     return draft.per_element(8)
 
 
-def instance_norm_on_shards(cx: LocalCall) -> Any:
+def instance_norm_on_shards(cx: LocalCall) -> ir.Expr:
     """Normalize each instance; sums over sharded dims are reduced."""
     a, shard = cx.call.attrs, cx.ins[0].shard
     channel = int(a.channel_axis) % len(shard.whole)
@@ -207,7 +200,7 @@ def instance_norm(call: CallShape) -> Draft:
     return draft.per_element(8)
 
 
-def batch_norm_on_shards(cx: LocalCall) -> Any:
+def batch_norm_on_shards(cx: LocalCall) -> ir.Expr:
     """Reduce mean and variance of a training batch; running statistics agree on all devices."""
     a, shard = cx.call.attrs, cx.ins[0].shard
     channel = int(a.axis) % len(shard.whole)

@@ -5,10 +5,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-from tvm import relax
+from tvm import ir, relax
 
 from tvm_distir.core.ir.operators import ops
 from tvm_distir.core.ops.draft import CallShape, Draft
@@ -30,7 +29,7 @@ def _other_dims(call: CallShape, axis: int) -> Draft:
     return draft
 
 
-def scan_on_shards(cx: LocalCall) -> Any:
+def scan_on_shards(cx: LocalCall) -> ir.Call:
     """Scan locally, then add the totals of all previous ranks, which are scanned by doubling."""
     shard, a = cx.ins[0].shard, cx.call.attrs
     if a.axis is None:
@@ -58,8 +57,8 @@ def scan_on_shards(cx: LocalCall) -> Any:
 
 
 def _from_before(
-    cx: LocalCall, x: Any, axes: Sequence[int], hop: int, summed: bool, dtype: str
-) -> Any:
+    cx: LocalCall, x: ir.Expr, axes: Sequence[int], hop: int, summed: bool, dtype: str
+) -> ir.Expr:
     """Fetch ``x`` of the rank ``hop`` places before; the neutral element where there is none."""
     total = fetched(cx, x, axes, hop)
     if summed:
@@ -103,7 +102,7 @@ def order(call: CallShape) -> Draft:
     return _compared(draft, axis)
 
 
-def topk_on_shards(cx: LocalCall) -> Any:
+def topk_on_shards(cx: LocalCall) -> ir.Expr:
     """Gather the best elements of each device and select the best of these.
 
     Of equal values the first counts, on a single device as over several: the order of the devices

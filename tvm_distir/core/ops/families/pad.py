@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tvm import ir
 
 from tvm_distir.core.ops.draft import CallShape, Draft
@@ -19,7 +17,7 @@ from tvm_distir.core.ops.windows.halo import Window, tie_halo
 FAMILY: Family = Family()
 
 
-def pad_on_shards(cx: LocalCall) -> Any:
+def pad_on_shards(cx: LocalCall) -> ir.Expr:
     """Move rows to the shards of the longer result along sharded dims; pad other dims locally."""
     a = cx.call.attrs
     widths, value, x = [int(n) for n in a.pad_width], float(a.pad_value), cx.operand(0)

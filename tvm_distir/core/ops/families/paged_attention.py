@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tvm import ir, relax
 
 from tvm_distir.core.ir.operators import ops
@@ -38,7 +36,7 @@ def _from_start(cx: LocalCall, cache: int) -> ir.Call:
     return ir.Call(cx.call.op, [*operands, start], cx.call.attrs)
 
 
-def append_on_shards(cx: LocalCall) -> Any:
+def append_on_shards(cx: LocalCall) -> ir.Call:
     """Say where the positions of a device begin, if it stores a part of every page."""
     if not cx.axes_of_dim(0, POSITIONS_DIM):
         return cx.same()
@@ -63,7 +61,7 @@ def kv_append(call: CallShape) -> Draft:
     return draft.work(0, "memory", {0: 0}, {0: written_bytes})
 
 
-def attention_on_shards(cx: LocalCall) -> Any:
+def attention_on_shards(cx: LocalCall) -> ir.Expr:
     """Join the results over parts of the positions, weighted by their sums of exponentials.
 
     Milakov and Gimelshein 2018, "Online normalizer calculation for softmax", theorem 1.

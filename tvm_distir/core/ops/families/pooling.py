@@ -9,6 +9,7 @@ from typing import Any
 
 from tvm import ir, relax
 
+from tvm_distir.core.ir.operators.names import AVERAGES, each_rank
 from tvm_distir.core.ops.dims import elements
 from tvm_distir.core.ops.draft import CallShape, Draft
 from tvm_distir.core.ops.local.attrs import changed
@@ -21,13 +22,13 @@ from tvm_distir.core.ops.windows.spatial import letters, tie_spatial, unsupporte
 FAMILY: Family = Family()
 
 
-def _pool(cx: LocalCall, value: Any) -> Any:
+def _pool(cx: LocalCall, value: Any) -> ir.Call:
     a = cx.call.attrs
     x, pads = slid(cx, str(a.layout), pool_kernel(a), value)
     return ir.Call(cx.call.op, [x], changed(a, padding=pads))
 
 
-def max_pool_on_shards(cx: LocalCall) -> Any:
+def max_pool_on_shards(cx: LocalCall) -> ir.Call:
     """Exchange rows along sharded spatial dims; the border holds the lowest number."""
     return _pool(cx, lowest(cx.ins[0].shard.dtype))
 
@@ -83,7 +84,7 @@ def _borders(cx: LocalCall, names: list[str], sliding: list[Window]) -> list[_Bo
     return borders
 
 
-def _averaged(cx: LocalCall, x: Any, pads: list[int], borders: list[_Border]) -> Any:
+def _averaged(cx: LocalCall, x: ir.Expr, pads: list[int], borders: list[_Border]) -> ir.Expr:
     """Average; the border rows of the full result are computed apart, as the op pads them."""
     if not borders:
         return cx.emit(ir.Call(cx.call.op, [x], changed(cx.call.attrs, padding=pads)), "average")
@@ -92,7 +93,7 @@ def _averaged(cx: LocalCall, x: Any, pads: list[int], borders: list[_Border]) ->
     rows, step, parts = int(inner.ty.shape[border.result_dim]), border.window.stride, []
     axes, ranks = cx.axes_of_dim(0, border.dim), cx.ins[0].shard.counts[border.dim]
 
-    def part(value: Any, dim: int, begin: int, end: int) -> Any:
+    def part(value: ir.Expr, dim: int, begin: int, end: int) -> ir.Expr:
         return cx.emit(relax.op.strided_slice(value, [dim], [begin], [end]), "rows")
 
     def chosen(place: int, begin: int, end: int, before: int, after: int, at: int, to: int) -> None:
@@ -115,7 +116,7 @@ def _averaged(cx: LocalCall, x: Any, pads: list[int], borders: list[_Border]) ->
     return cx.emit(relax.op.concat(parts, border.result_dim), "average")
 
 
-def avg_pool_on_shards(cx: LocalCall) -> Any:
+def avg_pool_on_shards(cx: LocalCall) -> ir.Expr:
     """Exchange rows along sharded spatial dims; the border holds zeros.
 
     Where zeros are not counted, the first and last rows of the full result are computed apart.
@@ -129,12 +130,8 @@ def avg_pool_on_shards(cx: LocalCall) -> Any:
     return _averaged(cx, x, pads, borders)
 
 
-@FAMILY.rule(
-    "relax.nn.max_pool1d", "relax.nn.max_pool2d", "relax.nn.max_pool3d", local=max_pool_on_shards
-)
-@FAMILY.rule(
-    "relax.nn.avg_pool1d", "relax.nn.avg_pool2d", "relax.nn.avg_pool3d", local=avg_pool_on_shards
-)
+@FAMILY.rule(*each_rank("relax.nn.max_pool{}d"), local=max_pool_on_shards)
+@FAMILY.rule(*AVERAGES, local=avg_pool_on_shards)
 def pool(call: CallShape) -> Draft:
     """Shard batch, channels and spatial dims; an average is linear."""
     draft = Draft(call)
@@ -156,12 +153,7 @@ def pool(call: CallShape) -> Draft:
     return draft.per_element(taps)
 
 
-@FAMILY.rule(
-    "relax.nn.adaptive_avg_pool1d",
-    "relax.nn.adaptive_avg_pool2d",
-    "relax.nn.adaptive_avg_pool3d",
-    local=SAME_OP,
-)
+@FAMILY.rule(*each_rank("relax.nn.adaptive_avg_pool{}d"), local=SAME_OP)
 def adaptive_pool(call: CallShape) -> Draft:
     """Shard batch and channels; spatial windows depend on the full extents."""
     draft = Draft(call, why="the windows of an adaptive pool depend on the full extent")

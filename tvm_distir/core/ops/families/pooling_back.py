@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 from tvm import ir, relax
@@ -30,7 +29,7 @@ from tvm_distir.core.ops.windows.spatial import letters, tie_spread_rows, unsupp
 FAMILY: Family = Family()
 
 
-def max_pool_backward_on_shards(cx: LocalCall) -> Any:
+def max_pool_backward_on_shards(cx: LocalCall) -> ir.Expr:
     """Locate the maxima of the local windows, and return gradients of rows on other ranks.
 
     Along a dim with fewer than kernel / stride windows TVM's kernel reads, as those of its last
@@ -53,14 +52,14 @@ def max_pool_backward_on_shards(cx: LocalCall) -> Any:
         x = with_rows(cx, x, dim, 0, spare * sliding[k].stride)
         pads[k] = pads[k + len(names)] = 0
         plans.append((dim, cx.axes_of_dim(1, dim), plan))
-    y: Any = ir.Call(cx.call.op, [grad, x], changed(a, padding=pads))
+    y: ir.Expr = ir.Call(cx.call.op, [grad, x], changed(a, padding=pads))
     for dim, axes, plan in reversed(plans):
         y = block(cx, cx.emit(y, "spread"), dim, 0, plan.span)
         y = returned(cx, y, dim, axes, plan)
     return y
 
 
-def _divided(cx: LocalCall, grad: Any, dim: int, window: Window) -> Any:
+def _divided(cx: LocalCall, grad: ir.Expr, dim: int, window: Window) -> ir.Expr:
     """Correct windows that count fewer rows: multiply their gradients by kernel / rows counted."""
     shard, extent = cx.ins[0].shard, cx.ins[1].shard.whole[dim]
     starts = np.arange(shard.counts[dim] * shard.local[dim]) * window.stride - window.before
@@ -79,7 +78,7 @@ def _divided(cx: LocalCall, grad: Any, dim: int, window: Window) -> Any:
     return cx.emit(relax.op.multiply(grad, mine), "divided")
 
 
-def avg_pool_backward_on_shards(cx: LocalCall) -> Any:
+def avg_pool_backward_on_shards(cx: LocalCall) -> ir.Call:
     """Fetch neighbours' gradients, each divided by the count of its window before it is sent."""
     a, grads, data = cx.call.attrs, cx.ins[0].shard, cx.ins[1].shard
     dims = [dim for dim, _ in halo_dims(cx)]
@@ -106,7 +105,7 @@ def avg_pool_backward_on_shards(cx: LocalCall) -> Any:
     if shape != list(data.local):
         x = cx.emit(relax.op.zeros(shape, data.dtype), "data")
     attrs = changed(a, padding=pads, ceil_mode=False, count_include_pad=True)
-    y: Any = ir.Call(cx.call.op, [grad, x], attrs)
+    y: ir.Expr = ir.Call(cx.call.op, [grad, x], attrs)
     for dim, fetch in reversed(ragged):
         y = picked(cx, cx.emit(y, "spread"), dim, cx.axes_of_dim(1, dim), fetch)
     return y

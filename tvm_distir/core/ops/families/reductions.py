@@ -5,9 +5,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
-from tvm import relax
+from tvm import ir, relax
 
 from tvm_distir.core.ops.dims import elements, same
 from tvm_distir.core.ops.draft import CallShape, Draft
@@ -58,7 +57,7 @@ def _has_no_extreme(call: CallShape, axes: tuple[int, ...]) -> PropagationError 
     )
 
 
-def mean_on_shards(cx: LocalCall) -> Any:
+def mean_on_shards(cx: LocalCall) -> ir.Call:
     """Divide the local sum by the full count, which gives partial sums of the mean."""
     if not any(f is not None and f.reduces for f in cx.form.factors):
         return cx.same()
@@ -101,7 +100,7 @@ def reduction(call: CallShape) -> Draft:
     return draft
 
 
-def spread_on_shards(cx: LocalCall) -> Any:
+def spread_on_shards(cx: LocalCall) -> ir.Call:
     """Reduce the mean, then the mean of squared differences."""
     a, shard = cx.call.attrs, cx.ins[0].shard
     ndim = len(shard.whole)
@@ -126,7 +125,7 @@ def spread(call: CallShape) -> Draft:
     return draft
 
 
-def extreme_place_on_shards(cx: LocalCall) -> Any:
+def extreme_place_on_shards(cx: LocalCall) -> ir.Call:
     """Reduce the extreme, then the first index where a device has it; NaN comes first."""
     a, shard = cx.call.attrs, cx.ins[0].shard
     axis = 0 if a.axis is None else int(a.axis) % len(shard.whole)
@@ -181,7 +180,7 @@ def median(call: CallShape) -> Draft:
     return draft
 
 
-def collapse_sum_to_on_shards(cx: LocalCall) -> Any:
+def collapse_sum_to_on_shards(cx: LocalCall) -> ir.Call:
     """Sum to the local shape."""
     return relax.op.collapse_sum_to(cx.operand(0), cx.outs[0].local)
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
-from tvm import relax
+from tvm import ir, relax
 
+from tvm_distir.core.ir.operators.names import relax_names
 from tvm_distir.core.ops.dims import Shape, product, same
 from tvm_distir.core.ops.draft import CallShape, Draft
 from tvm_distir.core.ops.local.call import LocalCall
@@ -19,6 +19,7 @@ from tvm_distir.core.ops.registration import SAME_OP, Family
 FAMILY: Family = Family()
 
 
+_SAME = relax_names("expand_dims flatten nn.batch_flatten")
 _PINNED = "only the leading part of merged or split dims can be sharded in blocks"
 
 
@@ -61,7 +62,7 @@ def reshape_groups(a: Shape, b: Shape) -> list[Group]:
     return groups + tail[::-1]
 
 
-def _lead(a: Shape, b: Shape, group: Group) -> Any:
+def _lead(a: Shape, b: Shape, group: Group) -> int | ir.Expr:
     """Return how many equal blocks the leading dims of a group share; None when unknown."""
     left, right = group
     first, second = a[left[0]], b[right[0]]
@@ -91,7 +92,7 @@ def tie_reshape(draft: Draft) -> None:
         draft.tie({0: group[0][0]}, {0: group[1][0]}, size=size, uneven=one_to_one)
 
 
-def reshape_on_shards(cx: LocalCall) -> Any:
+def reshape_on_shards(cx: LocalCall) -> ir.Call:
     """Reshape to the local shape: the leading dim of a group is sharded, so rows stay together.
 
     A squeeze without axes would drop a sharded dim whose shard has a single element.
@@ -100,13 +101,7 @@ def reshape_on_shards(cx: LocalCall) -> Any:
 
 
 @FAMILY.rule("relax.reshape", "relax.squeeze", local=reshape_on_shards, padding=ZEROS_KEPT)
-@FAMILY.rule(
-    "relax.expand_dims",
-    "relax.flatten",
-    "relax.nn.batch_flatten",
-    local=SAME_OP,
-    padding=ZEROS_KEPT,
-)
+@FAMILY.rule(*_SAME, local=SAME_OP, padding=ZEROS_KEPT)
 def reshape(call: CallShape) -> Draft:
     """Shard the leading dims of each group of merged or split dims; row-major order is kept."""
     draft = Draft(call)

@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tvm import ir, relax
 
 from tvm_distir.core.ops.draft import CallShape, Draft
@@ -20,7 +18,7 @@ NEAREST = "nearest_neighbor"
 """Method of a resize that copies pixels."""
 
 
-def resize_on_shards(cx: LocalCall) -> Any:
+def resize_on_shards(cx: LocalCall) -> ir.Call:
     """Resize to the local size; pixels are copied along a sharded spatial dim."""
     attrs, out = cx.call.attrs, cx.outs[0].local
     size = [n for n, letter in zip(out, str(attrs.layout), strict=True) if letter not in "NC"]
@@ -42,7 +40,7 @@ def resize(call: CallShape) -> Draft:
     return draft.per_element(8)
 
 
-def _copies(call: CallShape, extent: Any, result: Any) -> bool:
+def _copies(call: CallShape, extent: int | ir.Expr, result: int | ir.Expr) -> bool:
     """Return whether a spatial dim of a resize repeats each pixel the same number of times.
 
     A result o of k copies comes from floor(o / k), or from the pixel whose middle is nearest to

@@ -4,9 +4,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from tvm import relax
+from tvm import ir, relax
 
 from tvm_distir.core.ir.operators import ops
 from tvm_distir.core.ops.draft import CallShape, Draft
@@ -19,7 +17,7 @@ from tvm_distir.core.ops.statistic import statistic_bytes
 FAMILY: Family = Family()
 
 
-def softmax_on_shards(cx: LocalCall) -> Any:
+def softmax_on_shards(cx: LocalCall) -> ir.Call:
     """Reduce maximum and sum of exponentials over the devices of a sharded axis."""
     shard = cx.ins[0].shard
     axis = int(cx.call.attrs.axis) % len(shard.whole)

@@ -9,6 +9,7 @@ from typing import Any
 
 from tvm import ir
 
+from tvm_distir.core.ir.operators.names import TRANSPOSED
 from tvm_distir.core.ops.dims import elements, nominal, size_bytes
 from tvm_distir.core.ops.draft import CallShape, Draft
 from tvm_distir.core.ops.local.attrs import changed
@@ -30,7 +31,7 @@ def _row_bytes(shard: Any, dim: int) -> int:
     return size_bytes(tuple(shape), shard.dtype)
 
 
-def transposed_convolution_on_shards(cx: LocalCall) -> Any:
+def transposed_convolution_on_shards(cx: LocalCall) -> ir.Expr:
     """Fetch rows of the operand or return rows of the result, whichever takes fewer bytes.
 
     Sharded along its channels, a grouped convolution has the local groups only.
@@ -63,19 +64,13 @@ def transposed_convolution_on_shards(cx: LocalCall) -> Any:
     if groups > 1:
         groups //= data.counts[layout.index("C")]
     attrs = changed(a, groups=groups, padding=pads, output_padding=more)
-    y: Any = ir.Call(cx.call.op, [x, cx.operand(1)], attrs)
+    y: ir.Expr = ir.Call(cx.call.op, [x, cx.operand(1)], attrs)
     for step, result_dim, axes, exchanged in reversed(after):
         y = step(cx, cx.emit(y, "spread"), result_dim, axes, exchanged)
     return y
 
 
-@FAMILY.rule(
-    "relax.nn.conv1d_transpose",
-    "relax.nn.conv2d_transpose",
-    "relax.nn.conv3d_transpose",
-    local=transposed_convolution_on_shards,
-    padding=ZERO_TERMS,
-)
+@FAMILY.rule(*TRANSPOSED, local=transposed_convolution_on_shards, padding=ZERO_TERMS)
 def transposed_convolution(call: CallShape) -> Draft:
     """Shard as for a convolution; the windows are spread. The kernel's O counts a group's channels.
 

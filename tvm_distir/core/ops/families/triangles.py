@@ -4,9 +4,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from tvm import relax
+from tvm import ir, relax
 
 from tvm_distir.core.ops.draft import CallShape, Draft
 from tvm_distir.core.ops.local.call import LocalCall
@@ -15,7 +13,7 @@ from tvm_distir.core.ops.registration import Family
 FAMILY: Family = Family()
 
 
-def _numbers(cx: LocalCall, dim: int) -> Any:
+def _numbers(cx: LocalCall, dim: int) -> ir.Expr:
     """Return the global positions of the local rows (columns), broadcastable; int64."""
     shard = cx.ins[0].shard
     places = cx.emit(relax.op.arange(0, shard.local[dim], 1, "int64"), "places")
@@ -25,7 +23,7 @@ def _numbers(cx: LocalCall, dim: int) -> Any:
     return cx.emit(relax.op.reshape(places, shape), "places")
 
 
-def triangle_on_shards(cx: LocalCall) -> Any:
+def triangle_on_shards(cx: LocalCall) -> ir.Call:
     """Keep elements of sharded rows or columns by their global position; the rest are zeros."""
     shard = cx.ins[0].shard
     rows, columns = len(shard.whole) - 2, len(shard.whole) - 1

@@ -4,19 +4,18 @@
 
 from __future__ import annotations
 
+from tvm_distir.core.ir.operators.names import relax_names
 from tvm_distir.core.ops.dims import same
 from tvm_distir.core.ops.draft import CallShape, Draft
 from tvm_distir.core.ops.registration import SAME_OP, Family
 
 FAMILY: Family = Family()
-
-
-@FAMILY.rule(
-    "relax.vision.get_valid_counts",
-    "relax.vision.non_max_suppression",
-    "relax.vision.multibox_transform_loc",
-    local=SAME_OP,
+_PER_IMAGE = relax_names(
+    "vision.get_valid_counts vision.non_max_suppression vision.multibox_transform_loc"
 )
+
+
+@FAMILY.rule(*_PER_IMAGE, local=SAME_OP)
 def per_image(call: CallShape) -> Draft:
     """Shard dim 0, the images, of all results and of the operands that are given per image."""
     draft = Draft(call, why="the boxes of an image are compared with each other")

@@ -9,7 +9,7 @@ from typing import Any
 from tvm import ir
 
 
-def changed(attrs: Any, **values: Any) -> Any:
+def changed(attrs: ir.Attrs, **values: Any) -> ir.Attrs:
     """Copy a call's attributes and replace some of them."""
     info = type(attrs).__tvm_ffi_type_info__
     fields = {f.name: getattr(attrs, f.name) for f in info.fields}

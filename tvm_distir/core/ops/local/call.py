@@ -9,10 +9,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from tvm import ir, relax
+from tvm.relax.distributed import DeviceMesh
 
 from tvm_distir.core.ir.types import flat_types, static_shape, tensor_type
 from tvm_distir.core.ops.dims import same, symbols
@@ -27,6 +29,7 @@ from .positions import BlockMemo, Positions
 from .shard import Operand, Shard
 
 
+@dataclass(eq=False)
 class LocalCall:
     """Input of a local form: the call, its operands on a device, and the writer.
 
@@ -43,22 +46,16 @@ class LocalCall:
         The values that earlier calls of the block have written: positions and fetched rows.
     """
 
-    def __init__(
-        self,
-        call: ir.Call,
-        form: CallForm,
-        args: Sequence[Any],
-        ins: list[Operand],
-        outs: list[Shard],
-        mesh: Any,
-        writer: BlockWriter,
-        function: str,
-        var: Any,
-        memo: BlockMemo,
-    ) -> None:
-        self.call, self.form, self.args = call, form, list(args)
-        self.ins, self.outs, self.mesh = ins, outs, mesh
-        self.writer, self.function, self.var, self.memo = writer, function, var, memo
+    call: ir.Call
+    form: CallForm
+    args: Sequence[ir.Expr]
+    ins: list[Operand]
+    outs: list[Shard]
+    mesh: DeviceMesh
+    writer: BlockWriter
+    function: str
+    var: relax.Var
+    memo: BlockMemo
 
     # -- writing
 
@@ -76,14 +73,14 @@ class LocalCall:
         """Build an error about this call."""
         return LoweringError(code, problem, place=self.place, remedy=remedy)
 
-    def emit(self, value: Any, hint: str = "") -> Any:
+    def emit(self, value: ir.Expr, hint: str = "") -> ir.Expr:
         """Bind an intermediate value and return its variable."""
         if isinstance(value, ir.Var):
             return value
         name = f"{self.var.name}_{hint}" if hint else str(self.var.name)
         return self.writer.emit(value, name)
 
-    def operand(self, number: int) -> Any:
+    def operand(self, number: int) -> ir.Expr:
         """Return the local tensor of a flattened operand."""
         operand = self.ins[number]
         if operand.number is not None:
@@ -91,18 +88,18 @@ class LocalCall:
             operand.number, operand.changed = None, True
         return operand.source
 
-    def replace(self, number: int, value: Any, zero: bool = False) -> None:
+    def replace(self, number: int, value: ir.Expr, zero: bool = False) -> None:
         """Use another local tensor as operand."""
         operand = self.ins[number]
         operand.source, operand.number = self.emit(value), None
         operand.changed, operand.zero = True, zero
 
-    def arguments(self) -> list[Any]:
+    def arguments(self) -> list[ir.Expr]:
         """Return all arguments of the call, with tensors in local form."""
         at = [0]
         return [self._argument(arg, at) for arg in self.args]
 
-    def _argument(self, arg: Any, at: list[int]) -> Any:
+    def _argument(self, arg: ir.Expr, at: list[int]) -> ir.Expr:
         if type(arg) is relax.Tuple and is_tensors(arg.ty):
             fields = [self._argument(f, at) for f in arg.fields[:]]
             return typed(relax.Tuple(fields), relax.TupleType([f.ty for f in fields]))
@@ -137,7 +134,7 @@ class LocalCall:
         labels = self.ins[number].shard.labels
         return tuple(a for a, x in enumerate(labels) if x == dim and sizes[a] > 1)
 
-    def scalar(self, value: Any, dtype: str) -> Any:
+    def scalar(self, value: Any, dtype: str) -> ir.Expr:
         """Make a constant: a scalar (of shape (1,) when not finite, for its text) or a table."""
         base = "float32" if dtype == "bfloat16" else dtype
         array = np.array(value).astype(base)
@@ -148,7 +145,7 @@ class LocalCall:
 
     # -- positions
 
-    def position(self, axes: Sequence[int]) -> Any:
+    def position(self, axes: Sequence[int]) -> ir.Expr:
         """Return the rank's number among the shards of a dim split by ``axes`` (int64 scalar)."""
         return self._positions.number(axes)
 
@@ -161,7 +158,7 @@ class LocalCall:
                 dims_remedy([str(v.name) for v in symbols(shard.whole[dim])]),
             )
 
-    def start(self, number: int, dim: int) -> Any:
+    def start(self, number: int, dim: int) -> ir.Expr:
         """Return where the rank's shard of an operand begins along a sharded dim (int64 scalar)."""
         shard = self.ins[number].shard
         self._check_size(shard, dim)
@@ -173,7 +170,7 @@ class LocalCall:
         self._check_size(shard, dim)
         return self._positions.part(shard.whole[dim], self.axes_of_dim(number, dim))[1]
 
-    def valid(self, number: int, dim: int) -> Any:
+    def valid(self, number: int, dim: int) -> ir.Expr:
         """Return booleans, broadcastable to the operand: True where a dim has no padding."""
         shard = self.ins[number].shard
         return self._positions.valid(shard, self.axes_of_dim(number, dim), dim)
@@ -195,13 +192,13 @@ class LocalCall:
             )
 
 
-def expected_mismatch(ty: Any, outs: Sequence[Shard]) -> str:
+def expected_mismatch(ty: ir.Type, outs: Sequence[Shard]) -> str:
     """Describe how an inferred local type differs from the wanted shards; empty if equal."""
     leaves = flat_types(ty)
     if len(leaves) != len(outs):
         return f"{len(leaves)} results, expected {len(outs)}"
     for number, (leaf, want) in enumerate(zip(leaves, outs)):
-        tensor: Any = tensor_type(leaf)
+        tensor: ir.Type = tensor_type(leaf)
         if tensor is None:
             return f"result {number} is {leaf}, expected a tensor"
         got = static_shape(tensor)

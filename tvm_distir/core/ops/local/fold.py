@@ -13,9 +13,11 @@ from __future__ import annotations
 from typing import Any
 
 from tvm import ir
+from tvm.relax import Var
 from tvm.relax.distributed import DTensorType
 
 from tvm_distir.core.ir.mesh import mesh_key, mesh_shape
+from tvm_distir.core.ir.operators.names import AVERAGES, CONVOLUTIONS, TRANSPOSED
 from tvm_distir.core.ir.placement import labels_of, shard_counts
 from tvm_distir.core.ir.types import flat_types
 from tvm_distir.core.ops.partial import call_form
@@ -23,10 +25,6 @@ from tvm_distir.core.rewriting.calls import typed
 from tvm_distir.support import PropagationError
 
 from .attrs import changed
-
-CONVOLUTIONS = tuple(f"relax.nn.conv{n}d" for n in (1, 2, 3))
-TRANSPOSED = tuple(f"relax.nn.conv{n}d_transpose" for n in (1, 2, 3))
-AVERAGES = tuple(f"relax.nn.avg_pool{n}d" for n in (1, 2, 3))
 
 
 def _layout(call: ir.Call) -> str | None:
@@ -41,11 +39,11 @@ def _layout(call: ir.Call) -> str | None:
     return layout if layout.isalpha() and layout.isupper() else None
 
 
-def _is_op(value: Any, *names: str) -> bool:
+def _is_op(value: ir.Expr, *names: str) -> bool:
     return type(value) is ir.Call and type(value.op) is ir.Op and str(value.op.name) in names
 
 
-def is_zero_padding(value: Any) -> bool:
+def is_zero_padding(value: ir.Expr) -> bool:
     """Return whether a value is an ``nn.pad`` that appends zeros."""
     return (
         _is_op(value, "relax.nn.pad")
@@ -55,7 +53,7 @@ def is_zero_padding(value: Any) -> bool:
     )
 
 
-def is_foldable(value: Any) -> bool:
+def is_foldable(value: ir.Expr) -> bool:
     """Return whether the reader of a value may be merged with it."""
     return is_zero_padding(value) or _is_op(value, *TRANSPOSED)
 
@@ -86,7 +84,7 @@ def _widths(layout: str, pad: ir.Call, narrow: Any, wide: Any) -> list[int] | No
     return [widths[2 * d + side] for side in (0, 1) for d in spatial]
 
 
-def folded(call: ir.Call, source: ir.Call, mod: ir.IRModule, function: str, var: Any) -> ir.Call:
+def folded(call: ir.Call, source: ir.Call, mod: ir.IRModule, function: str, var: Var) -> ir.Call:
     """Merge two ops, either of which is a padding.
 
     Parameters

@@ -21,7 +21,7 @@ from .masking import padding_stays_zero, protect
 
 def local_form(
     cx: LocalCall, registration: Registration | None, mod: ir.IRModule, prim_funcs: dict[Any, Any]
-) -> Any:
+) -> ir.Expr:
     """Write the computation of a call on the shards of a device.
 
     Parameters
@@ -74,7 +74,9 @@ def _call_tir(cx: LocalCall, mod: ir.IRModule, kernels: dict[Any, Any]) -> ir.Ca
     return relax.op.call_tir(target, operands, types if len(types) > 1 else types[0])
 
 
-def _cut(cx: LocalCall, mod: ir.IRModule, kernels: dict[Any, Any], counts: dict[Any, int]) -> Any:
+def _cut(
+    cx: LocalCall, mod: ir.IRModule, kernels: dict[Any, Any], counts: dict[Any, int]
+) -> ir.GlobalVar:
     target = cx.call.args[0]
     key = (str(target.name_hint), tuple(sorted(counts.items())))
     if key not in kernels:

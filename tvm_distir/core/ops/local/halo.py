@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tvm import relax
+from tvm.ir import Expr
 
 from tvm_distir.core.ir.operators import ops
 from tvm_distir.core.ops.windows.halo import Exchange
@@ -24,7 +25,7 @@ from .call import LocalCall
 from .positions import RowsKey
 
 
-def fetched(cx: LocalCall, x: Any, axes: Sequence[int], hop: int) -> Any:
+def fetched(cx: LocalCall, x: Expr, axes: Sequence[int], hop: int) -> Expr:
     """Fetch ``x`` of the rank ``hop`` places before (behind when negative), else zeros.
 
     Places are counted along a dim cut by ``axes``, major first. With several axes the rank that
@@ -49,7 +50,7 @@ def fetched(cx: LocalCall, x: Any, axes: Sequence[int], hop: int) -> Any:
     return cx.emit(relax.op.where(close, near, far), "rows")
 
 
-def block(cx: LocalCall, x: Any, dim: int, begin: int, end: int) -> Any:
+def block(cx: LocalCall, x: Expr, dim: int, begin: int, end: int) -> Expr:
     """Slice rows of a tensor."""
     if begin == 0 and end == int(x.ty.shape[dim]):
         return x
@@ -57,15 +58,15 @@ def block(cx: LocalCall, x: Any, dim: int, begin: int, end: int) -> Any:
 
 
 def _side(
-    cx: LocalCall, x: Any, dim: int, axes: Sequence[int], count: int, before: bool, value: Any
-) -> list[Any]:
+    cx: LocalCall, x: Expr, dim: int, axes: Sequence[int], count: int, before: bool, value: Any
+) -> list[Expr]:
     """Fetch ``count`` rows of the ranks before (behind) in order; ``value`` beyond the ends.
 
     ``value`` is zero also when what arrives at the border does not matter. What was fetched of a
     tensor is not fetched again: a gradient reads the rows that its forward op read.
     """
     rows, ranks = int(x.ty.shape[dim]), ranks_along(cx, axes)
-    parts: list[Any] = []
+    parts: list[Expr] = []
     hop = 1
     while count > 0 and hop < ranks:
         rows_sent = min(count, rows)
@@ -85,8 +86,8 @@ def _side(
 
 
 def _bordered(
-    cx: LocalCall, part: Any, axes: Sequence[int], hop: int, before: bool, value: Any
-) -> Any:
+    cx: LocalCall, part: Expr, axes: Sequence[int], hop: int, before: bool, value: Any
+) -> Expr:
     """Fetch rows from ``hop`` places away, with ``value`` where there is no such rank."""
     place = cx.position(axes)
     if before:
@@ -97,7 +98,7 @@ def _bordered(
     return cx.emit(relax.op.where(cx.emit(in_range, "there"), part, fill), "rows")
 
 
-def _filled(cx: LocalCall, x: Any, dim: int, plan: Exchange, value: Any) -> Any:
+def _filled(cx: LocalCall, x: Expr, dim: int, plan: Exchange, value: Any) -> Expr:
     """Put the filler rows around the fetched rows."""
     if not plan.low and not plan.high:
         return x
@@ -112,7 +113,7 @@ def _filled(cx: LocalCall, x: Any, dim: int, plan: Exchange, value: Any) -> Any:
     return cx.emit(relax.op.concat(parts, dim), "rows")
 
 
-def with_rows(cx: LocalCall, x: Any, dim: int, front: int, back: int, value: Any = 0) -> Any:
+def with_rows(cx: LocalCall, x: Expr, dim: int, front: int, back: int, value: Any = 0) -> Expr:
     """Put rows of a finite value around a tensor; negative counts leave rows out."""
     if not front and not back:
         return x
@@ -121,7 +122,7 @@ def with_rows(cx: LocalCall, x: Any, dim: int, front: int, back: int, value: Any
     return cx.emit(relax.op.nn.pad(x, widths, pad_value=float(value)), "rows")
 
 
-def _steps(cx: LocalCall, plan: Exchange, axes: Sequence[int]) -> Any:
+def _steps(cx: LocalCall, plan: Exchange, axes: Sequence[int]) -> Expr:
     """Return ``rank drift + phase``, a scalar."""
     moved = relax.op.multiply(cx.position(axes), relax.const(plan.drift, "int64"))
     if not plan.phase:
@@ -129,7 +130,7 @@ def _steps(cx: LocalCall, plan: Exchange, axes: Sequence[int]) -> Any:
     return cx.emit(relax.op.add(cx.emit(moved, "moved"), relax.const(plan.phase, "int64")), "moved")
 
 
-def _start(cx: LocalCall, plan: Exchange, axes: Sequence[int]) -> Any:
+def _start(cx: LocalCall, plan: Exchange, axes: Sequence[int]) -> Expr:
     """Return where the rows that the local op reads start in the extended shard, a scalar."""
     moved = _steps(cx, plan, axes)
     if plan.per != 1:
@@ -138,13 +139,13 @@ def _start(cx: LocalCall, plan: Exchange, axes: Sequence[int]) -> Any:
     return cx.emit(relax.op.add(moved, relax.const(plan.start, "int64")), "start")
 
 
-def _counted(cx: LocalCall, count: int, first: Any) -> Any:
+def _counted(cx: LocalCall, count: int, first: Expr) -> Expr:
     """Return consecutive numbers that start at the scalar ``first``."""
     places = cx.emit(relax.op.arange(0, count, 1, "int64"), "places")
     return cx.emit(relax.op.add(places, first), "places")
 
 
-def _windowed(cx: LocalCall, x: Any, dim: int, axes: Sequence[int], plan: Exchange) -> Any:
+def _windowed(cx: LocalCall, x: Expr, dim: int, axes: Sequence[int], plan: Exchange) -> Expr:
     """Slice the rows out that the local windows read."""
     if not plan.drift:
         start = plan.start + plan.phase // plan.per
@@ -158,7 +159,7 @@ def ranks_along(cx: LocalCall, axes: Sequence[int]) -> int:
     return math.prod(int(cx.mesh.shape[a]) for a in axes)
 
 
-def without_padding(cx: LocalCall, number: int, x: Any, dim: int, value: Any = 0) -> Any:
+def without_padding(cx: LocalCall, number: int, x: Expr, dim: int, value: Any = 0) -> Expr:
     """Put ``value`` into the padding of a dim of an operand's shard ``x``, perhaps extended."""
     shard = cx.ins[number].shard
     if dim not in shard.padded_dims or (value == 0 and cx.ins[number].zero):
@@ -167,7 +168,9 @@ def without_padding(cx: LocalCall, number: int, x: Any, dim: int, value: Any = 0
     return cx.emit(relax.op.where(cx.valid(number, dim), x, fill), "kept")
 
 
-def with_halo(cx: LocalCall, number: int, x: Any, dim: int, plan: Exchange, value: Any = 0) -> Any:
+def with_halo(
+    cx: LocalCall, number: int, x: Expr, dim: int, plan: Exchange, value: Any = 0
+) -> Expr:
     """Return the rows of an operand's sharded dim that the local results read.
 
     Parameters
@@ -200,7 +203,7 @@ def with_halo(cx: LocalCall, number: int, x: Any, dim: int, plan: Exchange, valu
     return _windowed(cx, x, dim, axes, plan)
 
 
-def picked(cx: LocalCall, y: Any, dim: int, axes: Sequence[int], plan: Exchange) -> Any:
+def picked(cx: LocalCall, y: Expr, dim: int, axes: Sequence[int], plan: Exchange) -> Expr:
     """Slice the local block of a first result that starts at a rank-dependent position."""
     per = relax.const(plan.per, "int64")
     first = cx.emit(relax.op.floor_mod(_steps(cx, plan, axes), per), "first")
@@ -208,7 +211,7 @@ def picked(cx: LocalCall, y: Any, dim: int, axes: Sequence[int], plan: Exchange)
     return cx.emit(relax.op.take(y, places, axis=dim, mode="clip"), "rows")
 
 
-def returned(cx: LocalCall, y: Any, dim: int, axes: Sequence[int], plan: Exchange) -> Any:
+def returned(cx: LocalCall, y: Expr, dim: int, axes: Sequence[int], plan: Exchange) -> Expr:
     """Return results for neighbours' rows to their ranks; the reverse of :func:`with_halo`.
 
     Parameters
@@ -242,8 +245,8 @@ def returned(cx: LocalCall, y: Any, dim: int, axes: Sequence[int], plan: Exchang
 
 
 def _added(
-    cx: LocalCall, mine: Any, beyond: Any, dim: int, axes: Sequence[int], before: bool
-) -> Any:
+    cx: LocalCall, mine: Expr, beyond: Expr, dim: int, axes: Sequence[int], before: bool
+) -> Expr:
     """Send rows beyond the first (last) local row to their ranks, and add the received rows."""
     rows, count = int(mine.ty.shape[dim]), int(beyond.ty.shape[dim])
     hop = 1

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from tvm_distir.core.collectives.meaning import neutral
 from tvm_distir.core.ops.padding import Padding, Reduced, Zeros
 
 from .call import LocalCall
@@ -21,15 +22,7 @@ from .call import LocalCall
 
 def neutral_element(kind: str, dtype: str) -> Any:
     """Return the neutral element of a reduction as a NumPy scalar (``bfloat16`` as float32)."""
-    base = np.dtype("float32" if dtype == "bfloat16" else dtype)
-    if kind in ("sum", "prod"):
-        return np.array(kind == "prod").astype(base)
-    if base.kind == "b":
-        return np.array(kind == "min")
-    if base.kind in "iu":
-        info = np.iinfo(base)
-        return np.array(info.max if kind == "min" else info.min, base)
-    return np.array(np.inf if kind == "min" else -np.inf, base)
+    return neutral(kind, np.dtype("float32" if dtype == "bfloat16" else dtype))
 
 
 def mask(cx: LocalCall, number: int, dim: int, value: Any) -> None:

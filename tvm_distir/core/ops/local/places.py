@@ -6,19 +6,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm import relax
+from tvm import ir, relax
 
 from .call import LocalCall
 
 
-def as_int64(cx: LocalCall, places: Any) -> Any:
+def as_int64(cx: LocalCall, places: ir.Expr) -> ir.Expr:
     """Cast indices to int64."""
     if str(places.ty.dtype) == "int64":
         return places
     return cx.emit(relax.op.astype(places, "int64"), "places")
 
 
-def own_places(cx: LocalCall, places: Any, number: int, dim: int) -> tuple[Any, Any]:
+def own_places(cx: LocalCall, places: ir.Expr, number: int, dim: int) -> tuple[Any, Any]:
     """Return which indices name rows of this device, and their local positions.
 
     Parameters

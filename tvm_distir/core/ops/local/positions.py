@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tvm import relax
+from tvm import ir, relax
+from tvm.relax.distributed import DeviceMesh
 
 from tvm_distir.core.ir.operators import ops
 from tvm_distir.core.rewriting.writer import BlockWriter
@@ -65,10 +66,10 @@ class BlockMemo:
         Rows fetched of other devices.
     """
 
-    positions: dict[Axes, Any] = field(default_factory=dict)
-    starts: dict[tuple[Axes, int], Any] = field(default_factory=dict)
+    positions: dict[Axes, ir.Expr] = field(default_factory=dict)
+    starts: dict[tuple[Axes, int], ir.Expr] = field(default_factory=dict)
     parts: dict[tuple[Axes, int], tuple[Any, Any]] = field(default_factory=dict)
-    valid: dict[tuple[Axes, int, int, int], Any] = field(default_factory=dict)
+    valid: dict[tuple[Axes, int, int, int], ir.Expr] = field(default_factory=dict)
     rows: dict[RowsKey, Any] = field(default_factory=dict)
 
     def clear(self) -> None:
@@ -90,11 +91,15 @@ class Positions:
     """
 
     def __init__(
-        self, mesh: Any, writer: BlockWriter, emit: Callable[[Any, str], Any], memo: BlockMemo
+        self,
+        mesh: DeviceMesh,
+        writer: BlockWriter,
+        emit: Callable[[Any, str], Any],
+        memo: BlockMemo,
     ) -> None:
         self._mesh, self._writer, self._emit, self._memo = mesh, writer, emit, memo
 
-    def number(self, axes: Sequence[int]) -> Any:
+    def number(self, axes: Sequence[int]) -> ir.Expr:
         """Return the rank's number among the shards of a dim split by ``axes`` (int64 scalar)."""
         key = tuple(axes)
         if key not in self._memo.positions:
@@ -109,7 +114,7 @@ class Positions:
             self._memo.positions[key] = rank
         return self._memo.positions[key]
 
-    def start(self, shard: Shard, axes: Axes, dim: int) -> Any:
+    def start(self, shard: Shard, axes: Axes, dim: int) -> ir.Expr:
         """Return where a shard begins along a dim split by ``axes`` (int64 scalar)."""
         if dim in shard.inner_dims:
             return self.part(shard.whole[dim], axes)[0]
@@ -138,7 +143,7 @@ class Positions:
             self._memo.parts[key] = begin, length_var
         return self._memo.parts[key]
 
-    def valid(self, shard: Shard, axes: Axes, dim: int) -> Any:
+    def valid(self, shard: Shard, axes: Axes, dim: int) -> ir.Expr:
         """Return a boolean tensor, broadcastable to a shard: True where its dim has no padding."""
         ndim = len(shard.local)
         key = (axes, shard.whole[dim], ndim, dim)

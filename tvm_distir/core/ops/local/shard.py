@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tvm import tirx
+from tvm import ir, tirx
 from tvm.sym import Analyzer
 
 from tvm_distir.core.ir.placement import Labels, ceil_div, is_padded_inside, shard_counts
@@ -90,7 +90,7 @@ class Operand:
         Whether ``source`` no longer is what the argument held.
     """
 
-    source: Any
+    source: ir.Expr
     number: int | None
     shard: Shard
     zero: bool

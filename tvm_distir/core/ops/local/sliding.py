@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from tvm_distir.core.ops.windows.halo import Exchange, Window, exchange, windows
 from .call import LocalCall
 from .halo import with_halo
 from .masking import neutral_element
+
+if TYPE_CHECKING:
+    from tvm import ir
 
 
 def halo_dims(cx: LocalCall) -> list[tuple[int, int]]:
@@ -64,7 +67,7 @@ def lowest(dtype: str) -> Any:
     return neutral_element("max", dtype)
 
 
-def pool_kernel(attrs: Any) -> tuple[int, ...]:
+def pool_kernel(attrs: ir.Attrs) -> tuple[int, ...]:
     """Return the window of a pool, an extent per spatial dim."""
     kernel = tuple(int(n) for n in attrs.pool_size)
     return kernel * ((len(str(attrs.layout)) - 2) // len(kernel))

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tvm import relax
+from tvm import ir, relax
 
 from tvm_distir.core.ir.operators import ops
 
@@ -24,7 +24,7 @@ def cutting_axes(cx: LocalCall, dims: Sequence[int], number: int = 0) -> tuple[i
     return tuple(sorted({axis for d in dims for axis in cx.axes_of_dim(number, d)}))
 
 
-def fill_padding(cx: LocalCall, x: Any, dims: Sequence[int], value: Any, dtype: str) -> Any:
+def fill_padding(cx: LocalCall, x: ir.Expr, dims: Sequence[int], value: Any, dtype: str) -> ir.Expr:
     """Put a value into the padding of some dims of (a value derived from) the first operand."""
     for d in dims:
         if d in cx.ins[0].shard.padded_dims:
@@ -33,7 +33,7 @@ def fill_padding(cx: LocalCall, x: Any, dims: Sequence[int], value: Any, dtype: 
     return x
 
 
-def reduced(cx: LocalCall, x: Any, axes: Sequence[int], kind: str, hint: str) -> Any:
+def reduced(cx: LocalCall, x: ir.Expr, axes: Sequence[int], kind: str, hint: str) -> ir.Expr:
     """Reduce a statistic over the devices along mesh axes."""
     if not axes:
         return x
@@ -61,7 +61,7 @@ class Moments:
     def __init__(
         self,
         cx: LocalCall,
-        x: Any,
+        x: ir.Expr,
         dims: Sequence[int],
         axes: Sequence[int],
         count: int,
@@ -71,15 +71,15 @@ class Moments:
         self.dtype = str(x.ty.dtype)
         self.count = cx.scalar(count, self.dtype)
 
-    def _neutral(self, value: Any) -> Any:
+    def _neutral(self, value: ir.Expr) -> ir.Expr:
         return value if self.clean else fill_padding(self.cx, value, self.dims, 0, self.dtype)
 
-    def total(self, value: Any, hint: str) -> Any:
+    def total(self, value: ir.Expr, hint: str) -> ir.Expr:
         """Return the sum over the dims and the devices, with dims kept."""
         part = self.cx.emit(relax.op.sum(value, self.dims, keepdims=True), hint)
         return reduced(self.cx, part, self.axes, "sum", hint)
 
-    def average(self, value: Any, hint: str) -> Any:
+    def average(self, value: ir.Expr, hint: str) -> ir.Expr:
         """Return the mean over the dims and the devices, with dims kept."""
         return self.cx.emit(relax.op.divide(self.total(value, hint), self.count), hint)
 
@@ -114,6 +114,6 @@ class Moments:
         return mean, cx.emit(relax.op.subtract(square, away), "variance")
 
 
-def widened(cx: LocalCall, x: Any) -> Any:
+def widened(cx: LocalCall, x: ir.Expr) -> ir.Expr:
     """Cast ``x`` to float32 where its dtype is narrower."""
     return cx.emit(relax.op.astype(x, WIDE), "wide") if str(x.ty.dtype) in NARROW else x

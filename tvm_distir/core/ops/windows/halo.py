@@ -14,10 +14,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tvm_distir.core.ops.dims import same, size_bytes
 from tvm_distir.core.ops.draft import Draft
+
+if TYPE_CHECKING:
+    from tvm import ir
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class Window:
         """Return the extent the window covers."""
         return (self.kernel - 1) * self.dilation + 1
 
-    def separate(self, extent: Any, result: Any) -> bool:
+    def separate(self, extent: int | ir.Expr, result: int | ir.Expr) -> bool:
         """Return whether windows neither overlap nor leave the operand, so need no neighbours."""
         if self.before or self.after or self.reach > self.stride:
             return False
@@ -60,7 +63,7 @@ class Window:
         return -(-self.before // self.stride), -(-over // self.stride)
 
 
-def windows(attrs: Any, kernel: Sequence[int]) -> list[Window]:
+def windows(attrs: ir.Attrs, kernel: Sequence[int]) -> list[Window]:
     """Return a window per spatial dim from strides, dilation and padding of a call's attributes."""
     count = len(kernel)
 

@@ -4,12 +4,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tvm_distir.core.ops.draft import CallShape, Draft
 
 from .halo import Window, blocks_with_borders, tie_halo
 from .halo_back import tie_argmax, tie_spread
+
+if TYPE_CHECKING:
+    from tvm import ir
 
 
 def letters(layout: str) -> str | None:
@@ -25,7 +28,7 @@ def convolution_layouts(call: CallShape) -> tuple[str, str, str] | None:
     return None if data is None or weight is None or out is None else (data, weight, out)
 
 
-def no_blocks(extent: Any, result: Any) -> str | None:
+def no_blocks(extent: int | ir.Expr, result: int | ir.Expr) -> str | None:
     """Return why a spatial dim has no blocks: its extent is not known, or it is too short."""
     if not isinstance(extent, int) or not isinstance(result, int):
         return "spatial dim of unknown extent: the size of its halo is unknown"
@@ -34,7 +37,7 @@ def no_blocks(extent: Any, result: Any) -> str | None:
     return None
 
 
-def suits_map(window: Window, result: Any) -> bool:
+def suits_map(window: Window, result: int | ir.Expr) -> bool:
     """Return whether blocks of separate windows are best split evenly, without any exchange.
 
     Where few devices divide the rows, uneven blocks (which exchange rows) are offered instead.
@@ -50,7 +53,9 @@ def unsupported(draft: Draft) -> Draft:
     return draft
 
 
-def _obstacle(call: CallShape, window: Window, extent: Any, result: Any) -> str | None:
+def _obstacle(
+    call: CallShape, window: Window, extent: int | ir.Expr, result: int | ir.Expr
+) -> str | None:
     """Return why blocks of a spatial dim cannot be combined with rows of the neighbours."""
     if (why := no_blocks(extent, result)) is not None:
         return why

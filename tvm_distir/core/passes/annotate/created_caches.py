@@ -53,7 +53,7 @@ def divide_heads(fn: relax.Function, name: str, parts: Mapping[Any, int]) -> rel
     return with_body(fn, fn.params, blocks, fn.body.body, bool(fn.is_pure))
 
 
-def _divided(call: Any, count: int, place: str) -> ir.Call:
+def _divided(call: ir.Call, count: int, place: str) -> ir.Call:
     """Return the call that creates a part of the heads."""
     skipped = len(call.args) - len(packed_args(call))
     args = list(call.args)

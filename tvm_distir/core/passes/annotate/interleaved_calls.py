@@ -54,7 +54,7 @@ class InterleavedFunctions:
         self._versions: dict[tuple[Any, Orders], Any] = {}
         self._names = {str(gv.name_hint) for gv in self.functions}
 
-    def interleave_entry(self, gv: Any, segments_of: Mapping[int, Segments]) -> None:
+    def interleave_entry(self, gv: ir.GlobalVar, segments_of: Mapping[int, Segments]) -> None:
         """Rewrite an entry for parameters that are interleaved, and what it calls."""
         name = str(gv.name_hint)
         new = interleave(
@@ -67,7 +67,7 @@ class InterleavedFunctions:
         mod = ir.IRModule(self.functions)
         reached = reached_from(mod, public_functions(mod))
         superseded = {gv for gv, _ in self._versions} - reached.keys()
-        env: dict[Any, Any] = {}
+        env: dict[ir.Expr, ir.Expr] = {}
         for (gv, _), version in self._versions.items():
             if gv in superseded and gv not in env.values():
                 env[version] = gv
@@ -81,7 +81,7 @@ class InterleavedFunctions:
                 self.targets[str(gv.name_hint)] = old
         return ir.IRModule(functions, attrs=self.mod.attrs, global_infos=self.mod.global_infos)
 
-    def _version(self, gv: Any, orders: Orders) -> Any:
+    def _version(self, gv: ir.GlobalVar, orders: Orders) -> Any:
         """Return the version of a function for some orders, None for what is no Relax function."""
         name = str(gv.name_hint)
         if name not in self._sources:
@@ -102,7 +102,7 @@ class InterleavedFunctions:
         target = self.targets.get(name)
         return set() if target is None else {*target.values, *target.args}
 
-    def _copy_targets(self, name: str, new: str, fn: Any, copied: Any) -> None:
+    def _copy_targets(self, name: str, new: str, fn: relax.Function, copied: Any) -> None:
         """Let the rules of a function apply to its copy."""
         target = self.targets.get(name)
         if target is None:
@@ -117,7 +117,7 @@ class InterleavedFunctions:
         )
 
 
-def _renamed_calls(fn: Any, env: Mapping[Any, Any]) -> Any:
+def _renamed_calls(fn: relax.Function, env: Mapping[Any, Any]) -> Any:
     """Return a function that calls other functions."""
     if not env or not isinstance(fn, relax.Function):
         return fn

@@ -26,6 +26,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from tvm import ir, relax
+from tvm.ir import Expr
 
 from tvm_distir.core.ir.segments import SEGMENTS_ATTR, Segments
 from tvm_distir.core.ir.types import is_private, static_shape, tensor_type
@@ -88,7 +89,7 @@ class _Interleaver:
         self.mod, self.named, self.version = mod, named, version
         self.orders: dict[Any, Segments] = {}  # of new variables
         self.fields: dict[Any, list[Segments | None]] = {}  # of new variables that are tuples
-        self.env: dict[Any, Any] = {}
+        self.env: dict[Expr, Expr] = {}
         self.restored: dict[Any, Any] = {}
         self.new_values: dict[Any, Any] = {}  # reshapes and joins, by their new variables
         self.heads: dict[tuple[int, ...], int] = {}  # parts by the sizes of segments
@@ -111,7 +112,7 @@ class _Interleaver:
         blocks.append(self.writer.block())
         return with_body(fn, list(fn.params), blocks, result, bool(fn.is_pure))
 
-    def _binding(self, binding: Any) -> None:
+    def _binding(self, binding: relax.Binding) -> None:
         var, value = binding.var, substitute(binding.value, self.env)
         attends = is_packed_call(value) and packed_name(value) == FUSED_ATTENTION
         if attends:
@@ -144,7 +145,7 @@ class _Interleaver:
 
     def _keep(
         self,
-        var: Any,
+        var: relax.Var,
         value: Any,
         order: Segments | None,
         fields: list[Segments | None] | None = None,
@@ -159,7 +160,7 @@ class _Interleaver:
         if fields is not None:
             self.fields[new] = fields
 
-    def _called(self, call: Any) -> Any:
+    def _called(self, call: ir.Call) -> Any:
         """Return the call of the version of a function that takes interleaved arguments."""
         args = call.args[:]
         orders = {
@@ -175,7 +176,7 @@ class _Interleaver:
 
     # -- ops in the interleaved order
 
-    def _order(self, call: Any, ty: Any) -> Segments | None:
+    def _order(self, call: ir.Call, ty: ir.Type) -> Segments | None:
         """Return the order of the result of a call on interleaved operands, None if it has none.
 
         A factor of the rule along which blocks are computed alike and independently may be
@@ -225,7 +226,7 @@ class _Interleaver:
         step = extent // factor.size
         return Segments(target, tuple(n * step for n in sizes), parts)
 
-    def _attention(self, var: Any, call: Any) -> None:
+    def _attention(self, var: relax.Var, call: ir.Call) -> None:
         """Let attention take interleaved heads, where each part has whole heads of q, k and v."""
         args = packed_args(call)
         shape, fused = static_shape(var.ty) or (), static_shape(args[-1].ty) or ()
@@ -265,7 +266,7 @@ class _Interleaver:
         items = [relax.TupleGetItem(split, i) for i in range(len(sizes))]
         return [self.writer.emit(item, str(value.name)) for item in items]
 
-    def _interleaved(self, pieces: Sequence[Any], shape: Sequence[Any], parts: int) -> Any:
+    def _interleaved(self, pieces: Sequence[Any], shape: Sequence[int | Expr], parts: int) -> Any:
         """Return (tokens, heads, size) with the heads of all pieces interleaved."""
         divided = []
         for piece in pieces:
@@ -277,7 +278,7 @@ class _Interleaver:
 
     # -- back to the original order
 
-    def _split(self, var: Any, call: Any) -> None:
+    def _split(self, var: relax.Var, call: ir.Call) -> None:
         """Write a split at borders of segments in the interleaved order."""
         whole = call.args[0]
         order, ndim = self.orders[whole], int(tensor_type(whole.ty).ndim)  # type: ignore[union-attr]
@@ -313,7 +314,7 @@ class _Interleaver:
         count = range(len(sizes))
         return [self.writer.emit(relax.TupleGetItem(split, i), name) for i in count]
 
-    def _reshaped(self, value: Any, shape: Sequence[Any], name: str) -> Any:
+    def _reshaped(self, value: Any, shape: Sequence[int | Expr], name: str) -> Any:
         return self.writer.emit(relax.op.reshape(value, list(shape)), name)
 
     def _restored(self, value: Any) -> Any:
@@ -337,7 +338,7 @@ class _Interleaver:
         new = substitute(value, env)
         return rebuild(new, new.op, list(new.args), value.ty) if type(new) is ir.Call else new
 
-    def _original(self, var: Any) -> Any:
+    def _original(self, var: relax.Var) -> Any:
         """Return an interleaved value in the original order."""
         if var not in self.restored:
             order = self.orders[var]

@@ -25,15 +25,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from tvm import ir, relax
+from tvm.relax import Function
 
 from tvm_distir.core.analysis.well_formed import well_formed_first
 from tvm_distir.core.ir.attributes.keys import LABELS_ATTR
-from tvm_distir.core.ir.attributes.readers import open_axes_of, param_names, with_annotated
 from tvm_distir.core.ir.mesh import (
     AXES_ATTR,
     DEVICE_NUM_ATTR,
@@ -46,31 +45,24 @@ from tvm_distir.core.ir.mesh import (
     meshes,
 )
 from tvm_distir.core.ir.operators.names import free_name
-from tvm_distir.core.ir.placement import placement_of
 from tvm_distir.core.ir.segments import Segments
 from tvm_distir.core.ir.types import is_private, known_shape
 from tvm_distir.core.ops.packed import CACHE_HEADS
 from tvm_distir.core.passes.declaration import Rewrite, module_pass
 from tvm_distir.core.plan.matching import FunctionTargets, resolve
-from tvm_distir.core.plan.name_patterns import plain_name
 from tvm_distir.core.plan.plan import Plan
 from tvm_distir.core.plan.recomputation import check_policies
 from tvm_distir.core.plan.schedules.notes import scheduled
 from tvm_distir.core.plan.schema import PlanRule
-from tvm_distir.core.rewriting.calls import rebuild, typed
 from tvm_distir.core.rewriting.functions import inner_made_private
-from tvm_distir.core.rewriting.nodes import make_var
 from tvm_distir.core.rewriting.scopes import all_bindings
 from tvm_distir.core.rewriting.static_shapes import fold_shapes
-from tvm_distir.core.rewriting.substitute import VARIABLES, substitute
 from tvm_distir.core.rewriting.tuple_parameters import open_tuples
-from tvm_distir.core.rewriting.writer import BlockWriter, merged_blocks
-from tvm_distir.support import LevelError, PlanError, Steps, unrolled
+from tvm_distir.support import LevelError, PlanError
 
+from .annotator import Annotator
 from .created_caches import divide_heads
 from .interleaved_calls import InterleavedFunctions
-
-SUFFIX = "_placed"
 
 
 @module_pass(("global", "annotated"), "annotated")
@@ -126,7 +118,7 @@ def _annotate(mod: ir.IRModule, plan: Plan) -> ir.IRModule:
         target = targets.get(str(gv.name_hint))
         if target is not None:
             fn = _with_divided_caches(fn, str(gv.name_hint), plan, target)
-        functions[gv] = fn if target is None else _Annotator(target, by_name).annotate(fn)
+        functions[gv] = fn if target is None else Annotator(target, by_name).annotate(fn)
     attrs = dict(mod.attrs or {})
     attrs.update(schedule)
     attrs.pop(LABELS_ATTR, None)
@@ -163,7 +155,7 @@ def _interleaved(
     return functions.module(), functions.targets
 
 
-def _with_divided_caches(fn: Any, name: str, plan: Plan, target: FunctionTargets) -> Any:
+def _with_divided_caches(fn: Function, name: str, plan: Plan, target: FunctionTargets) -> Function:
     """Return the function whose caches have the heads of a device, as rules ask for."""
     if not target.caches:
         return fn
@@ -175,7 +167,9 @@ def _with_divided_caches(fn: Any, name: str, plan: Plan, target: FunctionTargets
     return divide_heads(fn, name, parts)
 
 
-def _segments(fn: Any, place: str, plan: Plan, position: int, rule: PlanRule) -> Segments | None:
+def _segments(
+    fn: Function, place: str, plan: Plan, position: int, rule: PlanRule
+) -> Segments | None:
     """Return how the segments of a parameter are interleaved, None where they need not be.
 
     Raises
@@ -251,128 +245,3 @@ def _used_meshes(mod: ir.IRModule) -> list[Any]:
             if mesh is not None:
                 keys.append(mesh_key(mesh))
     return keys
-
-
-class _Annotator:
-    """An annotator of a function."""
-
-    def __init__(self, targets: FunctionTargets, device_meshes: dict[str, Any]) -> None:
-        self.targets = targets
-        self.device_meshes = device_meshes
-        self.waiting: list[tuple[Any, str, PlanRule]] = []
-        self.escaping: set[Any] = set()
-        self.used_names: set[str] = set()
-        self.stationary: list[str] = []
-        self.open_axes: dict[str, list[int]] = {}
-        self.writer = BlockWriter(relax.BlockBuilder(), False)
-        self.env: dict[Any, Any] = {}  # what is annotated, by what it was
-        self.annotations: dict[Any, Any] = {}  # annotations, by mesh and labels
-
-    def annotate(self, fn: relax.Function) -> relax.Function:
-        """Return the annotated function; the original is not modified."""
-        bound = [b.var for b in all_bindings(fn.body)]
-        self.used_names = {plain_name(str(v.name)) for v in [*fn.params[:], *bound]}
-        names, params = param_names(fn), fn.params[:]
-        self.waiting = [
-            (params[i], names[i], self.targets.params[i]) for i in sorted(self.targets.params)
-        ]
-        blocks = list(fn.body.blocks)
-        if not blocks:
-            blocks = [relax.BindingBlock([])]
-        self.escaping = _vars_in(relax.SeqExpr(blocks[1:], fn.body.body))
-        body = unrolled(self._sequence(blocks, fn.body.body))
-        return with_annotated(fn, body, self.stationary, self.open_axes)
-
-    def _sequence(self, blocks: Sequence[Any], result: Any) -> Steps[relax.SeqExpr]:
-        """Annotate a body; the parameters first, where this is the first block of all."""
-        around, new_blocks = self.writer, []
-        for block in blocks:
-            self.writer = BlockWriter(around.builder, isinstance(block, relax.DataflowBlock))
-            self._annotate_params()
-            for binding in block.bindings[:]:
-                yield from self._binding(binding)
-            new_blocks.append(self.writer.block())
-        self.writer = around
-        result = substitute(result, self.env)
-        return typed(relax.SeqExpr(merged_blocks(new_blocks), result), result.ty)
-
-    def _binding(self, binding: Any) -> Steps[None]:
-        """Annotate the arguments of a call, and the value after it is bound."""
-        var, value = binding.var, binding.value
-        rules = self.targets.args.get(var)
-        new = yield from self._value(value)
-        if type(binding) is relax.MatchCast:
-            same = new is value
-            self.writer.bindings.append(binding if same else relax.MatchCast(var, new, binding.ty))
-            return
-        if rules is not None:
-            args = new.args[:]
-            for i in sorted(rules):
-                name = str(getattr(args[i], "name", "constant")).removesuffix(SUFFIX)
-                args[i] = self._placed(args[i], name, rules[i], self.writer.dataflow)
-            new = rebuild(new, new.op, args, new.ty)
-        if new is value:
-            self.writer.bindings.append(binding)
-        else:
-            self.writer.bind(var, new)
-        rule = self.targets.values.get(var)
-        if rule is not None:
-            local = type(var) is relax.DataflowVar
-            self.env[var] = self._placed(var, str(var.name), rule, local)
-
-    def _value(self, value: Any) -> Steps[Any]:
-        """Return the bound value with annotated operands."""
-        kind = type(value)
-        if kind is relax.If:
-            sides = (yield self._inner(value.true_branch)), (yield self._inner(value.false_branch))
-            return typed(relax.If(substitute(value.cond, self.env), *sides), value.ty)
-        if kind is relax.Function:
-            body = yield self._inner(value.body)
-            return relax.Function(value.params, body, value.ret_ty, value.is_pure, value.attrs)
-        return substitute(value, self.env)
-
-    def _inner(self, body: relax.SeqExpr) -> Steps[relax.SeqExpr]:
-        return self._sequence(body.blocks[:], body.body)
-
-    def _annotate_params(self) -> None:
-        waiting, self.waiting = self.waiting, []
-        for param, name, rule in waiting:
-            local = self.writer.dataflow and param not in self.escaping
-            self.env[param] = self._placed(param, name, rule, local)
-
-    def _placed(self, value: Any, name: str, rule: PlanRule, local: bool) -> Any:
-        """Annotate ``value``, twice where it is stationary along some axes only."""
-        if not (rule.stationary and rule.moving):
-            return self._emit(value, name, rule, local)
-        stored = self._emit(value, name, replace(rule, stationary=False), local)
-        fixed = [None if axis in rule.moving else x for axis, x in enumerate(rule.placement)]
-        return self._emit(stored, name, replace(rule, placement=tuple(fixed)), local)
-
-    def _emit(self, value: Any, name: str, rule: PlanRule, local: bool) -> Any:
-        """Bind the annotation of ``value`` and give back its variable."""
-        unique = free_name(plain_name(name) + SUFFIX, self.used_names)
-        self.used_names.add(unique)
-        key = (rule.mesh, rule.closed_labels)
-        if key not in self.annotations:
-            mesh, placement = self.device_meshes[rule.mesh], placement_of(rule.closed_labels)
-            self.annotations[key] = relax.op.distributed.annotate_sharding(value, mesh, placement)
-        annotation = rebuild(self.annotations[key], self.annotations[key].op, [value], value.ty)
-        var = make_var(unique, value.ty, local)
-        self.writer.bind(var, annotation)
-        if rule.stationary:
-            self.stationary.append(unique)
-        open_axes = open_axes_of(rule.placement)
-        if open_axes:
-            self.open_axes[unique] = open_axes
-        return var
-
-
-def _vars_in(expr: Any) -> set[Any]:
-    result: set[Any] = set()
-
-    def visit(node: Any) -> None:
-        if type(node) in VARIABLES:
-            result.add(node)
-
-    relax.analysis.post_order_visit(expr, visit)
-    return result

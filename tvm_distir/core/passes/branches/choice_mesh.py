@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm import ir, relax
-from tvm.relax.distributed import DTensorType
+from tvm.relax.distributed import DeviceMesh, DTensorType
 from tvm.relax.op.distributed import redistribute
 
 from tvm_distir.core.analysis.partial import PartialState
@@ -83,7 +83,7 @@ def _without_mixed(mod: ir.IRModule) -> ir.IRModule:
     return ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
 
 
-def _meshes(mod: ir.IRModule, gv: Any, known: dict[str, set[Any]]) -> Steps[set[Any]]:
+def _meshes(mod: ir.IRModule, gv: ir.GlobalVar, known: dict[str, set[Any]]) -> Steps[set[Any]]:
     """Return the meshes that a function works on, directly or through callees."""
     name, fn = str(gv.name_hint), mod[gv]
     if name not in known and isinstance(fn, relax.Function):
@@ -110,7 +110,7 @@ class _Placed:
         Whether it was made on another mesh.
     """
 
-    mesh: Any
+    mesh: DeviceMesh
     sides: tuple[Any, ...]
     away: bool
 
@@ -168,18 +168,18 @@ class _ChoiceMover:
                 placed[var] = _Placed(mesh, sides, away=True)
         return placed
 
-    def _steps(self, var: Any) -> list[Any]:
+    def _steps(self, var: relax.Var) -> list[Any]:
         """Return the redistributes between the branches and their choice."""
         sides = self.def_use.value[var].args[1:]
         return [step for side in sides for step in self.def_use.moved(side)[1]]
 
-    def _note(self, var: Any) -> None:
+    def _note(self, var: relax.Var) -> None:
         """Remember on which mesh a flag is known."""
         tensor = tensor_type(var.ty)
         if tensor is not None and int(tensor.ndim) == 0 and str(tensor.dtype) == "bool":
             self.flags.setdefault((self.def_use.moved(var)[0], mesh_key(var.ty.device_mesh)), var)
 
-    def _flag(self, cond: Any, mesh: Any) -> Any:
+    def _flag(self, cond: Any, mesh: DeviceMesh) -> Any:
         """Return the condition on a mesh: a variable for all choices there."""
         key = (self.def_use.moved(cond)[0], mesh_key(mesh))
         if key not in self.flags:
@@ -208,7 +208,9 @@ class _ChoiceMover:
         self.writer.bind(b.var, self.writer.builder.normalize(sent))
 
 
-def _without_unread(blocks: Sequence[Any], result: Any, chosen: set[Any]) -> list[Any]:
+def _without_unread(
+    blocks: Sequence[relax.BindingBlock], result: Any, chosen: set[Any]
+) -> list[Any]:
     """Drop those of the chosen variables that nobody reads."""
     read = set(variables(result))
     blocks_read = []

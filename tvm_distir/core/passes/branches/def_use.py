@@ -49,7 +49,7 @@ class DefUse:
         for used in variables(fn.body.body):
             self.readers.setdefault(used, []).append(None)
 
-    def before(self, arg: Any) -> tuple[Any, list[tuple[Any, Any]]]:
+    def before(self, arg: ir.Expr) -> tuple[Any, list[tuple[Any, Any]]]:
         """Return the conversions that lead to an argument and to nothing else, in order.
 
         At level 3 a ``partial`` goes along only with the redistribute that it leaves unfinished:
@@ -90,7 +90,7 @@ class DefUse:
     def _leaves_open(self, value: Any) -> bool:
         return not self.legalized and dist_op_name(value) == "partial"
 
-    def leaves(self, var: Any, path: Path) -> Iterator[tuple[Path, Any]]:
+    def leaves(self, var: relax.Var, path: Path) -> Iterator[tuple[Path, Any]]:
         """Return the variables that hold the leaves of a (nested) tuple variable."""
         if not isinstance(var.ty, relax.TupleType):
             yield path, var
@@ -103,7 +103,7 @@ class DefUse:
             if len(uses) == 1:
                 yield from self.leaves(uses[0], (*path, index))
 
-    def moved(self, var: Any) -> tuple[Any, list[Any]]:
+    def moved(self, var: relax.Var) -> tuple[Any, list[Any]]:
         """Return the redistributes that lead to a variable, across meshes too, and their source.
 
         Returns

@@ -72,7 +72,7 @@ def extended(fn: relax.Function, sunk: Sunk, state: PartialState) -> relax.Funct
     return relax.Function(params, body, result.ty, fn.is_pure, attributes)
 
 
-def _chain(start: Any, calls: Sequence[Any], last: Any) -> list[Any]:
+def _chain(start: ir.Expr, calls: Sequence[Any], last: Any) -> list[Any]:
     """Return the bindings that convert ``start`` step by step; the last binds ``last``."""
     bindings, here = [], start
     for number, call in enumerate(calls):
@@ -83,7 +83,7 @@ def _chain(start: Any, calls: Sequence[Any], last: Any) -> list[Any]:
     return bindings
 
 
-def _converted(expr: Any, path: Path, results: dict[Path, list[Any]], out: list[Any]) -> Any:
+def _converted(expr: ir.Expr, path: Path, results: dict[Path, list[Any]], out: list[Any]) -> Any:
     """Return the result with its leaves converted; bindings are added to ``out``."""
     if path in results:
         if not isinstance(expr, ir.Var):
@@ -114,7 +114,7 @@ def _first_leaves(fn: relax.Function) -> dict[int, int]:
     return first
 
 
-def _paths(ty: Any, path: Path) -> Iterator[Path]:
+def _paths(ty: ir.Type, path: Path) -> Iterator[Path]:
     if not isinstance(ty, relax.TupleType):
         yield path
         return

@@ -76,7 +76,7 @@ def restore_branches(mod: ir.IRModule) -> ir.IRModule:
     mod : IRModule
         The module, at level 5; it is not changed (and returned when it has no lifted branch).
     """
-    functions: dict[Any, Any] = dict(mod.functions.items())
+    functions: dict[ir.GlobalVar, ir.Expr] = dict(mod.functions.items())
     if not any(branch_of(fn) for fn in functions.values()):
         return mod
     for gv, fn in relax_functions(mod):
@@ -119,7 +119,9 @@ def choices(mod: ir.IRModule, fn: relax.Function) -> list[Choice]:
     ]
 
 
-def _ends(b: Any, block: Any, results: Results) -> tuple[BranchResult, BranchResult] | None:
+def _ends(
+    b: Any, block: relax.BindingBlock, results: Results
+) -> tuple[BranchResult, BranchResult] | None:
     """Return the results of the branches between which a binding chooses, if it does."""
     if not is_choice(b.value) or isinstance(block, relax.DataflowBlock):
         return None
@@ -139,7 +141,7 @@ def _restored(mod: ir.IRModule, fn: relax.Function) -> relax.Function:
     calls = {call.var for choice in restorable for call in choice.calls}
     blocks = []
     for block in fn.body.blocks:
-        bindings: list[Any] = []
+        bindings: list[relax.Binding] = []
         for b in block.bindings:
             if b.var in of_where:
                 choice = of_where[b.var]

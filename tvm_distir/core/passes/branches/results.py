@@ -31,7 +31,7 @@ class BranchResult:
         The position in the (nested) tuple that the branch returns.
     """
 
-    call: Any
+    call: ir.Call
     name: str
     side: str
     path: Path
@@ -65,6 +65,6 @@ def branch_results(mod: ir.IRModule, fn: relax.Function) -> dict[Any, BranchResu
     return results
 
 
-def is_choice(value: Any) -> bool:
+def is_choice(value: ir.Expr) -> bool:
     """Return whether a value is an ``R.where``, as which an ``If`` chooses."""
     return op_name(value) == "where"

@@ -147,7 +147,7 @@ class _Sinker:
         state.check()
         plans = self._plans(fn)
         removed = {var for sunk in plans.values() for var in sunk.removed}
-        env: dict[Any, Any] = {}
+        env: dict[ir.Expr, ir.Expr] = {}
         blocks = []
         for block in fn.body.blocks:
             bindings = []
@@ -167,7 +167,7 @@ class _Sinker:
         body = typed(relax.SeqExpr(merged_blocks(blocks), result), result.ty)
         return relax.Function(fn.params, body, fn.ret_ty, fn.is_pure, fn.attrs)
 
-    def _binding(self, b: Any, env: dict[Any, Any]) -> Any:
+    def _binding(self, b: Any, env: dict[ir.Expr, ir.Expr]) -> Any:
         """Copy a binding; a field of a retyped tuple is retyped."""
         if not isinstance(b, relax.VarBinding):
             return b
@@ -181,7 +181,7 @@ class _Sinker:
         new = substitute(value, env)
         return b if new.same_as(value) else relax.VarBinding(b.var, new)
 
-    def _call(self, b: Any, sunk: Sunk, state: PartialState, env: dict[Any, Any]) -> Any:
+    def _call(self, b: Any, sunk: Sunk, state: PartialState, env: dict[ir.Expr, ir.Expr]) -> Any:
         args = [substitute(sunk.sources.get(i, a), env) for i, a in enumerate(b.value.args)]
         callee = str(b.value.op.name_hint)
         fn = self.settled[callee]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tvm import ir, relax
-from tvm.relax.distributed import DTensorType
+from tvm.relax.distributed import DeviceMesh, DTensorType
 
 from tvm_distir.core.ir.operators.names import REDUCTIONS
 from tvm_distir.core.ir.operators.ops import call_axes
@@ -50,11 +50,11 @@ class CallLegalizer:
         self.mod, self.values, self.moves = mod, values, moves
         self._forms = class_memo("forms")
 
-    def creation(self, var: Any, value: ir.Call) -> None:
+    def creation(self, var: relax.Var, value: ir.Call) -> None:
         """Write a call that has no tensors, or makes no DTensor."""
         self.values.bind(var, substitute(value, self.values.env))
 
-    def collective(self, var: Any, value: ir.Call, kind: str) -> None:
+    def collective(self, var: relax.Var, value: ir.Call, kind: str) -> None:
         """Copy an explicit collective of level 4."""
         values = self.values
         if not value.args:
@@ -78,7 +78,7 @@ class CallLegalizer:
             )
         values.bind(var, rebuild(value, value.op, [raw], value.ty), [without(terms, axes)])
 
-    def function_call(self, var: Any, value: ir.Call) -> None:
+    def function_call(self, var: relax.Var, value: ir.Call) -> None:
         """Write a call of a function, with arguments reduced as its boundary requires."""
         values, callee = self.values, self.mod[value.op]
         params, results = attribute_axes(callee, "params"), attribute_axes(callee, "results")
@@ -101,15 +101,15 @@ class CallLegalizer:
         values.bind(var, new, [sums(results.get(i, ())) for i in range(len(flat_types(var.ty)))])
 
     @staticmethod
-    def _mesh_of(leaves: Sequence[Any]) -> Any:
+    def _mesh_of(leaves: Sequence[ir.Type]) -> DeviceMesh:
         return next((t.device_mesh for t in leaves if isinstance(t, DTensorType)), None)
 
-    def packed_call(self, var: Any, value: ir.Call) -> None:
+    def packed_call(self, var: relax.Var, value: ir.Call) -> None:
         """Write a call of a packed function, with reduced tensors."""
         args = [self._finished(substitute(arg, self.values.env)) for arg in value.args]
         self.values.bind(var, rebuilt(value, value.op, args))
 
-    def _finished(self, arg: Any) -> Any:
+    def _finished(self, arg: ir.Expr) -> Any:
         """Return an argument with reduced tensors; shapes and objects stay."""
         if is_tensors(arg.ty):
             return self.values.demand(arg, [()] * len(list(leaves_of(arg))))
@@ -118,7 +118,7 @@ class CallLegalizer:
             return typed(relax.Tuple(fields), relax.TupleType([f.ty for f in fields]))
         return arg
 
-    def op_call(self, var: Any, value: ir.Call, like: int) -> None:
+    def op_call(self, var: relax.Var, value: ir.Call, like: int) -> None:
         """Write a call of an op, after reducing partial operands that it cannot accept.
 
         ``like`` is the class of the call.
@@ -158,7 +158,7 @@ class CallLegalizer:
         self._reducing(var, new, form, handed, outs)
 
     def _reducing(
-        self, var: Any, call: ir.Call, form: CallForm, handed: Terms, outs: Sequence[Any]
+        self, var: relax.Var, call: ir.Call, form: CallForm, handed: Terms, outs: Sequence[ir.Type]
     ) -> None:
         """Bind a reducing call and complete it for all but its wraps."""
         values, added = self.values, form.terms

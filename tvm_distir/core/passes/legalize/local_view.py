@@ -88,7 +88,7 @@ def legalize_local_view(mod: ir.IRModule) -> ir.IRModule:
     return ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
 
 
-def _replaced(binding: Any, function: str, builder: Any) -> Any:
+def _replaced(binding: relax.Binding, function: str, builder: relax.BlockBuilder) -> Any:
     value = binding.value
     if op_name(value) != "dist.redistribute":
         return value

@@ -4,12 +4,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from tvm import ir, relax
-from tvm.relax.distributed import DTensorType
+from tvm.ir import Call
+from tvm.relax.distributed import DeviceMesh, DTensorType
 
 from tvm_distir.core.ir.handles import handle
 from tvm_distir.core.ir.mesh import mesh_key
@@ -30,8 +32,8 @@ from .partial_values import WRAP, LegalizedValues, TransferTags
 
 
 def step_call(
-    x: Any, mesh: Any, step: Step, before: Labels, shape: Sequence[int], op: str = "sum"
-) -> ir.Call:
+    x: ir.Expr, mesh: DeviceMesh, step: Step, before: Labels, shape: Sequence[int], op: str = "sum"
+) -> Call:
     """Write a step of a plan as a call.
 
     Parameters
@@ -76,26 +78,28 @@ class TypedCalls:
 
     def __init__(self, builder: relax.BlockBuilder) -> None:
         self.builder = builder
-        self._cache: dict[Any, tuple[Any, Any, ir.Call]] = {}
+        self._cache: dict[Any, tuple[Any, Any, Call]] = {}
 
     def step(
-        self, x: Any, mesh: Any, step: Step, before: Labels, shape: Sequence[int], op: str = "sum"
-    ) -> ir.Call:
+        self,
+        x: ir.Expr,
+        mesh: DeviceMesh,
+        step: Step,
+        before: Labels,
+        shape: Sequence[int],
+        op: str = "sum",
+    ) -> Call:
         """Return the typed call of a step (see :func:`step_call`)."""
-        key = (step, before, tuple(shape), op)
-        return self._like(
-            key,
-            x,
-            mesh,
-            lambda: self.builder.normalize(step_call(x, mesh, step, before, shape, op)),
-        )
+        key, normalize = (step, before, tuple(shape), op), self.builder.normalize
+        make = functools.partial(step_call, x, mesh, step, before, shape, op)
+        return self._like(key, x, mesh, lambda: normalize(make()))
 
-    def all_reduce(self, x: Any, mesh: Any, axes: Sequence[int], op: str) -> ir.Call:
+    def all_reduce(self, x: ir.Expr, mesh: DeviceMesh, axes: Sequence[int], op: str) -> Call:
         """Return the typed call of an ``all_reduce``."""
         key = (tuple(axes), op)
         return self._like(key, x, mesh, lambda: typed(ops.all_reduce(x, mesh, axes, op), x.ty))
 
-    def _like(self, key: Hashable, x: Any, mesh: Any, make: Callable[[], ir.Call]) -> ir.Call:
+    def _like(self, key: Hashable, x: ir.Expr, mesh: DeviceMesh, make: Callable[[], Call]) -> Call:
         """Return a call like the first with this key, mesh and type of its operand."""
         # By handles: the nodes stay alive, so that no other node takes their place.
         key = (key, handle(mesh), handle(x.ty))
@@ -127,7 +131,7 @@ class Moves:
     ) -> None:
         self.values, self.planner, self.tags, self.calls = values, planner, tags, calls
 
-    def wrap(self, var: Any, value: ir.Call) -> None:
+    def wrap(self, var: relax.Var, value: Call) -> None:
         """Legalize ``R.dist.partial``: keep partial sums and make reduced values partial."""
         values = self.values
         axes = tuple(sorted(int(a) for a in value.attrs["mesh_axes"]))
@@ -162,7 +166,7 @@ class Moves:
         terms = tuple(sorted((*have.items(), *((a, op) for a in missing))))
         values.bind(var, call, [terms])
 
-    def redistribute(self, var: Any, value: ir.Call) -> None:
+    def redistribute(self, var: relax.Var, value: Call) -> None:
         """Legalize ``R.dist.redistribute`` to the steps between two placements."""
         values = self.values
         reads = values.reads.get(var, 0)
@@ -174,7 +178,7 @@ class Moves:
         if reads != WRAP:
             self._move(var, value, ())
 
-    def _move(self, var: Any, value: ir.Call, keep: Sequence[int]) -> None:
+    def _move(self, var: relax.Var, value: Call, keep: Sequence[int]) -> None:
         """Bind ``var`` to the operand of a redistribute, moved; partial along ``keep``."""
         values = self.values
         source = substitute(value.args[0], values.env)
@@ -208,13 +212,13 @@ class Moves:
 
     def _plan(
         self,
-        source: Any,
+        source: ir.Expr,
         shape: tuple[int, ...],
         before: Labels,
         after: Labels,
-        mesh: Any,
-        var: Any,
-        value: Any,
+        mesh: DeviceMesh,
+        var: relax.Var,
+        value: ir.Expr,
     ) -> tuple[Step, ...]:
         sizes, devices = mesh_key(mesh)
         dtype = str(source.ty.tensor_ty.dtype)
@@ -226,7 +230,9 @@ class Moves:
         except LoweringError as error:
             raise self.values.fault(error.code, error.what, var, value, error.remedy) from error
 
-    def _sample_shape(self, source: Any, var: Any, value: Any, mesh: Any) -> tuple[int, ...]:
+    def _sample_shape(
+        self, source: ir.Expr, var: relax.Var, value: Any, mesh: DeviceMesh
+    ) -> tuple[int, ...]:
         """Return a shape of the type of a source, whose dims all mesh axes divide."""
         shape = static_shape(source.ty)
         if shape is None:
@@ -234,7 +240,7 @@ class Moves:
         count = math.prod(mesh_key(mesh)[0])
         return tuple(n if isinstance(n, int) else nominal(n) * count for n in shape)
 
-    def _static(self, source: Any, var: Any, value: Any) -> tuple[int, ...]:
+    def _static(self, source: ir.Expr, var: relax.Var, value: ir.Expr) -> tuple[int, ...]:
         shape = known_shape(source.ty)
         if shape is None:
             dims = ", ".join(str(n) for n in static_shape(source.ty) or ("?",))
@@ -248,7 +254,7 @@ class Moves:
         return tuple(P if a in axes else x for a, x in enumerate(labels))
 
     def _transfer(
-        self, var: Any, source: Any, mesh: Any, target: Labels, keep: Sequence[int]
+        self, var: relax.Var, source: ir.Expr, mesh: DeviceMesh, target: Labels, keep: Sequence[int]
     ) -> None:
         """Send on the source mesh and receive on the target mesh, after reducing partial sums."""
         values = self.values

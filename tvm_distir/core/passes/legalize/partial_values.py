@@ -8,7 +8,9 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from tvm import ir, relax
-from tvm.relax.distributed import DTensorType
+from tvm.ir import Call, Expr, GlobalVar
+from tvm.relax import BlockBuilder, Var
+from tvm.relax.distributed import DeviceMesh, DTensorType
 
 from tvm_distir.core.ir.operators import ops
 from tvm_distir.core.ir.placement import R
@@ -70,14 +72,14 @@ class LegalizedValues(RewrittenValues):
     """
 
     def __init__(
-        self, name: str, builder: relax.BlockBuilder, callees: Mapping[Any, Any], impure: bool
+        self, name: str, builder: BlockBuilder, callees: Mapping[GlobalVar, GlobalVar], impure: bool
     ) -> None:
         self.name, self.builder, self.impure = name, builder, impure
-        self.env: dict[Any, Any] = dict(callees)
+        self.env: dict[Expr, Expr] = dict(callees)
         self.terms: dict[Leaf, Terms] = {}
-        self.raw: dict[Any, tuple[Any, tuple[int, ...]]] = {}
-        self.sources: dict[Any, ir.Call] = {}
-        self.reads: dict[Any, int] = {}
+        self.raw: dict[Expr, tuple[Any, tuple[int, ...]]] = {}
+        self.sources: dict[Expr, Call] = {}
+        self.reads: dict[Expr, int] = {}
         self._finished: dict[tuple[Any, int, tuple[int, ...]], Any] = {}
         self.writer = BlockWriter(builder, False)
         self.written = impure
@@ -91,14 +93,14 @@ class LegalizedValues(RewrittenValues):
         """Return whether bindings stay: in an impure function none does."""
         return not self.impure
 
-    def replacement(self, var: Any) -> tuple[Any, Hashable] | None:
+    def replacement(self, var: Var) -> tuple[Any, Hashable] | None:
         """Return a variable and its state, if it stays and is no partial sum."""
         leaves = range(len(flat_types(var.ty))) if self.terms else ()
         if var in self.env or any(self.terms.get((var, i)) for i in leaves):
             return None
         return var, ()
 
-    def _own(self, var: Any) -> Any:
+    def _own(self, var: Var) -> Expr:
         """Return the variable that replaces ``var`` (dataflow variables end with their block)."""
         if self.impure and isinstance(var, relax.DataflowVar):
             new = relax.Var(var.name, var.ty)
@@ -106,7 +108,7 @@ class LegalizedValues(RewrittenValues):
             return new
         return var
 
-    def alias(self, var: Any, value: Any) -> None:
+    def alias(self, var: Var, value: Expr) -> None:
         """Let ``var`` be ``value``: by substitution, or by a binding if it leaves its block."""
         cached = [self.terms.get((value, i), ()) for i in range(len(flat_types(var.ty)))]
         target = self._own(var)
@@ -117,7 +119,7 @@ class LegalizedValues(RewrittenValues):
             for i, terms in enumerate(cached):
                 self.terms[(target, i)] = terms
 
-    def bind(self, var: Any, value: Any, terms: Sequence[Terms] = ()) -> Any:
+    def bind(self, var: Var, value: Expr, terms: Sequence[Terms] = ()) -> Expr:
         """Bind a value whose leaves are partial sums as given; return the variable."""
         target = self._own(var)
         self.writer.bind(target, value)
@@ -125,7 +127,7 @@ class LegalizedValues(RewrittenValues):
             self.terms[(target, i)] = partial
         return target
 
-    def complete(self, expr: Any, number: int, keep: Sequence[int], name: str) -> Any:
+    def complete(self, expr: Expr, number: int, keep: Sequence[int], name: str) -> Expr:
         """Return a leaf of an expression, reduced along all axes but ``keep``."""
         terms = self.terms_of(expr, number)
         due = without(terms, keep)
@@ -150,7 +152,9 @@ class LegalizedValues(RewrittenValues):
             self._finished[key] = value
         return self._finished[key]
 
-    def _make_partial(self, leaf: Any, axes: Sequence[int], name: str, mesh: Any = None) -> Any:
+    def _make_partial(
+        self, leaf: Any, axes: Sequence[int], name: str, mesh: DeviceMesh | None = None
+    ) -> Any:
         if not axes:
             return leaf
         mesh = leaf.ty.device_mesh if mesh is None else mesh
@@ -161,7 +165,9 @@ class LegalizedValues(RewrittenValues):
         self.terms[(value, 0)] = tuple(sorted((*terms, *sums(axes))))
         return value
 
-    def demand(self, arg: Any, target_axes: Sequence[tuple[int, ...]], mesh: Any = None) -> Any:
+    def demand(
+        self, arg: Expr, target_axes: Sequence[tuple[int, ...]], mesh: DeviceMesh | None = None
+    ) -> Expr:
         """Return an argument whose leaves are partial along exactly the wanted axes."""
         leaves = list(leaves_of(arg))
         new, changed = [], False
@@ -179,7 +185,7 @@ class LegalizedValues(RewrittenValues):
             return arg
         return self._assemble(arg, new, [0])
 
-    def _assemble(self, arg: Any, leaves: Sequence[Any], at: list[int]) -> Any:
+    def _assemble(self, arg: Expr, leaves: Sequence[Any], at: list[int]) -> Any:
         """Put changed leaves back into the argument's structure."""
         if isinstance(arg, relax.Tuple):
             fields = [self._assemble(f, leaves, at) for f in arg.fields]

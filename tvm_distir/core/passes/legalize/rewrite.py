@@ -8,8 +8,6 @@ and that reads no changed variable, stays too (:class:`~.repeated_bindings.Repea
 
 from __future__ import annotations
 
-from typing import Any
-
 from tvm import ir, relax
 
 from tvm_distir.core.ir.operators.names import REDUCTIONS
@@ -136,7 +134,7 @@ class FunctionLegalizer:
         else:
             self.values.written = True
 
-    def _visit(self, var: Any, value: Any, like: int) -> None:
+    def _visit(self, var: relax.Var, value: ir.Expr, like: int) -> None:
         kind, values = dist_op_name(value), self.values
         if is_redistribute(value):
             self.moves.redistribute(var, value)

@@ -37,7 +37,7 @@ class Bindings:
         self.moves, self.op_calls = LocalMoves(values), OpCalls(values)
         self._leaves = FieldLeaves()
 
-    def _here(self, var: Any, value: Any) -> bool:
+    def _here(self, var: relax.Var, value: ir.Expr) -> bool:
         values = self.values
         where = values.context.meshes_of(var.ty)
         fields = self._fields(value) if len(where) > 1 else None
@@ -59,7 +59,7 @@ class Bindings:
             return not is_tensors(var.ty) or not isinstance(value, ir.Call)
         return values.number in where
 
-    def _fields(self, value: Any) -> list[Any] | None:
+    def _fields(self, value: ir.Expr) -> list[Any] | None:
         """Return the fields of a tuple over several meshes; None for other values."""
         values = self.values
         if isinstance(value, relax.Tuple):
@@ -84,7 +84,7 @@ class Bindings:
                     values.env[field] = relax.Var(str(field.name), value.ty)
                     values.writer.bind(values.env[field], value)
 
-    def visit(self, var: Any, value: Any, like: int = -1) -> None:
+    def visit(self, var: relax.Var, value: ir.Expr, like: int = -1) -> None:
         """Write the local form of a binding, if it belongs to this mesh."""
         if not self._here(var, value):
             return
@@ -131,7 +131,7 @@ class Bindings:
                     self.values.zero[(var, i)] = True
             self.values.bind(var, local, terms, False)
 
-    def _function_call(self, var: Any, value: ir.Call) -> None:
+    def _function_call(self, var: relax.Var, value: ir.Call) -> None:
         values = self.values
         callee = values.context.mod[value.op]
         params, results = attribute_axes(callee, "params"), attribute_axes(callee, "results")

@@ -8,10 +8,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from tvm import relax
+from tvm import ir, relax
+from tvm.ir import Expr
+from tvm.relax.distributed import DeviceMesh
 
 from tvm_distir.core.ir.operators import ops
-from tvm_distir.core.ir.placement import is_padded_inside, placement_text
+from tvm_distir.core.ir.placement import Labels, is_padded_inside, placement_text
 from tvm_distir.core.ir.types import static_shape
 from tvm_distir.core.ops.dims import same
 from tvm_distir.core.redistribution.shards import TermsMove
@@ -25,7 +27,7 @@ WIDER = {"float16": "float32", "bfloat16": "float32", "bool": "int8"}
 """The types in which short types, and truth values, are reduced, as the engines do."""
 
 
-def padded(writer: BlockWriter, x: Any, dim: int, count: int, name: str) -> Any:
+def padded(writer: BlockWriter, x: ir.Expr, dim: int, count: int, name: str) -> ir.Expr:
     """Append zeros along a dim until ``count`` divides it."""
     shape = list(static_shape(x.ty) or ())
     missing = -shape[dim] % count
@@ -40,19 +42,19 @@ def padded(writer: BlockWriter, x: Any, dim: int, count: int, name: str) -> Any:
     return writer.emit(relax.op.nn.pad(x, widths), f"{name}_pad")
 
 
-def _extent(x: Any, dim: int) -> Any:
+def _extent(x: ir.Expr, dim: int) -> int | ir.Expr:
     """Return a dim of a local tensor, an int where it has a size."""
     return (static_shape(x.ty) or ())[dim]
 
 
-def cut_off(x: Any, dim: int, size: int) -> Any:
+def cut_off(x: ir.Expr, dim: int, size: int) -> ir.Call:
     """Keep the first ``size`` elements of a dim (a call, or x itself)."""
     if same(_extent(x, dim), size):
         return x
     return relax.op.strided_slice(x, [dim], [0], [size])
 
 
-def parted(writer: BlockWriter, x: Any, dim: int, parts: Sequence[int], name: str) -> Any:
+def parted(writer: BlockWriter, x: ir.Expr, dim: int, parts: Sequence[int], name: str) -> ir.Expr:
     """Pad a dim so that equal parts of it are the shards of axes with so many devices.
 
     Where the blocks of an axis do not hold whole shards, each is padded for itself.
@@ -74,8 +76,8 @@ def parted(writer: BlockWriter, x: Any, dim: int, parts: Sequence[int], name: st
 
 
 def join_shards(
-    writer: BlockWriter, call: Any, dim: int, parts: Sequence[int], size: int, name: str
-) -> Any:
+    writer: BlockWriter, call: ir.Call, dim: int, parts: Sequence[int], size: int, name: str
+) -> ir.Call:
     """Leave the padding out of shards that lie consecutively: :func:`parted` undone."""
     call = writer.builder.normalize(call)
     if same(_extent(call, dim), size):
@@ -98,8 +100,8 @@ def join_shards(
 
 
 def sliced(
-    writer: BlockWriter, x: Any, mesh: Any, labels: Sequence[int], whole: Sequence[int], name: str
-) -> Any:
+    writer: BlockWriter, x: Expr, mesh: DeviceMesh, labels: Labels, whole: Sequence[int], name: str
+) -> ir.Expr:
     """Slice the device's shard out of a full local tensor (a constant)."""
     sizes = [int(n) for n in mesh.shape]
     for dim in range(len(whole)):
@@ -111,8 +113,8 @@ def sliced(
 
 
 def collective(
-    writer: BlockWriter, kind: str, attrs: Any, x: Any, want: Sequence[int], name: str
-) -> Any:
+    writer: BlockWriter, kind: str, attrs: Any, x: ir.Expr, want: Sequence[int], name: str
+) -> ir.Call:
     """Write a collective of level 4 on a local tensor.
 
     Parameters

@@ -132,7 +132,7 @@ class DivisibleDims:
             if not any(self.local[variable].same_as(size) for size in shards):
                 raise self._undefined(variable, count)
 
-    def _undefined(self, variable: Any, count: int) -> LoweringError:
+    def _undefined(self, variable: relax.Var, count: int) -> LoweringError:
         """Return the error for a dim that values divide and no parameter does."""
         name = str(variable.name)
         params = [
@@ -140,15 +140,12 @@ class DivisibleDims:
             for param in self.fn.params
             if any(variable.same_as(size) for size in _extents(param.ty))
         ]
-        return LoweringError(
-            "DIST0502",
-            f'the symbolic dim "{name}" of this value is divided into {count} parts, and every '
-            f"device has the whole of {' and '.join(params)}: the size of a part is that of no "
-            "input",
-            place=self._places[variable],
-            remedy=f'Shard {params[0]} along "{name}" too, or replicate this dim. '
-            + dims_remedy([name]),
-        )
+        what = f'the symbolic dim "{name}" of this value is divided into {count} parts'
+        held = f"every device has the whole of {' and '.join(params)}"
+        problem = f"{what}, and {held}: the size of a part is that of no input"
+        remedy = f'Shard {params[0]} along "{name}" too, or replicate this dim.'
+        remedy = f"{remedy} {dims_remedy([name])}"
+        return LoweringError("DIST0502", problem, place=self._places[variable], remedy=remedy)
 
     def _types(self) -> Iterator[tuple[str, Any]]:
         for param in self.fn.params:
@@ -177,7 +174,7 @@ def _needs_size(problem: str, extent: Any, place: str) -> LoweringError:
     return LoweringError("DIST0502", problem, place=place, remedy=dims_remedy(names))
 
 
-def _parts(ty: Any) -> Iterator[tuple[Any, int]]:
+def _parts(ty: ir.Type) -> Iterator[tuple[Any, int]]:
     """Yield the dims of a DTensor and the number of shards of each."""
     shape = static_shape(ty) if isinstance(ty, DTensorType) else None
     if shape is not None:
@@ -185,7 +182,7 @@ def _parts(ty: Any) -> Iterator[tuple[Any, int]]:
         yield from zip(shape, counts, strict=True)
 
 
-def _sharded_extents(ty: Any) -> Iterator[tuple[Any, int]]:
+def _sharded_extents(ty: ir.Type) -> Iterator[tuple[Any, int]]:
     """Yield the symbolic dims of the DTensors of a type that several devices divide."""
     for leaf in flat_types(ty):
         if isinstance(leaf, DTensorType) and known_shape(leaf) is None:
@@ -194,7 +191,7 @@ def _sharded_extents(ty: Any) -> Iterator[tuple[Any, int]]:
                     yield extent, count
 
 
-def _extents(ty: Any) -> list[Any]:
+def _extents(ty: ir.Type) -> list[Any]:
     return [extent for leaf in flat_types(ty) for extent in static_shape(leaf) or ()]
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from tvm import ir, relax
+from tvm.ir import Expr, Type
 from tvm.relax.distributed import DTensorType
 
 from tvm_distir.core.ir.handles import handle
@@ -41,7 +42,7 @@ class Leaf(NamedTuple):
 
     position: int
     name: str
-    ty: Any
+    ty: Type
     like: int
 
 
@@ -52,7 +53,7 @@ class Output(NamedTuple):
     """
 
     position: int
-    ty: Any
+    ty: Type
     like: int
 
 
@@ -80,7 +81,7 @@ class LocalFunction:
         self.repeated = RepeatedBindings(
             values, reading, values.context.templates_on(values.number)
         )
-        self.params: list[Any] = []
+        self.params: list[relax.Var | None] = []
         self.param_leaves: list[Leaf] = []
         self.outputs: list[Output] = []
 
@@ -142,7 +143,7 @@ class LocalFunction:
             else:
                 self.repeated.know(position, local, complete, number)
 
-    def _entry_param(self, position: int, param: Any) -> None:
+    def _entry_param(self, position: int, param: relax.Var) -> None:
         """Write the parameters of an entry: tensors on its mesh, with flattened tuples."""
         values = self.values
         if is_object(param.ty):
@@ -156,7 +157,7 @@ class LocalFunction:
 
         whole = param.ty
 
-        def make(ty: Any, name: str) -> Any:
+        def make(ty: Type, name: str) -> Any:
             if isinstance(ty, relax.TupleType):
                 fields = [make(t, f"{name}_{i}") for i, t in enumerate(ty.fields)]
                 if any(f is None for f in fields):
@@ -176,7 +177,7 @@ class LocalFunction:
         if value is not None:
             values.env[param] = value
 
-    def _object_param(self, position: int, param: Any) -> None:
+    def _object_param(self, position: int, param: relax.Var) -> None:
         """Write a parameter that is an object of each device."""
         values = self.values
         self._refuse_several_meshes(f"{values.name}/{param.name}", "an input")
@@ -195,7 +196,7 @@ class LocalFunction:
                 remedy="Use a single mesh, or create the object inside from tensors.",
             )
 
-    def _result(self) -> Any:
+    def _result(self) -> Expr:
         """Return the result, after checking that it is reduced as the boundary declares."""
         values, reading = self.values, self.reading
         result = self.fn.body.body
@@ -219,7 +220,7 @@ class LocalFunction:
             return mine[0]
         return typed(relax.Tuple(mine), relax.TupleType([v.ty for v in mine]))
 
-    def _check_reduced(self, result: Any) -> None:
+    def _check_reduced(self, result: Expr) -> None:
         """Refuse a result that is partial along other axes than its callers expect."""
         values, result_axes = self.values, attribute_axes(self.fn, "results")
         leaves = leaves_of(result) if values.terms or result_axes else ()
@@ -239,7 +240,7 @@ class LocalFunction:
             return True
         return bool(values.context.mesh_number(ty.device_mesh) == values.number)
 
-    def _output(self, index: int, whole: Any, number: int, ty: Any, like: int) -> tuple[Any, int]:
+    def _output(self, index: int, whole: Expr, number: int, ty: Type, like: int) -> tuple[Any, int]:
         """Return the local value of a leaf of the result, and the class of its type."""
         values = self.values
         known = values.context.local_types_on(values.number)
@@ -264,7 +265,7 @@ class LocalFunction:
             known[like] = values.local_type(ty, values.name)
         return value, like
 
-    def _item(self, value: Any, number: int) -> Any:
+    def _item(self, value: Expr, number: int) -> Expr:
         """Return the flattened leaf of a (nested) local tuple."""
         values = self.values
         for i, part_ty in enumerate(value.ty.fields):
@@ -280,7 +281,7 @@ class LocalFunction:
         problem = "a result is not a tensor"
         raise LoweringError("DIST0504", problem, place=values.name, remedy="Return tensors.")
 
-    def _open_tuples(self, expr: Any) -> list[tuple[Any, int, Any]]:
+    def _open_tuples(self, expr: Expr) -> list[tuple[Any, int, Any]]:
         """Return the leaves of a result, tuples that span meshes opened."""
         values = self.values
         if isinstance(expr, relax.Tuple):

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tvm import ir, relax
+from tvm.ir import Expr
 
 from tvm_distir.core.ir.mesh import mesh_key
 from tvm_distir.core.ir.operators import ops
@@ -23,10 +24,10 @@ class _Splicer:
     def __init__(self, bodies: Mapping[str, relax.Function], first_tag: int) -> None:
         self.bodies = bodies
         self.next_tag = first_tag
-        self.bindings: list[Any] = []
+        self.bindings: list[relax.Binding] = []
         self.moved: dict[Any, Any] = {}
 
-    def copy(self, fn: relax.Function, name: str, env: dict[Any, Any], inner: bool) -> Any:
+    def copy(self, fn: relax.Function, name: str, env: dict[Expr, Expr], inner: bool) -> Expr:
         """Append a body; return its result. Transfers of an inner body get separate tags.
 
         What calls share, such as a mask, is sent once: later transfers of a value between the
@@ -64,7 +65,7 @@ class _Splicer:
         return typed(new, call.ty)
 
 
-def _transfer(call: Any) -> Any:
+def _transfer(call: Expr) -> Any:
     """Return a key that distinguishes transfers, without tags; None for other values."""
     kind = dist_op_name(call)
     if kind not in ("send", "recv"):
@@ -75,14 +76,14 @@ def _transfer(call: Any) -> Any:
     return kind, call.args[0], ends, placements
 
 
-def _item(value: Any) -> Any:
+def _item(value: Expr) -> Expr:
     """Return the field itself where a call site's tuple took the place of a tuple parameter."""
     if isinstance(value, relax.TupleGetItem) and isinstance(value.tuple_value, relax.Tuple):
         return value.tuple_value.fields[int(value.index)]
     return value
 
 
-def _is_function_call(value: Any) -> bool:
+def _is_function_call(value: Expr) -> bool:
     return isinstance(value, ir.Call) and isinstance(value.op, ir.GlobalVar)
 
 

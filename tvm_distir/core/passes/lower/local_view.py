@@ -29,7 +29,7 @@ _CACHES = {
 }
 
 
-def _shard_type(ty: Any, place: str) -> Any:
+def _shard_type(ty: ir.Type, place: str) -> Any:
     """Return the type of a shard; other types as they are."""
     if isinstance(ty, relax.TupleType):
         return relax.TupleType([_shard_type(t, place) for t in ty.fields])
@@ -44,7 +44,7 @@ def _shard_type(ty: Any, place: str) -> Any:
     return relax.TensorType(local, ty.tensor_ty.dtype, ty.tensor_ty.vdevice)
 
 
-def _whole_type(ty: Any) -> Any:
+def _whole_type(ty: ir.Type) -> Any:
     if isinstance(ty, relax.TupleType):
         return relax.TupleType([_whole_type(t) for t in ty.fields])
     return ty.tensor_ty if isinstance(ty, DTensorType) else ty
@@ -56,11 +56,11 @@ class _Lowering:
     def __init__(self, name: str, fn: relax.Function) -> None:
         self.name, self.fn = name, fn
         self.builder = relax.BlockBuilder()
-        self.env: dict[Any, Any] = {}
+        self.env: dict[ir.Expr, ir.Expr] = {}
         self.items: dict[tuple[Any, int], Any] = {}
         self.writer = BlockWriter(self.builder, False)
 
-    def _spread(self, value: Any, ty: Any) -> Any:
+    def _spread(self, value: Any, ty: ir.Type) -> Any:
         sizes = mesh_shape(ty.device_mesh)
         if len(sizes) != 1:
             problem = f"TVM's local view supports only 1-D meshes, not {sizes}"
@@ -73,7 +73,7 @@ class _Lowering:
             return self.writer.emit(relax.op.ccl.broadcast_from_worker0(value), "gv")
         return self.writer.emit(relax.op.ccl.scatter_from_worker0(value, sizes[0], label), "gv")
 
-    def _inputs(self, params: list[Any]) -> None:
+    def _inputs(self, params: list[relax.Var]) -> None:
         for old, new in zip(self.fn.params, params):
             if isinstance(old.ty, DTensorType):
                 self.env[old] = self._spread(new, old.ty)
@@ -82,7 +82,7 @@ class _Lowering:
                     if isinstance(field, DTensorType):
                         self.items[(old, i)] = self._spread(relax.TupleGetItem(new, i), field)
 
-    def _value(self, var: Any, value: Any) -> Any:
+    def _value(self, var: relax.Var, value: Any) -> Any:
         place = place_of(self.name, var, value)
         if not isinstance(value, ir.Call):
             return self._plain(value)
@@ -106,7 +106,7 @@ class _Lowering:
             return relax.op.reshape(args[0], _shard_type(var.ty, place).shape)
         return rebuild(value, value.op, args)
 
-    def _plain(self, expr: Any) -> Any:
+    def _plain(self, expr: ir.Expr) -> Any:
         if isinstance(expr, relax.Tuple):
             return relax.Tuple([self._plain(f) for f in expr.fields])
         if isinstance(expr, ir.GenericConst) and isinstance(expr.ty, DTensorType):
@@ -135,7 +135,7 @@ class _Lowering:
             result = self.builder.normalize(result)
         return with_body(self.fn, params, blocks, result, bool(self.fn.is_pure))
 
-    def _binding(self, binding: Any) -> None:
+    def _binding(self, binding: relax.Binding) -> None:
         var, value = binding.var, binding.value
         if isinstance(value, relax.TupleGetItem):
             item = self.items.get((value.tuple_value, int(value.index)))

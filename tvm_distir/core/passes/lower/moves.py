@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm import ir
+from tvm import ir, relax
 
 from tvm_distir.core.ir.operators import ops
 from tvm_distir.core.ir.operators.names import REDUCTIONS
@@ -32,7 +32,7 @@ class LocalMoves:
     def __init__(self, values: LocalValues) -> None:
         self.values = values
 
-    def transfer(self, var: Any, value: ir.Call, kind: str) -> None:
+    def transfer(self, var: relax.Var, value: ir.Call, kind: str) -> None:
         """Write a ``send`` or ``recv``."""
         values = self.values
         if kind == "recv":
@@ -54,13 +54,13 @@ class LocalMoves:
         call = rebuild(value, value.op, [values.local(source)])
         values.bind(var, values.builder.normalize(call), [()], values.zero_of(source, 0))
 
-    def collective(self, var: Any, value: ir.Call, kind: str) -> None:
+    def collective(self, var: relax.Var, value: ir.Call, kind: str) -> None:
         """Write a collective."""
         if kind == "axis_index":
             raise self.values.level_fault("axis_index belongs to level 5", var, value)
         self.move(var, value, kind, value.attrs)
 
-    def move(self, var: Any, value: ir.Call, kind: str, attrs: Any) -> None:
+    def move(self, var: relax.Var, value: ir.Call, kind: str, attrs: Any) -> None:
         """Write the movement of the first argument, a tensor, by ``attrs``."""
         values = self.values
         source = value.args[0]

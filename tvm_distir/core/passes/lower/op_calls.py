@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from tvm import ir, relax
+from tvm.ir import Expr, Type
+from tvm.relax import Var
 from tvm.relax.distributed import DTensorType
 
 from tvm_distir.core.ir.placement import Labels
@@ -42,7 +44,7 @@ class OpCalls:
         self.values = values
         self.forms = values.context.forms
 
-    def lower(self, var: Any, value: ir.Call, like: int) -> None:
+    def lower(self, var: Var, value: ir.Call, like: int) -> None:
         """Write the local form of a call; ``like`` is its class, -1 for none."""
         values = self.values
         if not is_tensors(var.ty):
@@ -85,12 +87,12 @@ class OpCalls:
         values.bind(var, local, terms, zero)
 
     def _operand(
-        self, var: Any, call: ir.Call, expr: Any, number: int, ty: Any, labels: Labels, place: str
+        self, var: Var, call: ir.Call, expr: Expr, number: int, ty: Type, labels: Labels, place: str
     ) -> Operand:
         """Return the shard of an operand of a call."""
         values = self.values
         if type(expr) is ir.GenericConst:
-            plain: Any = tensor_type(ty)
+            plain: Type = tensor_type(ty)
             layout = shard(static_shape(ty) or (), labels, values.sizes, str(plain.dtype))
             return Operand(values.constant(expr, labels), None, layout, True)
         if type(ty) is DTensorType and values.context.mesh_number(ty.device_mesh) != values.number:
@@ -108,7 +110,7 @@ class OpCalls:
         problem = f"on shards, the op computes with the sizes of {', '.join(names)}"
         return cx.fault("DIST0502", problem, dims_remedy(names))
 
-    def _normalized(self, local: Any, var: Any, value: Any) -> Any:
+    def _normalized(self, local: Expr, var: Var, value: Expr) -> Expr:
         values = self.values
         if type(local) in VARIABLES:
             return local
@@ -125,7 +127,7 @@ class OpCalls:
             remedy = "Replicate its operands, or register its rule with a local form."
             raise values.fault("DIST0505", problem, var, value, remedy) from error
 
-    def _handed(self, var: Any, value: ir.Call, form: Any, operands: Sequence[Any]) -> Terms:
+    def _handed(self, var: Var, value: ir.Call, form: Any, operands: Sequence[Any]) -> Terms:
         """Return the terms that the call carries; everything unfinished must be carried."""
         values = self.values
         have = [values.terms_of(e, n) for e, n, _ in operands]

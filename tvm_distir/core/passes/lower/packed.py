@@ -31,7 +31,7 @@ from .values import LocalValues
 Label = int | None
 
 
-def packed_call(values: LocalValues, var: Any, call: ir.Call) -> ir.Call:
+def packed_call(values: LocalValues, var: relax.Var, call: ir.Call) -> ir.Call:
     """Write the local form of a call of a packed function.
 
     Tensors become shards, and arguments that state a shape are sharded as the tensor that they
@@ -58,7 +58,7 @@ def packed_call(values: LocalValues, var: Any, call: ir.Call) -> ir.Call:
     for axis in range(len(values.sizes)):
         match_factor(rule, [_along(r, axis) for r in ins], [_along(r, axis) for r in outs], place)
 
-    def shard(ty: Any) -> Shard:
+    def shard(ty: ir.Type) -> Shard:
         layout = values.shard_of(ty, place)
         if layout.padded_dims:
             problem = f"a packed function would read the padding of dim {layout.padded_dims[0]}"
@@ -93,7 +93,7 @@ def packed_call(values: LocalValues, var: Any, call: ir.Call) -> ir.Call:
     return ir.Call(call.op, [called, *args], call.attrs, types)
 
 
-def _check_parts(parts: int, ty: Any, shard: Callable[[Any], Shard], place: str) -> None:
+def _check_parts(parts: int, ty: ir.Type, shard: Callable[[Any], Shard], place: str) -> None:
     """Refuse (PropagationError DIST0405) heads that are not divided as they are interleaved."""
     count = shard(ty).counts[1] if isinstance(ty, DTensorType) else 1
     if count != parts:
@@ -102,11 +102,11 @@ def _check_parts(parts: int, ty: Any, shard: Callable[[Any], Shard], place: str)
         raise PropagationError("DIST0405", problem, place=place, remedy=remedy)
 
 
-def _counts(ty: Any) -> bool:
+def _counts(ty: ir.Type) -> bool:
     return tensor_type(ty) is not None or isinstance(ty, relax.AnyType)
 
 
-def _labels(ty: Any) -> Any:
+def _labels(ty: ir.Type) -> Any:
     return labels_of(ty.placement) if isinstance(ty, DTensorType) else None
 
 
@@ -117,7 +117,7 @@ def _along(labels: Any, axis: int) -> Label:
 def _argument(
     values: LocalValues,
     number: int,
-    arg: Any,
+    arg: ir.Expr,
     form: PackedForm,
     types_of: dict[str, list[Any]],
     shard: Callable[[Any], Shard],

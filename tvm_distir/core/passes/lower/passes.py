@@ -9,6 +9,7 @@ from typing import Any
 
 import tvm_ffi
 from tvm import ir, relax
+from tvm.relax.distributed import DeviceMesh
 
 from tvm_distir.core.ir.attributes.keys import INPUTS_ATTR, IO_ATTR
 from tvm_distir.core.ir.branches import branch_of
@@ -108,7 +109,7 @@ def lower(mod: ir.IRModule) -> ir.IRModule:
         mod = inline_functions(mod, [(m.gv, m.fn) for m in members], mixed)
         members, context = read_module(mod), _context(mod)
     infos = meshes(mod)
-    result: dict[Any, Any] = {}
+    result: dict[ir.GlobalVar, ir.Expr] = {}
     for member in members:
         gv, fn, reading = member
         if not has_dtensor(fn):
@@ -136,8 +137,8 @@ def _context(mod: ir.IRModule) -> Context:
 
 
 def _entries(
-    context: Context, member: Member, where: Sequence[int], infos: Sequence[Any], dims: Dims
-) -> dict[Any, relax.Function]:
+    context: Context, member: Member, where: Sequence[int], infos: Sequence[DeviceMesh], dims: Dims
+) -> dict[ir.GlobalVar, relax.Function]:
     """Return the entries of a public function for each class of devices."""
     name = member.name
     indices = input_index_ranges(context.mod, member.fn)
@@ -207,7 +208,7 @@ class _Described:
 
     def number(
         self,
-        ty: Any,
+        ty: ir.Type,
         like: int,
         role: str = "",
         allowed: IndexRange | None = None,
@@ -237,7 +238,7 @@ class _Described:
             self._cache[like, role, allowed, segments] = len(self.rows) - 1
         return len(self.rows) - 1
 
-    def _size(self, extent: Any) -> int | str:
+    def _size(self, extent: int | ir.Expr) -> int | str:
         return extent if isinstance(extent, int) else dim_text(extent, self.dims, self.place)
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm import ir, relax
+from tvm.relax.distributed import DeviceMesh
 from tvm.relax.utils import copy_with_new_vars
 
 from tvm_distir.core.ir.attributes.keys import IO_ATTR, NUM_INPUT_ATTR
@@ -49,7 +50,7 @@ class DeviceClass:
     shares: bool
 
 
-def device_classes(meshes: Sequence[Any], where: Sequence[int]) -> list[DeviceClass]:
+def device_classes(meshes: Sequence[DeviceMesh], where: Sequence[int]) -> list[DeviceClass]:
     """Return the classes of devices of meshes, in order of the first mesh, then of its devices.
 
     Parameters
@@ -75,7 +76,9 @@ def device_classes(meshes: Sequence[Any], where: Sequence[int]) -> list[DeviceCl
     ]
 
 
-def entry_names(name: str, meshes: Sequence[Any], classes: Sequence[DeviceClass]) -> list[str]:
+def entry_names(
+    name: str, meshes: Sequence[DeviceMesh], classes: Sequence[DeviceClass]
+) -> list[str]:
     """Return the names of the entries of a public function, such as ``main_mesh0_2``.
 
     Of meshes of the same devices the first gives its number.
@@ -92,7 +95,7 @@ def entry_names(name: str, meshes: Sequence[Any], classes: Sequence[DeviceClass]
     return result
 
 
-def _transfer(value: Any) -> Transfer | None:
+def _transfer(value: ir.Expr) -> Transfer | None:
     kind = dist_op_name(value)
     return (kind, int(value.attrs["tag"])) if kind in ("send", "recv") else None
 
@@ -108,7 +111,7 @@ def transfer_order(reading: FunctionView) -> dict[Transfer, int]:
 def _segments(fn: relax.Function, order: dict[Transfer, int]) -> list[tuple[int, list[Any]]]:
     """Return the blocks of a level-5 function up to each transfer, with the transfer's position."""
     out: list[tuple[int, list[Any]]] = []
-    blocks: list[Any] = []
+    blocks: list[relax.BindingBlock] = []
     for block in fn.body.blocks:
         if isinstance(block, relax.DataflowBlock):
             blocks.append(block)
@@ -126,7 +129,7 @@ def _segments(fn: relax.Function, order: dict[Transfer, int]) -> list[tuple[int,
     return out
 
 
-def _items(fn: relax.Function, side: str, mesh: Any, home: int) -> list[dict[str, Any]]:
+def _items(fn: relax.Function, side: str, mesh: DeviceMesh, home: int) -> list[dict[str, Any]]:
     """Return the ports of an entry; those on another mesh than the merged entry name it."""
     fn_mesh = int(fn.attrs[IO_ATTR]["mesh"])
     data_count = int(fn.attrs[NUM_INPUT_ATTR]) if NUM_INPUT_ATTR in fn.attrs else None
@@ -146,7 +149,7 @@ def _items(fn: relax.Function, side: str, mesh: Any, home: int) -> list[dict[str
 
 def merged(
     parts: Sequence[relax.Function],
-    meshes: Sequence[Any],
+    meshes: Sequence[DeviceMesh],
     devices: DeviceClass,
     order: dict[Transfer, int],
     name: str,

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from tvm import ir, relax
-from tvm.relax.distributed import DTensorType
+from tvm.ir import Expr
+from tvm.relax.distributed import DeviceMesh, DTensorType
 
 from tvm_distir.core.ir.handles import handle
 from tvm_distir.core.ir.mesh import mesh_key, mesh_shape
@@ -64,7 +65,7 @@ class Context:
 
     mod: ir.IRModule
     keys: list[Any]
-    callees: dict[Any, Any]
+    callees: dict[ir.GlobalVar, ir.GlobalVar]
     known: list[tuple[int, int]] = field(default_factory=list)
     prim_funcs: dict[Any, Any] = field(default_factory=dict)
     forms: ClassMemo = field(default_factory=lambda: class_memo("forms"))
@@ -79,7 +80,7 @@ class Context:
             self.templates[number] = Templates(shared, class_memo("states"))
         return self.templates[number]
 
-    def local_types_on(self, number: int) -> dict[int, Any]:
+    def local_types_on(self, number: int) -> dict[int, ir.Type]:
         """Return the types of a device's parts on a mesh, those of all modules.
 
         They go by the number of the tensor type at level 4, ``Reading.types``.
@@ -88,7 +89,7 @@ class Context:
             self._local_types[number] = class_memo(("local types", self.keys[number]))
         return self._local_types[number]
 
-    def mesh_number(self, mesh: Any) -> int:
+    def mesh_number(self, mesh: DeviceMesh) -> int:
         """Return the position of a mesh in the module."""
         for other, number in self.known:
             if other == mesh.__chandle__():
@@ -101,7 +102,7 @@ class Context:
         self.known.append((mesh.__chandle__(), self.keys.index(key)))
         return self.known[-1][1]
 
-    def meshes_of(self, ty: Any) -> list[int]:
+    def meshes_of(self, ty: ir.Type) -> list[int]:
         """Return the sorted meshes of the DTensors of a type."""
         meshes = {self.mesh_number(t.device_mesh) for t in flat_types(ty) if type(t) is DTensorType}
         return sorted(meshes)
@@ -123,14 +124,14 @@ class LocalValues(RewrittenValues):
 
     removes_aliases = True
 
-    def __init__(self, context: Context, name: str, number: int, mesh: Any) -> None:
+    def __init__(self, context: Context, name: str, number: int, mesh: DeviceMesh) -> None:
         self.context, self.name = context, name
         self.number, self.mesh, self.sizes = number, mesh, mesh_shape(mesh)
         self.builder = relax.BlockBuilder()
-        self.env: dict[Any, Any] = {}
+        self.env: dict[Expr, Expr] = {}
         self.zero: dict[tuple[Any, int], bool] = {}
         self.terms: dict[tuple[Any, int], Terms] = {}
-        self.tuples: dict[Any, list[Any]] = {}
+        self.tuples: dict[Expr, list[Expr]] = {}
         self.constants: dict[Any, Any] = {}
         self.memo = BlockMemo()
         self.foldable: dict[Any, ir.Call] = {}
@@ -144,19 +145,19 @@ class LocalValues(RewrittenValues):
         self.memo.clear()
         self.foldable.clear()
 
-    def level_fault(self, problem: str, var: Any, value: Any) -> LevelError:
+    def level_fault(self, problem: str, var: relax.Var, value: Expr) -> LevelError:
         """Return the error about a module that is not at level 4."""
         remedy = "Run LegalizeRedistribute first."
         return LevelError("DIST0451", problem, place=place_of(self.name, var, value), remedy=remedy)
 
-    def expect(self, ty: Any, expected: Sequence[Shard], var: Any, value: Any) -> None:
+    def expect(self, ty: ir.Type, expected: Sequence[Shard], var: relax.Var, value: Expr) -> None:
         """Refuse (DIST0505) a local form of another type than the binding's shards have."""
         wrong = expected_mismatch(ty, expected)
         if wrong:
             remedy = "Replicate its operands, or register its rule with a local form."
             raise self.fault("DIST0505", wrong, var, value, remedy)
 
-    def shard_of(self, ty: Any, place: str) -> Shard:
+    def shard_of(self, ty: ir.Type, place: str) -> Shard:
         """Return the shard of a level-4 tensor type on this mesh."""
         cached = self.shards.get(handle(ty))
         if cached is not None:
@@ -174,7 +175,7 @@ class LocalValues(RewrittenValues):
         self.shards[handle(ty)] = ty, layout
         return layout
 
-    def local_type(self, ty: Any, place: str) -> Any:
+    def local_type(self, ty: ir.Type, place: str) -> ir.Type:
         """Return the level-5 type of a level-4 type."""
         if isinstance(ty, relax.TupleType):
             return relax.TupleType([self.local_type(t, place) for t in ty.fields])
@@ -189,14 +190,14 @@ class LocalValues(RewrittenValues):
 
     # -- variables
 
-    def declare(self, var: Any) -> Any:
+    def declare(self, var: relax.Var) -> Expr:
         """Make the local form of a variable."""
         ty = self.local_type(var.ty, f"{self.name}/{var.name}")
         new = type(var)(var.name, ty)
         self.env[var] = new
         return new
 
-    def bind(self, var: Any, value: Any, terms: Sequence[Terms], zero: bool) -> None:
+    def bind(self, var: relax.Var, value: Expr, terms: Sequence[Terms], zero: bool) -> None:
         """Bind a local value, or let the variable be an existing variable."""
         self.note(var, terms, zero)
         if type(value) in VARIABLES:
@@ -208,7 +209,7 @@ class LocalValues(RewrittenValues):
         self.env[var] = new
         self.writer.bind(new, value)
 
-    def note(self, var: Any, terms: Sequence[Terms], zero: bool) -> None:
+    def note(self, var: relax.Var, terms: Sequence[Terms], zero: bool) -> None:
         """Record the states of the leaves of a variable."""
         for i, partial in enumerate(terms):
             if partial:
@@ -221,7 +222,7 @@ class LocalValues(RewrittenValues):
         """Return whether no tuple spans meshes: one may let a variable out of its block."""
         return not self.tuples
 
-    def replacement(self, var: Any) -> tuple[Any, VariableState] | None:
+    def replacement(self, var: relax.Var) -> tuple[Any, VariableState] | None:
         """Return the local form of a variable, and the state of its leaves."""
         local = self.env.get(var)
         if type(local) not in VARIABLES or var in self.foldable:
@@ -232,7 +233,7 @@ class LocalValues(RewrittenValues):
             tuple([self.zero.get((var, i), False) for i in range(count)]),
         )
 
-    def recall(self, var: Any, new: Any, state: VariableState) -> None:
+    def recall(self, var: relax.Var, new: Expr, state: VariableState) -> None:
         """Note the local form and the state of a variable."""
         self.env[var] = new
         for i, terms in enumerate(state.terms):
@@ -241,13 +242,13 @@ class LocalValues(RewrittenValues):
             if state.zero[i]:
                 self.zero[(var, i)] = True
 
-    def zero_of(self, expr: Any, number: int) -> bool:
+    def zero_of(self, expr: Expr, number: int) -> bool:
         """Return whether the padding of a leaf is known to hold zeros."""
         if isinstance(expr, ir.GenericConst):
             return True
         return self.zero.get((expr, number), False)
 
-    def constant(self, expr: Any, labels: Labels) -> Any:
+    def constant(self, expr: Expr, labels: Labels) -> Expr:
         """Return the local form of a constant: itself, or my slice of it."""
         shape = static_shape(expr.ty)
         if shape is None:
@@ -257,7 +258,7 @@ class LocalValues(RewrittenValues):
         cut = tuple(x if x >= 0 and self.sizes[a] > 1 else R for a, x in enumerate(labels))
         key = (handle(expr), cut)
         if key not in self.constants:
-            local: Any = expr
+            local: Expr = expr
             if isinstance(expr.ty, DTensorType):
                 local = ir.GenericConst(expr.value, expr.ty.tensor_ty)
             if any(x != R for x in cut):
@@ -265,14 +266,14 @@ class LocalValues(RewrittenValues):
             self.constants[key] = local
         return self.constants[key]
 
-    def recast(self, constant: Any, ty: Any) -> Any:
+    def recast(self, constant: Expr, ty: ir.Type) -> Expr:
         """Return the local form of a full constant: itself, or with a local type."""
         key = (handle(constant), (R,) * len(self.sizes))
         if key not in self.constants:
             self.constants[key] = super().recast(constant, ty)
         return self.constants[key]
 
-    def reads_data(self, value: Any) -> bool:
+    def reads_data(self, value: Expr) -> bool:
         """Return whether the local form of a value may depend on the data of its constants."""
         if type(value) is not ir.Call or dist_op_name(value) is not None:
             return False
@@ -281,7 +282,7 @@ class LocalValues(RewrittenValues):
         registration = registration_of(str(value.op.name))
         return registration is not None and callable(registration.local)
 
-    def local(self, expr: Any) -> Any:
+    def local(self, expr: Expr) -> Expr:
         """Return the local form of an expression in normal form whose constants are unsharded."""
         if type(expr) in VARIABLES:
             return self._variable(expr)
@@ -295,7 +296,7 @@ class LocalValues(RewrittenValues):
             return typed(relax.Tuple(fields), relax.TupleType([f.ty for f in fields]))
         return substitute(expr, self.env)
 
-    def _variable(self, var: Any) -> Any:
+    def _variable(self, var: relax.Var) -> Expr:
         cached = self.env.get(var)
         if cached is not None:
             return cached

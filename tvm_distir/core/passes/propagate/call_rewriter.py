@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ CREATED = {"relax.zeros": 0, "relax.ones": 1}
 """Ops without a tensor operand, and what they fill with."""
 
 
+@dataclass(eq=False)
 class Calls:
     """A writer of calls of ops and of functions of the module.
 
@@ -42,22 +44,17 @@ class Calls:
         The specializations that it calls.
     """
 
-    def __init__(
-        self,
-        values: PlacedValues,
-        operands: Operands,
-        results: CallResults,
-        callees: Mapping[int, ir.GlobalVar],
-    ) -> None:
-        self.values, self.operands, self.results = values, operands, results
-        self.callees = callees
+    values: PlacedValues
+    operands: Operands
+    results: CallResults
+    callees: Mapping[int, ir.GlobalVar]
 
-    def function_call(self, k: int, old: ir.Call, ty: Any) -> Any:
+    def function_call(self, k: int, old: ir.Call, ty: ir.Type) -> ir.Call:
         """Rewrite node k, a call of a function of the module; ``ty`` is its result type."""
         args = self.operands.arguments(k, old.args)
         return make_call(self.callees[k], args, old.attrs, [], ty)
 
-    def op_call(self, k: int, old: ir.Call, ty: Any) -> Any:
+    def op_call(self, k: int, old: ir.Call, ty: ir.Type) -> ir.Call:
         """Rewrite node k, a call of an op; ``ty`` is the type of its result."""
         args, op, results = self.operands.arguments(k, old.args), old.op, self.results
         if type(op) is relax.ExternFunc or handle(op) in PACKED_HANDLES:

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tvm import relax
+from tvm import ir, relax
 from tvm.relax.op.distributed import redistribute
 
 from tvm_distir.core.ir.arrays import unpack
@@ -34,7 +34,9 @@ class Operands:
     def __init__(self, values: PlacedValues) -> None:
         self.values = values
 
-    def operand(self, k: int, i: int, old: Any, name: str | None = None, var: Any = None) -> Any:
+    def operand(
+        self, k: int, i: int, old: ir.Expr, name: str | None = None, var: relax.Var | None = None
+    ) -> ir.Expr:
         """Return operand i of node k in the placement that the node requires."""
         values = self.values
         g = values.g
@@ -55,7 +57,7 @@ class Operands:
             return cached
         return values.in_form(v, form, name, var)
 
-    def constant(self, k: int, i: int, old: Any) -> Any:
+    def constant(self, k: int, i: int, old: ir.Expr) -> Any:
         """Return operand i of node k, a constant, in the placement that the node requires."""
         values = self.values
         g, inst = values.g, values.inst
@@ -63,7 +65,7 @@ class Operands:
         mesh = node.mesh
         if node.kind == "call":
             kid = inst.kids[k].graph
-            mesh = kid.values[kid.param_value(i)].mesh
+            mesh = kid.values[kid.param_values[i]].mesh
         elif node.kind == "ret":
             mesh = max(mesh, 0)
         form = values.decision.needs(inst, k, i, mesh)
@@ -95,7 +97,7 @@ class Operands:
         moved = values.emit(values.g.values[v].name, call, values.type_of(v, root))
         values.note_arrival(v, moved)
 
-    def arguments(self, k: int, args: Sequence[Any]) -> list[Any]:
+    def arguments(self, k: int, args: Sequence[ir.Expr]) -> list[ir.Expr]:
         """Return all arguments of a call, with tensors in the required placements."""
         values, count, arguments = self.values, itertools.count(), list[Any]()
         g, exprs, operands = values.g, values.exprs, values.g.nodes[k].operands
@@ -113,7 +115,7 @@ class Operands:
                 arguments.append(self.operand(k, i, old))
         return arguments
 
-    def _argument(self, k: int, old: Any, count: Iterator[int]) -> Any:
+    def _argument(self, k: int, old: ir.Expr, count: Iterator[int]) -> ir.Expr:
         """Return an argument; ``count`` numbers the flat operands."""
         if handle(old) in self.values.g.tensors:
             return self.operand(k, next(count), old)
@@ -124,7 +126,7 @@ class Operands:
             return same if same is not None else relax.Tuple(fields)
         return self.operand(k, next(count), old) if carries_value(ty) else old
 
-    def _unchanged_tuple(self, old: Any, fields: list[Any]) -> Any:
+    def _unchanged_tuple(self, old: ir.Expr, fields: list[ir.Expr]) -> Any:
         """Return the old tuple variable's expression when every field is used as it is there."""
         values, key = self.values, handle(old)
         expr = values.exprs.get(key)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tvm import ir, relax
+from tvm.relax import Var
 from tvm.relax.distributed import DeviceMesh
 from tvm.relax.op.distributed import redistribute
 
@@ -57,18 +58,18 @@ class PlacedValues:
     def __init__(self, mod: ir.IRModule, decision: Decision, inst: Instance) -> None:
         self.decision, self.inst, self.g = decision, inst, inst.graph
         self.meshes: list[DeviceMesh] = meshes(mod)
-        self.exprs: dict[int, Any] = {}
-        self.roots: dict[int, Any] = {}
-        self.aliases: dict[int, Any] = {}
-        self.bindings: list[Any] = []
+        self.exprs: dict[int, ir.Expr] = {}
+        self.roots: dict[int, ir.Expr] = {}
+        self.aliases: dict[int, ir.Expr] = {}
+        self.bindings: list[relax.Binding] = []
         self.dataflow = False
-        self._converted: dict[tuple[int, Form], Any] = {}
+        self._converted: dict[tuple[int, Form], ir.Expr] = {}
         self._routes: dict[int, ReshardPath] = decision.settled(inst)
-        self._types: dict[tuple[int, int, Form], Any] = {}
+        self._types: dict[tuple[int, int, Form], ir.Type] = {}
         # What the open dataflow block hides, beside its variables: outputs that have another
         # name inside, fields of tuples bound in it, values that came from another mesh in it, and
         # the conversions that were there before.
-        self._shadowed: Mapping[int, Any] = {}
+        self._shadowed: Mapping[int, ir.Expr] = {}
         self._fields: dict[int, Any] = {}
         self._arrived: list[int] = []
         self._before: set[tuple[int, Form]] = set()
@@ -112,11 +113,11 @@ class PlacedValues:
             k: v for k, v in self._converted.items() if k in before or not is_dataflow(v)
         }
 
-    def stays_inside(self, var: Any) -> bool:
+    def stays_inside(self, var: Var) -> bool:
         """Return whether a dataflow variable is bound to a variable that the block hides."""
         return is_dataflow(var) or handle(var) in self._shadowed
 
-    def emit(self, name: str, value: Any, ty: Any, var: Any = None) -> Any:
+    def emit(self, name: str, value: ir.Expr, ty: ir.Type, var: Var | None = None) -> ir.Expr:
         """Bind an expression of known type; ``var`` keeps the kind of an old variable."""
         if type(value) is ir.Call:
             typed(value, ty)
@@ -147,7 +148,7 @@ class PlacedValues:
             path = self._routes[value] = self.decision.route(self.inst, value)
         return path
 
-    def type_of(self, value: int, form: Form) -> Any:
+    def type_of(self, value: int, form: Form) -> ir.Type:
         """Return the DTensor type of a value in a placement, None for an opaque value."""
         flat = self.g.values[value]
         base = flat.ty
@@ -160,11 +161,11 @@ class PlacedValues:
             placed = self._types[key] = as_dtensor(base, self.meshes[flat.mesh], labels)
         return placed
 
-    def root_type(self, value: int) -> Any:
+    def root_type(self, value: int) -> ir.Type:
         """Return the DTensor type of a value as it is produced."""
         return self.type_of(value, self.route(value).root)
 
-    def bind_leaves(self, var: Any, expr: Any) -> None:
+    def bind_leaves(self, var: Var, expr: ir.Expr) -> None:
         """Note that the leaves of a Relax variable are fields of a new expression."""
         key = handle(var)
         self.exprs[key] = expr
@@ -175,19 +176,21 @@ class PlacedValues:
         else:
             walk_fields(expr, ty, iter(leaves), self.note_root)
 
-    def note_root(self, value: int, expr: Any) -> None:
+    def note_root(self, value: int, expr: ir.Expr) -> None:
         """Record the expression of a value in its produced placement, unless it is known."""
         if value >= 0 and value not in self.roots:
             self.roots[value] = expr
 
-    def note_arrival(self, value: int, expr: Any) -> None:
+    def note_arrival(self, value: int, expr: ir.Expr) -> None:
         """Note that a value came from another mesh in the open block."""
         self.roots[value] = expr
         self._arrived.append(value)
 
     # conversions -----------------------------------------------------------------------
 
-    def in_form(self, value: int, form: Form, name: str | None = None, var: Any = None) -> Any:
+    def in_form(
+        self, value: int, form: Form, name: str | None = None, var: Var | None = None
+    ) -> ir.Expr:
         """Return the expression of a value in a placement, converted at most once."""
         route = self.route(value)
         if form == route.root:
@@ -207,7 +210,7 @@ class PlacedValues:
             expr = self.emit(str(expr.name), expr, expr.ty, OUTSIDE)
             self._converted[value, form] = expr
 
-    def _in_root(self, value: int) -> Any:
+    def _in_root(self, value: int) -> ir.Expr:
         root = self.roots[value]
         if type(root) is relax.TupleGetItem:
             if self.dataflow:
@@ -216,7 +219,7 @@ class PlacedValues:
             self.roots[value] = root
         return root
 
-    def field(self, name: str, expr: Any) -> Any:
+    def field(self, name: str, expr: ir.Expr) -> Any:
         """Bind a field of a (nested) tuple step by step: each is taken of a variable."""
         whole = expr.tuple_value
         if isinstance(whole, relax.TupleGetItem):
@@ -224,8 +227,8 @@ class PlacedValues:
         return self.emit(name, expr, expr.ty)
 
     def _convert(
-        self, value: int, start: Any, have: Form, want: Form, name: str | None, var: Any
-    ) -> Any:
+        self, value: int, start: ir.Expr, have: Form, want: Form, name: str | None, var: Var | None
+    ) -> ir.Expr:
         name = name or self.g.values[value].name
         mesh = self.mesh(value)
         pending = [i for i, x in enumerate(want) if x == P]
@@ -261,6 +264,6 @@ class PlacedValues:
         return value if bound is None else self._unaliased(bound)
 
 
-def is_dataflow(expr: Any) -> bool:
+def is_dataflow(expr: ir.Expr) -> bool:
     """Return whether an expression is a variable that its dataflow block hides."""
     return type(expr) is relax.DataflowVar

@@ -5,13 +5,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tvm_distir.core.ir.placement import R
 from tvm_distir.core.propagation.graph.graph import CONST, Node
 from tvm_distir.core.rewriting.native.call_rewriting import CallWriter
 
 from .placed_values import PlacedValues
+
+if TYPE_CHECKING:
+    from tvm import ir, relax
 
 
 class PlainCalls:
@@ -29,7 +32,7 @@ class PlainCalls:
 
     def __init__(self, values: PlacedValues) -> None:
         self.values = values
-        self._types: list[Any] = []
+        self._types: list[ir.Type] = []
         self._meshes = on = list[int]()  # on which those lie
         self._which = self._numbers()
         # The writer, native, keeps what it calls: to that the calls that it belongs to are unknown,
@@ -82,7 +85,7 @@ class PlainCalls:
             (key, x) for key, x in variables if key in plain and values.stays(env[key][0])
         ]
 
-    def open(self, first: int, bindings: Any, inside: Sequence[int]) -> None:
+    def open(self, first: int, bindings: Sequence[relax.Binding], inside: Sequence[int]) -> None:
         """Begin a block.
 
         Parameters

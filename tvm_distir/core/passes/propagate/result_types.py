@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm import relax
+from tvm import ir, relax
 
 from tvm_distir.core.ir.arrays import unpack
 from tvm_distir.core.ir.handles import handle
@@ -32,7 +32,7 @@ class CallResults:
     def __init__(self, values: PlacedValues) -> None:
         self.values = values
 
-    def raw_type(self, k: int, j: int) -> Any:
+    def raw_type(self, k: int, j: int) -> ir.Type:
         """Return the type of result j of node k as the call gives it."""
         values = self.values
         v = values.g.nodes[k].results[j]
@@ -40,11 +40,11 @@ class CallResults:
         form = route.root if route.settled else values.decision.value_form(values.inst, v)
         return values.type_of(v, form)
 
-    def field_type(self, k: int, j: int, plain: Any) -> Any:
+    def field_type(self, k: int, j: int, plain: ir.Type) -> Any:
         """Return type argument j of node k, with a placement if it is a tensor type."""
         return plain if tensor_type(plain) is None else self.raw_type(k, j)
 
-    def type_of(self, k: int, plain: Any) -> Any:
+    def type_of(self, k: int, plain: ir.Type) -> ir.Type:
         """Return the type of a call's result as the call gives it."""
         if type(plain) is relax.TensorType:
             return self.raw_type(k, 0)
@@ -55,7 +55,7 @@ class CallResults:
         ]
         return rebuilt(plain, iter(types))
 
-    def bind(self, k: int, var: Any, call: Any, ty: Any) -> None:
+    def bind(self, k: int, var: relax.Var, call: ir.Call, ty: ir.Type) -> None:
         """Bind a call; wrap results whose pending reduction must wait."""
         values, name = self.values, var.name
         node = values.g.nodes[k]
@@ -104,7 +104,7 @@ class Returned:
         The result expression of the old function.
     """
 
-    def __init__(self, values: PlacedValues, operands: Operands, body: Any) -> None:
+    def __init__(self, values: PlacedValues, operands: Operands, body: ir.Expr) -> None:
         self.values, self.operands, self.body = values, operands, body
 
     def convert(self) -> None:
@@ -119,11 +119,11 @@ class Returned:
             if form != values.route(v).root:
                 values.let_out(v, form)
 
-    def expression(self) -> Any:
+    def expression(self) -> ir.Expr:
         """Return the result of the new function."""
         return self._expression(self.body, self.body.ty, list(self.values.g.rets))
 
-    def _expression(self, old: Any, ty: Any, rets: list[int]) -> Any:
+    def _expression(self, old: ir.Expr, ty: ir.Type, rets: list[int]) -> ir.Expr:
         """Rewrite a returned expression; remove its nodes from the front of ``rets``."""
         values = self.values
         if type(ty) is relax.TupleType:

@@ -72,7 +72,7 @@ class FunctionRewriter:
         body = typed(relax.SeqExpr(merged_blocks(blocks), result), result.ty)
         return relax.Function(params, body, result.ty, self.old.is_pure, attrs)
 
-    def _params(self) -> list[Any]:
+    def _params(self) -> list[ir.Expr]:
         """Return the new parameters; tensors among them are made at once."""
         values, params = self.values, list[Any]()
         env, flat, plain = values.g.env, values.g.values, values.g.tensors
@@ -103,7 +103,7 @@ class FunctionRewriter:
         self.plain.know(values.exprs.items())
         return params
 
-    def _block(self, number: int, block: Any) -> Any:
+    def _block(self, number: int, block: relax.BindingBlock) -> relax.BindingBlock:
         values, plain = self.values, self.plain
         dataflow, old = isinstance(block, relax.DataflowBlock), block.bindings
         first, self._first = self._first, self._first + len(old)
@@ -129,7 +129,9 @@ class FunctionRewriter:
         plain.know([(key, exprs[key]) for key in shadowed])
         return relax.DataflowBlock(values.bindings)
 
-    def _reread(self, number: int, keys: Sequence[int], bindings: Sequence[Any]) -> dict[int, Any]:
+    def _reread(
+        self, number: int, keys: Sequence[int], bindings: Sequence[relax.Binding]
+    ) -> dict[int, ir.Expr]:
         """Return the outputs of a dataflow block that it reads, by handle, in order of binding.
 
         TVM's parser infers the types of their readers anew, from what its inference knows;
@@ -138,7 +140,7 @@ class FunctionRewriter:
         reread = set(self.values.g.reread[number])
         return {key: b.var for key, b in zip(keys, bindings) if key in reread} if reread else {}
 
-    def _binding(self, key: int, b: Any) -> None:
+    def _binding(self, key: int, b: relax.Binding) -> None:
         g, var = self.values.g, b.var
         k = g.node_of.get(key, -1)
         if k < 0:
@@ -152,7 +154,7 @@ class FunctionRewriter:
         write = self.calls.function_call if kind == "call" else self.calls.op_call
         self.results.bind(k, var, write(k, b.value, ty), ty)
 
-    def _annotation(self, k: int, var: Any, annotated: Any) -> None:
+    def _annotation(self, k: int, var: relax.Var, annotated: ir.Expr) -> None:
         """Return the annotation of node k: its operand where it is annotated to be."""
         values, name = self.values, var.name
         expr = self.operands.operand(k, 0, annotated, name, var)
@@ -161,7 +163,7 @@ class FunctionRewriter:
         values.note_root(values.g.nodes[k].results[0], expr)
         values.exprs[handle(var)] = expr
 
-    def _alias(self, key: int, b: Any, var: Any) -> None:
+    def _alias(self, key: int, b: relax.Binding, var: relax.Var) -> None:
         """Rewrite a binding of a variable, a tuple, a field, a constant or a cast."""
         values = self.values
         g = values.g
@@ -186,7 +188,7 @@ class FunctionRewriter:
                 values.roots.pop(v, None)
         values.bind_leaves(var, new)
 
-    def _cast(self, b: Any, var: Any) -> None:
+    def _cast(self, b: Any, var: relax.Var) -> None:
         values = self.values
         leaves = values.g.env[handle(var)]
         expr = self._unconverted(b.value)
@@ -197,14 +199,14 @@ class FunctionRewriter:
             values.roots.pop(v, None)
         values.bind_leaves(var, new)
 
-    def _cast_type(self, value: int, plain: Any) -> Any:
+    def _cast_type(self, value: int, plain: ir.Type) -> Any:
         """Return the type of a field of a cast: the value's, the cast's for a constant."""
         values = self.values
         if value >= 0:
             return values.root_type(value)
         return as_dtensor(plain, values.meshes[0], [R] * len(values.decision.mesh_axes(0)))
 
-    def _unconverted(self, old: Any) -> Any:
+    def _unconverted(self, old: ir.Expr) -> ir.Expr:
         """Return an expression without conversions: values in their root forms."""
         cached = self.values.exprs.get(handle(old))
         if cached is not None:

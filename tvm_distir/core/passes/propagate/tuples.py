@@ -7,19 +7,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tvm import relax
+from tvm import ir, relax
 
 from tvm_distir.core.ir.types import carries_value
 
 
-def tuple_items(expr: Any) -> list[Any]:
+def tuple_items(expr: ir.Expr) -> list[ir.Expr]:
     """Return the fields of an expression of a tuple type."""
     if type(expr) is relax.Tuple:
         return list(expr.fields[:])
     return [relax.TupleGetItem(expr, i) for i in range(len(expr.ty.fields))]
 
 
-def rebuilt(ty: Any, leaves: Iterator[Any]) -> Any:
+def rebuilt(ty: ir.Type, leaves: Iterator[Any]) -> ir.Type:
     """Return a type of the same nesting with new leaves; None keeps the old leaf."""
     if type(ty) is relax.TupleType:
         return relax.TupleType([rebuilt(f, leaves) for f in ty.fields[:]])
@@ -30,7 +30,7 @@ def rebuilt(ty: Any, leaves: Iterator[Any]) -> Any:
 
 
 def walk_fields(
-    expr: Any, ty: Any, leaves: Iterator[int], visit: Callable[[int, Any], None]
+    expr: ir.Expr, ty: ir.Type, leaves: Iterator[int], visit: Callable[[int, Any], None]
 ) -> None:
     """Visit (leaf number, expression of that field) over a nested tuple type."""
     if type(ty) is not relax.TupleType:

@@ -11,18 +11,16 @@ from tvm_distir.support import PlanError
 from .pipeline_actions import BACKWARD, FORWARD, PHASES, WEIGHT, PipelineAction, stages_of
 from .timeline import Times, timeline
 
+Units = Sequence[Sequence[PipelineAction]]
+"""The actions of each rank, in order."""
+
 
 def unfit(problem: str, remedy: str, place: str = "schedule") -> PlanError:
     """Return the error about a schedule."""
     return PlanError("DIST0236", problem, place=place, remedy=remedy)
 
 
-def check_units(
-    units: Sequence[Sequence[PipelineAction]],
-    rank_of: Sequence[int],
-    micro_batches: int,
-    ranks: int,
-) -> None:
+def check_units(units: Units, rank_of: Sequence[int], micro_batches: int, ranks: int) -> None:
     """Refuse a list that does not run every phase of every stage and micro-batch once."""
     stages = stages_of(rank_of)
     if len(units) != ranks or set(rank_of) != set(range(ranks)):

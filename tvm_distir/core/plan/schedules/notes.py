@@ -6,13 +6,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tvm_distir.core.ir.arrays import unpack
 from tvm_distir.core.ir.attributes.keys import PIPELINE_ATTR
 
 from .listed import unfit
 from .schedule import Schedule, listed
+
+if TYPE_CHECKING:
+    from tvm import ir
 
 ACTIVATION, GRADIENT, PART, TOTAL = "activation", "gradient", "part", "total"
 STREAM = "stream"
@@ -121,7 +124,7 @@ class Pipeline:
         return {key: listed(notes[key]) for key in _ATTR_KEYS}
 
     @staticmethod
-    def of(mod: Any) -> Pipeline | None:
+    def of(mod: ir.IRModule) -> Pipeline | None:
         """Read the attribute of a module; None where it is no step in stages."""
         attrs = mod.attrs
         if not attrs or PIPELINE_ATTR not in attrs:
@@ -146,7 +149,7 @@ def first_stream(stream_kind: str, micro: int) -> int:
     return int(stream_kind.partition(":")[2]) + micro * _STREAMS
 
 
-def scheduled(new_schedule: Schedule | None, mod: Any) -> dict[str, Any]:
+def scheduled(new_schedule: Schedule | None, mod: ir.IRModule) -> dict[str, Any]:
     """Return the attributes of a module whose stages follow a plan; none without a schedule.
 
     Raises

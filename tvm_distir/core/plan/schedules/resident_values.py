@@ -91,12 +91,9 @@ def holdings(schedule: Schedule) -> list[list[ResidentValues]]:
                     here[_OUT[phase]] += 1
         table, ran = np.array(rows, np.int64), np.array(running, np.int64)
         summing = np.array(begun, bool)
-        snapshots.append(
-            [
-                ResidentValues(stage, ran == stage, summing[:, i], *table[:, i].T)
-                for i, stage in enumerate(stages)
-            ]
-        )
+        columns = [(stage, ran == stage, summing[:, i]) for i, stage in enumerate(stages)]
+        rank_values = [ResidentValues(*x, *table[:, i].T) for i, x in enumerate(columns)]
+        snapshots.append(rank_values)
     return snapshots
 
 

@@ -5,9 +5,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from tvm import ir, relax
+from tvm.ir import Call, Expr, Type
+from tvm.relax import Var
+from tvm.relax.distributed import DeviceMesh
 
 from tvm_distir.core.ir.attributes.keys import OPEN_AXES_ATTR, STATIONARY_ATTR
 from tvm_distir.core.ir.attributes.readers import opened_labels
@@ -22,7 +24,7 @@ NO_ANNOTATION = Annotation(None, -1, False)
 """The annotation of a parameter without an annotation."""
 
 
-def is_annotation(expr: Any) -> bool:
+def is_annotation(expr: Expr) -> bool:
     """Return whether an expression is an ``annotate_sharding`` call."""
     return type(expr) is ir.Call and bool(ANNOTATE.same_as(expr.op))
 
@@ -54,7 +56,7 @@ class Annotations:
         self._open = {str(k): [int(a) for a in v] for k, v in opened.items()}
         self.opens = bool(self._open)
 
-    def of(self, var: Any, call: ir.Call, shape: Sequence[Any], stationary: int) -> Annotation:
+    def of(self, var: Var, call: Call, shape: Sequence[int | Expr], stationary: int) -> Annotation:
         """Return the annotation of a value.
 
         Parameters
@@ -86,7 +88,7 @@ class Annotations:
         return pin
 
     def _labels(
-        self, name: str, mesh: Any, placement: Any, shape: Sequence[Any]
+        self, name: str, mesh: DeviceMesh, placement: Type, shape: Sequence[int | Expr]
     ) -> tuple[tuple[int, ...], int]:
         """Return the labels of an annotation, and the number of its mesh."""
         number = self._facts.mesh_number(mesh)

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tvm import ir, relax
+from tvm.relax import Var
 
 from tvm_distir.core.ir.arrays import unpack
 from tvm_distir.core.ir.handles import handle
@@ -82,7 +83,7 @@ class _Function:
         # a separate node
         self.param_pins = self._annotated_params() if self.g.public else {}
 
-    def _bindings(self) -> list[Any]:
+    def _bindings(self) -> list[relax.Binding]:
         """Return all bindings in order."""
         if not isinstance(self.fn.body, relax.SeqExpr):
             remedy = "the body is not a sequence of bindings"
@@ -168,7 +169,9 @@ class _Function:
         else:
             self._call(number, binding.var, expr)
 
-    def _learnt_call(self, number: int, name: str, learnt: tuple[Rule, str], binding: Any) -> None:
+    def _learnt_call(
+        self, number: int, name: str, learnt: tuple[Rule, str], binding: relax.Binding
+    ) -> None:
         """Add a call whose op is new in the function but known from another function."""
         place = len(self.params) + number
         results = self.leaves.like_others(place) or self.leaves.of(place, binding.var)
@@ -176,7 +179,7 @@ class _Function:
         self.of_calls[self._like[number]] = known
         self._emit(number, name, known, self.leaves.operands(number), results)
 
-    def _call(self, number: int, var: Any, expr: ir.Call) -> None:
+    def _call(self, number: int, var: Var, expr: ir.Call) -> None:
         """Add a call that is unlike all calls before it."""
         g, label, op = self.g, self._bound_names[number], expr.op
         operands = tuple([v for a in expr.args[:] for v in self.leaves.flat(a, label)])
@@ -215,7 +218,7 @@ class _Function:
             self.learnt[self._classes[number]] = rule, title
         self._emit(number, label, known, operands, results)
 
-    def _rule(self, var: Any, call: ir.Call, operands: Sequence[int]) -> Rule:
+    def _rule(self, var: Var, call: ir.Call, operands: Sequence[int]) -> Rule:
         rule = rule_of(call, self.facts.mod, var.ty)
         if len(rule.in_bytes) != len(operands):
             raise InternalError(
@@ -244,7 +247,7 @@ class _Function:
             node = Node("op", operands, results, rule, mesh, None, False, "", label)
         self._bind(number, results, node)
 
-    def _packed(self, number: int, var: Any, call: ir.Call, operands: tuple[int, ...]) -> None:
+    def _packed(self, number: int, var: Var, call: ir.Call, operands: tuple[int, ...]) -> None:
         g, mesh = self.g, self.facts.only_mesh
         rule, shapes = cache_rule(call, [g.values[v] if v >= 0 else None for v in operands])
         placements = []
@@ -263,7 +266,7 @@ class _Function:
         if cached is not None:
             return cached
         binding = self.bindings[number]
-        shape: tuple[Any, ...] = ()
+        shape: tuple[int | ir.Expr, ...] = ()
         if len(values) == 1:
             value = self.g.values[values[0]]
             shape = () if value.ty is None else value.shape
@@ -273,7 +276,7 @@ class _Function:
             self.of_pins[requests] = pin
         return pin
 
-    def _annotation(self, number: int, var: Any, call: ir.Call) -> None:
+    def _annotation(self, number: int, var: Var, call: ir.Call) -> None:
         name = self._bound_names[number]
         source = self.leaves.flat(argument(call, 0), name)
         if len(source) != 1:

@@ -11,9 +11,10 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from tvm import tirx
+from tvm import ir, relax, tirx
 
 from tvm_distir.core.ir.handles import handle
+from tvm_distir.core.ir.operators.names import relax_names
 from tvm_distir.core.ir.placement import P
 from tvm_distir.core.ops.dims import nominal
 from tvm_distir.core.ops.factor import Rule
@@ -36,20 +37,18 @@ Uses = Sequence[tuple[int, tuple[int, ...]]]
 HANDED = ("param", "pin")
 """Kinds of nodes whose values may be pinned or stationary."""
 
-LAYOUT_OPS = tuple(
-    f"relax.{name}" for name in "permute_dims reshape expand_dims squeeze flatten astype".split()
-)
+LAYOUT_OPS = relax_names("permute_dims reshape expand_dims squeeze flatten astype")
 """Ops whose result is their operand in another layout: what a plan says of the operand holds."""
 
 
-def divisible(size: Any, count: int) -> bool:
+def divisible(size: int | ir.Expr, count: int) -> bool:
     """Return whether a dim can be split evenly; a symbolic dim is assumed to be divisible."""
     if isinstance(size, int | tirx.IntImm):
         return int(size) % count == 0
     return True
 
 
-def has_size(extent: Any) -> bool:
+def has_size(extent: int | ir.Expr) -> bool:
     """Return whether a dim has a size; only annotations shard dims that have none."""
     return isinstance(extent, int | tirx.IntImm)
 
@@ -77,7 +76,7 @@ class FlatValue(NamedTuple):
     item_bytes: int
     size_bytes: int
     mesh: int = -1
-    ty: Any = None
+    ty: ir.Type = None
 
 
 class Node(NamedTuple):
@@ -138,12 +137,12 @@ class Graph:
 
     key: str
     name: str
-    fn: Any = None
+    fn: relax.Function = None
     values: list[FlatValue] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
     env: dict[int, tuple[int, ...]] = field(default_factory=dict)
     node_of: dict[int, int] = field(default_factory=dict)
-    bindings: Sequence[Any] = ()
+    bindings: Sequence[relax.Binding] = ()
     bound: Sequence[int] = ()
     tensors: Set[int] = frozenset()
     pinned: dict[int, int] = field(default_factory=dict)
@@ -163,12 +162,14 @@ class Graph:
     _links: dict[int, list[Link]] = field(default_factory=dict)
 
     @functools.cached_property
-    def variables(self) -> dict[int, Any]:
+    def variables(self) -> dict[int, ir.Expr]:
         """Return the variables themselves, by handle."""
         bound = [b.var for b in self.bindings]
         return {handle(var): var for var in (*self.fn.params[:], *bound)}
 
-    def add_value(self, name: str, shape: Sequence[Any], item_bytes: int, mesh: int = -1) -> int:
+    def add_value(
+        self, name: str, shape: Sequence[int | ir.Expr], item_bytes: int, mesh: int = -1
+    ) -> int:
         """Append a value and return its number."""
         size_bytes = math.prod(map(nominal, shape)) * item_bytes
         self.values.append(FlatValue(name, tuple(shape), item_bytes, size_bytes, mesh))
@@ -237,14 +238,6 @@ class Graph:
         for v, where in positions.items():
             if v >= 0:
                 self.uses[v].append((k, tuple(where)))
-
-    def param_value(self, number: int) -> int:
-        """Return the value of the ``number``-th flat parameter."""
-        return self.param_values[number]
-
-    def result_value(self, number: int) -> int:
-        """Return the value of the ``number``-th flat result (:data:`CONST` for a constant)."""
-        return self.result_values[number]
 
     def times(self, v: int) -> int:
         """Return how often a step reshards a value where some consumer needs another placement."""

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from tvm import ir, relax
 
@@ -41,7 +40,7 @@ class Leaves:
         self.read: set[int] = set()
         self._of_class: dict[int, FlatValue] = {}
 
-    def of(self, number: int, var: Any) -> tuple[int, ...]:
+    def of(self, number: int, var: relax.Var) -> tuple[int, ...]:
         """Return the values of a variable, which is the ``number``-th of the survey."""
         name, first = self._names[number], self._first[number]
         if first < 0:
@@ -72,7 +71,7 @@ class Leaves:
             values.append(FlatValue(name, shape, item, size, mesh, ty))
         return tuple(range(first, len(values)))
 
-    def make(self, name: str, ty: Any) -> int:
+    def make(self, name: str, ty: ir.Type) -> int:
         """Add a new value of a type that is no tuple.
 
         Raises
@@ -94,7 +93,7 @@ class Leaves:
         g.values.append(FlatValue(name, shape, item, size, mesh, tensor))
         return len(g.values) - 1
 
-    def flat(self, expr: Any, label: str) -> tuple[int, ...]:
+    def flat(self, expr: ir.Expr, label: str) -> tuple[int, ...]:
         """Return the flat value numbers of an expression; none for shapes and scalars."""
         key = handle(expr)
         cached = self.g.env.get(key)

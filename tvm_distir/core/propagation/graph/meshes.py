@@ -160,7 +160,7 @@ class _Placing:
         if node.kind == "call":
             inner = self.owner.graphs[self.callee[k]]
             (first, *others) = {
-                inner.values[inner.param_value(i)].mesh
+                inner.values[inner.param_values[i]].mesh
                 for i, operand in enumerate(node.operands)
                 if operand == v
             }
@@ -181,11 +181,11 @@ class _Placing:
             self.callee[k] = yield self.owner.placed(node.callee, where, mesh)
             inner = self.owner.graphs[self.callee[k]]
             for i, v in enumerate(node.results):
-                w = inner.result_value(i)
+                w = inner.result_values[i]
                 self.mesh[v] = inner.values[w].mesh if w >= 0 else mesh
             for i, v in enumerate(node.operands):
                 if v >= 0 and self.mesh[v] == UNKNOWN:
-                    self.mesh[v] = inner.values[inner.param_value(i)].mesh
+                    self.mesh[v] = inner.values[inner.param_values[i]].mesh
             return
         for v in node.results:
             self.mesh[v] = mesh
@@ -248,7 +248,7 @@ class _Placing:
             elif node.kind == "call":
                 inner = self.owner.graphs[self.callee[k]]
                 param_meshes = [
-                    inner.values[inner.param_value(i)].mesh for i in range(len(operands))
+                    inner.values[inner.param_values[i]].mesh for i in range(len(operands))
                 ]
                 operands = tuple(bring(v, m) for v, m in zip(operands, param_meshes))
             mesh = node.mesh if node.kind == "param" else self.node_mesh[k]

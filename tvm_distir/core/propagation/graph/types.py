@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import tvm_ffi
 from tvm import DataType, ir, relax
+from tvm.relax.distributed import DeviceMesh
 
 from tvm_distir.core.ir.handles import handle
 from tvm_distir.core.ir.mesh import mesh_key, mesh_shape, meshes
@@ -39,12 +40,12 @@ class Tensor(NamedTuple):
     size_bytes: int
 
 
-def item_bytes(ty: Any) -> int:
+def item_bytes(ty: ir.Type) -> int:
     """Return the bytes of an element of a tensor type."""
     return max(1, (int(DataType(str(ty.dtype)).bits) + 7) // 8)
 
 
-def leaf_types(ty: Any) -> Sequence[Any]:
+def leaf_types(ty: ir.Type) -> Sequence[ir.Type]:
     """Return the leaves of a type that carry values."""
     return (ty,) if type(ty) is relax.TensorType else value_types(ty)
 
@@ -67,18 +68,18 @@ class ModuleTypes:
         self._starts: dict[int, list[int]] = {}
         self.pins: dict[tuple[int, int, Sequence[Any], int], Annotation] = {}
 
-    def mesh_number(self, mesh: Any) -> int | None:
+    def mesh_number(self, mesh: DeviceMesh) -> int | None:
         """Return the number of a mesh in the module, None for a foreign mesh."""
         return self.mesh_numbers.get(mesh_key(mesh))
 
-    def like(self, number: int, ty: Any) -> Tensor:
+    def like(self, number: int, ty: ir.Type) -> Tensor:
         """Return :meth:`tensor` of a type with known dims by its number (``Survey.types``)."""
         tensor = self._learnt.get(number)
         if tensor is None:
             tensor = self._learnt[number] = self.tensor(ty)
         return tensor
 
-    def tensor(self, ty: Any) -> Tensor:
+    def tensor(self, ty: ir.Type) -> Tensor:
         """Return dims and bytes of a tensor type, read once per distinct type."""
         result = self._by_handle.get(handle(ty))
         if result is None:
@@ -92,7 +93,7 @@ class ModuleTypes:
             self._by_handle[handle(ty)] = result
         return result
 
-    def starts(self, ty: Any) -> list[int]:
+    def starts(self, ty: ir.Type) -> list[int]:
         """Return the first flat number of each field of a tuple type, and the number of all."""
         offsets = self._starts.get(handle(ty))
         if offsets is None:
@@ -101,7 +102,7 @@ class ModuleTypes:
         return offsets
 
     def labels(
-        self, placement: Any, shape: Sequence[Any], mesh: int, place: str
+        self, placement: ir.Type, shape: Sequence[int | ir.Expr], mesh: int, place: str
     ) -> tuple[int, ...]:
         """Return the labels of an annotation, checked against the mesh and the tensor.
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from tvm_distir.core.propagation.decision import Instance, Signature
 from tvm_distir.core.propagation.instances import Instances, LocalSizes, called
@@ -61,6 +62,9 @@ once, and where bounds do not close the best known assignment is the answer."""
 SizesOf = Callable[[Instance, tuple[int, ...]], LocalSizes]
 """Gives the sizes of an instance's values beside some axes."""
 
+SummaryOf = Callable[[Instance], Summary]
+"""Gives the summary of a callee."""
+
 
 class Problems:
     """Builds every problem anew.
@@ -79,11 +83,7 @@ class Problems:
         self.reach, self.forced = reach, forced or {}
 
     def __call__(
-        self,
-        costs: ByteCosts,
-        inst: Instance,
-        sizes: SizesOf,
-        summary_of: Callable[[Instance], Summary],
+        self, costs: ByteCosts, inst: Instance, sizes: SizesOf, summary_of: SummaryOf
     ) -> LabellingProblem:
         """Return the problem of an instance; the summaries are those of its callees."""
         key = inst.graph.key
@@ -142,9 +142,9 @@ class AxesSolver:
         except TooManyStrategies:
             return None
         tables, limits, problem = self.tables, self.limits, Problem(model.domains, model.factors)
-        effort = {"narrow": limits.narrow, "rounds": limits.rounds, "program": limits.program}
-        name = inst.graph.name
-        solution = minimise(tables, problem, TABLE_LIMIT, name, self.starts, **effort)
+        narrow, rounds, program = limits.narrow, limits.rounds, limits.program
+        least = partial(minimise, narrow=narrow, rounds=rounds, program=program)
+        solution = least(tables, problem, TABLE_LIMIT, inst.graph.name, self.starts)
         total, forbidden = tables.evaluate(problem, solution.values)
         if not (model.feasible and solution.feasible) or forbidden:
             return None

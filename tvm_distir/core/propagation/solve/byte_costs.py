@@ -23,6 +23,7 @@ Held = tuple[tuple[int, bool], ...]
 """The cost of a byte that moves, and whether the value may not move at all, per axis."""
 
 Reader = tuple[Strategies, tuple[int, ...]]
+Readers = tuple[Reader, ...]
 """A consumer of a value: its strategies, and which of its operands the value is."""
 
 Kept = tuple[int, Interned, list[Interned]]
@@ -202,12 +203,7 @@ class ByteCosts:
         return rows, [row_of[form] for form in forms]
 
     def share(
-        self,
-        producer: Strategies,
-        result: int,
-        readers: tuple[Reader, ...],
-        size_bytes: int,
-        stationary: Held,
+        self, producer: Strategies, result: int, readers: Readers, size_bytes: int, stationary: Held
     ) -> list[Kept]:
         """Return variables of the label sets in which a value with several readers is stored."""
         key = (producer, result, readers, size_bytes, stationary)  # strategies are interned

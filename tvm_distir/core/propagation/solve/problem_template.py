@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,9 +24,9 @@ from tvm_distir.core.propagation.instances import LocalSizes
 from tvm_distir.core.propagation.reach import ReachableAxes
 from tvm_distir.core.solver.problem import INFINITE
 
-from .axes_solver import Problems, SizesOf
+from .axes_solver import Problems, SizesOf, SummaryOf
 from .builder import ProblemBuilder
-from .byte_costs import ByteCosts, Held, Kept, OpTable, Reader
+from .byte_costs import ByteCosts, Held, Kept, OpTable, Readers
 from .problem import LabellingProblem, Summary
 from .strategies import Others, Strategies
 from .tables import Interned, PriceTables
@@ -121,12 +121,7 @@ class _RecordedCosts(ByteCosts):
         return self.recorded.order("edge", *request)
 
     def share(
-        self,
-        producer: Strategies,
-        result: int,
-        readers: tuple[Reader, ...],
-        size_bytes: int,
-        stationary: Held,
+        self, producer: Strategies, result: int, readers: Readers, size_bytes: int, stationary: Held
     ) -> list[Kept]:
         """Record the requests."""
         sets, groups = self.stored(readers)
@@ -244,13 +239,9 @@ def template_of(
     numbered = [recorded.callee(summary, j) for j, summary in enumerate(callees)]
     model = ProblemBuilder(recorder, inst, reach, sizes, lambda k: numbered[calls[k]]).run()
     often = Counter(calls.values())
-    return ProblemTemplate(
-        model,
-        tuple(recorded.orders),
-        recorded.counts,
-        tuple(recorded.looked_at),
-        tuple(often[j] for j in range(len(callees))),
-    )
+    orders, looked_at = tuple(recorded.orders), tuple(recorded.looked_at)
+    count = tuple(often[j] for j in range(len(callees)))
+    return ProblemTemplate(model, orders, recorded.counts, looked_at, count)
 
 
 class SketchedProblems(Problems):
@@ -276,11 +267,7 @@ class SketchedProblems(Problems):
         self.key, self.sketches = key, sketches
 
     def __call__(
-        self,
-        costs: ByteCosts,
-        inst: Instance,
-        sizes: SizesOf,
-        summary_of: Callable[[Instance], Summary],
+        self, costs: ByteCosts, inst: Instance, sizes: SizesOf, summary_of: SummaryOf
     ) -> LabellingProblem:
         """Return the problem of an instance."""
         distinct = {kid.number: kid for kid in inst.kids.values()}

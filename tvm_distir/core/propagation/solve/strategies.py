@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tvm import tirx
+from tvm import ir, tirx
 
 from tvm_distir.core.ir.placement import Labels, P, R
 from tvm_distir.core.ops.dims import nominal
@@ -238,7 +238,7 @@ def strategies_along(
     return items
 
 
-def _known(size: Any) -> int | None:
+def _known(size: int | ir.Expr) -> int | None:
     """Return a size as a number; None for a symbolic size, which is assumed to divide."""
     return int(size) if isinstance(size, int | tirx.IntImm) else None
 
@@ -250,7 +250,7 @@ def _product(columns: Sequence[Sequence[OpStrategy]]) -> list[NodeStrategy]:
     return list(itertools.product(*columns))
 
 
-def fits(size: Any, ranks: int, occupied: int, uneven: bool) -> bool:
+def fits(size: int | ir.Expr, ranks: int, occupied: int, uneven: bool) -> bool:
     """Return whether ``size``, already split by ``occupied``, may be split by ``ranks`` more.
 
     An uneven dim is sharded only when there is more than an element for every shard.

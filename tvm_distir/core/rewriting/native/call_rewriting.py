@@ -5,10 +5,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tvm_distir.core.ir.arrays import unpack
 from tvm_distir.support import native_function
+
+if TYPE_CHECKING:
+    from tvm import ir, relax
 
 
 class CallWriter:
@@ -27,14 +30,14 @@ class CallWriter:
     def __init__(self, constant: Callable[[Any, int], Any]) -> None:
         self._know, self._open, self._write = native_function("rewriter")(constant)
 
-    def know(self, handles: Sequence[int], expressions: Sequence[Any]) -> None:
+    def know(self, handles: Sequence[int], expressions: Sequence[ir.Expr]) -> None:
         """Replace later reads of variables, given by their handles."""
         self._know(tuple(handles), list(expressions))
 
     def open(
         self,
-        bindings: Any,
-        types: Sequence[Any],
+        bindings: Sequence[relax.Binding],
+        types: Sequence[ir.Type],
         which: Sequence[int],
         dataflow: bool,
         inside: Sequence[int] = (),

@@ -7,7 +7,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tvm_distir.core.ir.arrays import unpack
 from tvm_distir.core.ir.handles import handle
@@ -15,6 +15,9 @@ from tvm_distir.core.ir.types import relax_functions
 from tvm_distir.core.rewriting.calls import bindings_of, check_body
 from tvm_distir.core.rewriting.functions import callees_first
 from tvm_distir.support import native_function
+
+if TYPE_CHECKING:
+    from tvm import ir, relax
 
 #: What a binding binds, the values of :attr:`FunctionView.kinds`.
 OP_CALL, FUNCTION_CALL, OTHER_CALL, TUPLE, ITEM, ALIAS, IF, FUNCTION, CAST, OTHER = range(10)
@@ -53,7 +56,7 @@ class FunctionView(NamedTuple):
         The variables of the function's result, as ``reads``.
     """
 
-    bindings: list[Any]
+    bindings: list[relax.Binding]
     variables: list[Any]
     values: list[Any]
     said: str
@@ -74,7 +77,7 @@ class FunctionView(NamedTuple):
         """Return the names of the variables; ask once for many."""
         return self.said.split("\0")[:-1]
 
-    def bound(self, number: int) -> Any:
+    def bound(self, number: int) -> ir.Expr:
         """Return the variable that a binding binds."""
         return self.variables[self.params + number]
 
@@ -88,7 +91,7 @@ class FunctionView(NamedTuple):
         return [self.reads[first:end] for first, end in pairwise(self.begin)]
 
     @property
-    def callees(self) -> list[Any]:
+    def callees(self) -> list[ir.GlobalVar]:
         """Return the functions of the module that it calls, in order, with repeats."""
         return [self.values[i].op for i, kind in enumerate(self.kinds) if kind == FUNCTION_CALL]
 
@@ -98,7 +101,7 @@ class FunctionView(NamedTuple):
         return not {IF, FUNCTION, CAST}.intersection(self.kinds)
 
 
-def read_functions(functions: Sequence[Any]) -> list[FunctionView]:
+def read_functions(functions: Sequence[relax.Function]) -> list[FunctionView]:
     """Read functions of a module together.
 
     Parameters
@@ -128,7 +131,7 @@ class Readings:
             int, tuple[Any, FunctionView]
         ] = {}  # by handle; the function is kept alive
 
-    def of(self, functions: Sequence[Any]) -> list[FunctionView]:
+    def of(self, functions: Sequence[relax.Function]) -> list[FunctionView]:
         """Return the readings of functions, see :func:`read_functions`."""
         new = [fn for fn in functions if handle(fn) not in self._cache]
         for fn, reading in zip(new, read_functions(new) if new else (), strict=True):
@@ -139,8 +142,8 @@ class Readings:
 class Member(NamedTuple):
     """A Relax function of a module with its view."""
 
-    gv: Any
-    fn: Any
+    gv: ir.GlobalVar
+    fn: relax.Function
     reading: FunctionView
 
     @property
@@ -149,7 +152,9 @@ class Member(NamedTuple):
         return str(self.gv.name_hint)
 
 
-def read_module(mod: Any, ordered: bool = True, readings: Readings | None = None) -> list[Member]:
+def read_module(
+    mod: ir.IRModule, ordered: bool = True, readings: Readings | None = None
+) -> list[Member]:
     """Read the Relax functions of a module together.
 
     Parameters

@@ -5,13 +5,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tvm_distir.core.ir.arrays import unpack
 from tvm_distir.support import native_function
 
+if TYPE_CHECKING:
+    from tvm.ir import Expr, Type
 
-def make_variables(names: Sequence[str], types: Sequence[Any], which: Sequence[int]) -> list[Any]:
+
+def make_variables(names: Sequence[str], types: Sequence[Type], which: Sequence[int]) -> list[Expr]:
     """Make Relax variables.
 
     Parameters

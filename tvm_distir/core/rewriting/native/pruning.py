@@ -19,7 +19,7 @@ from tvm_distir.support import native_function
 _pure_ops: dict[int, bool] = {}
 
 
-def is_pure(value: Any) -> bool:
+def is_pure(value: ir.Expr) -> bool:
     """Return whether a bound value can be dropped when nobody reads it."""
     kind = type(value)
     if kind is relax.If:
@@ -39,7 +39,7 @@ def is_pure(value: Any) -> bool:
     return False
 
 
-def pruned(blocks: Sequence[Any], result: Any) -> tuple[list[Any], bool]:
+def pruned(blocks: Sequence[relax.BindingBlock], result: ir.Expr) -> tuple[list[Any], bool]:
     """Drop pure bindings that nothing reads.
 
     Parameters
@@ -60,7 +60,7 @@ def pruned(blocks: Sequence[Any], result: Any) -> tuple[list[Any], bool]:
 
 
 def pruned_bindings(
-    blocks: Sequence[tuple[bool, Sequence[Any]]], result: Any
+    blocks: Sequence[tuple[bool, Sequence[Any]]], result: ir.Expr
 ) -> tuple[list[Any], bool]:
     """Write the blocks of a function without pure bindings that nothing reads.
 

@@ -52,14 +52,14 @@ def bindings_in(function: Any) -> Iterator[tuple[Any, Any]]:
 class _Variables:
     """The variables of a function, numbered in order, with their types."""
 
-    def __init__(self, params: Sequence[Any]) -> None:
+    def __init__(self, params: Sequence[relax.Var]) -> None:
         self.all: list[Any] = []
         self.types: list[int] = []
         self.number: dict[int, int] = {}
         for param in params:
             self.add(param)
 
-    def add(self, variable: Any) -> None:
+    def add(self, variable: relax.Var) -> None:
         self.number[handle(variable)] = len(self.all)
         self.all.append(variable)
         self.types.append(NUMBERS.of(variable.ty))
@@ -88,7 +88,7 @@ class _Description:
         self.reads: list[int] = []
         self.mentions_function = False
 
-    def add_callee(self, call: Any) -> None:
+    def add_callee(self, call: ir.Call) -> None:
         self.mentions_function = type(call.op) is not ir.Op
         self.key += [handle(call.op), NUMBERS.of(call.attrs), NUMBERS.of(call.ty_args)]
 
@@ -242,17 +242,17 @@ class _Survey:
         )  # fmt: skip
         return [self.variables.names, *map(packed, lists)]
 
-    def _add_type(self, number: int, variable: Any) -> None:
+    def _add_type(self, number: int, variable: relax.Var) -> None:
         key = _static_tensor(variable.ty)
         self.first.append(NONE if key is None else self._by_type.setdefault(key, number))
 
-    def _source(self, call: Any) -> int:
+    def _source(self, call: ir.Call) -> int:
         """Return the variable that a call annotates."""
         if call is None or handle(call.op) != self.annotation or not len(call.args):
             return NONE
         return self.variables.number.get(handle(call.args[0]), NONE)
 
-    def _first_annotation(self, call: Any) -> int:
+    def _first_annotation(self, call: ir.Call) -> int:
         """Return the first annotation that asks the same as this binding, if it is known."""
         source = self.sources[-1]
         if NONE in (source, self.first[-1], self.first[source]):
@@ -261,7 +261,7 @@ class _Survey:
         key = (*placed, self.first[source], self.first[-1], self.named[-1])
         return self._by_annotation.setdefault(key, len(self.asked))
 
-    def _add_call(self, call: Any) -> None:
+    def _add_call(self, call: ir.Call) -> None:
         """Note the operands of a call, the first call like it, and the number of its class."""
         number, first, alike = len(self.like), NONE, NONE
         if call is not None and self.sources[-1] == NONE and type(call.op) in (ir.Op, ir.GlobalVar):
@@ -279,7 +279,7 @@ class _Survey:
         self.begin.append(len(self.operands))
 
 
-def _static_tensor(ty: Any) -> tuple[Any, ...] | None:
+def _static_tensor(ty: ir.Type) -> tuple[Any, ...] | None:
     """Return the element type and dims of a tensor type with known dims; None for others."""
     if type(ty) is not relax.TensorType or type(ty.shape) is not relax.ShapeExpr:
         return None

@@ -32,8 +32,8 @@ class _Writer:
 
     def open(
         self,
-        bindings: Any,
-        types: Sequence[Any],
+        bindings: Sequence[relax.Binding],
+        types: Sequence[ir.Type],
         which: Sequence[int],
         dataflow: bool,
         inside: Sequence[int],
@@ -54,7 +54,7 @@ class _Writer:
             result += pair
         return result
 
-    def _written(self, binding: Any, number: int) -> tuple[Any, Any] | None:
+    def _written(self, binding: relax.Binding, number: int) -> tuple[Any, Any] | None:
         call = binding.value
         if type(binding) is not relax.VarBinding or type(call) is not ir.Call:
             return None
@@ -85,7 +85,7 @@ def rewriter(constant: Callable[[Any, int], Any]) -> tuple[Any, Any, Any]:
     return writer.know, writer.open, writer.write
 
 
-def make_variables(names: str, types: Sequence[Any], which: Sequence[int]) -> list[Any]:
+def make_variables(names: str, types: Sequence[ir.Type], which: Sequence[int]) -> list[Any]:
     """Make variables: the reference of the native function of this name."""
     return [make_var(name, types[k]) for name, k in zip(_split(names), which, strict=True)]
 

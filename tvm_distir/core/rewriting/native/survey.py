@@ -5,12 +5,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tvm_distir.core.ir.arrays import unpack
 from tvm_distir.support import native_function
 
 from .function_index import numbers_of
+
+if TYPE_CHECKING:
+    from tvm import relax
+    from tvm.ir import Expr
 
 
 class FunctionIndex(NamedTuple):
@@ -68,7 +72,7 @@ class FunctionIndex(NamedTuple):
     types: Sequence[int]
 
 
-def survey(function: Any, annotation: Any, names: Sequence[str] = ()) -> FunctionIndex:
+def survey(function: relax.Function, annotation: Expr, names: Sequence[str] = ()) -> FunctionIndex:
     """Survey a normalized ``relax.Function``.
 
     Parameters
