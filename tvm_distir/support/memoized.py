@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 Owner = TypeVar("Owner")
 Value = TypeVar("Value")
@@ -36,7 +36,7 @@ def memoized(
 
     @functools.wraps(method)
     def value_of(owner: Owner, /, *arguments: Arguments.args, **options: Arguments.kwargs) -> Value:
-        values: dict[tuple[Any, ...], Value] | None = owner.__dict__.get(name)
+        values: dict[tuple[object, ...], Value] | None = owner.__dict__.get(name)
         if values is None:
             values = owner.__dict__[name] = {}
         key = (*arguments, *options.items())

@@ -56,7 +56,7 @@ class _Queues:
                 finish = ready + max(int(self.tasks.duration[member]) for member in together)
                 if finish > _LARGEST:
                     return _array(self.start), _array(self.end), -1
-                self._place(together, ready, finish)
+                self._put_in_turn(together, ready, finish)
                 moved = True
             waiting = [task for task in waiting if self.end[task] < 0]
         return _array(self.start), _array(self.end), self.tasks.size - len(waiting)
@@ -73,7 +73,7 @@ class _Queues:
             times += [*ends, self.free_at.get(stream, 0)]
         return max(times)
 
-    def _place(self, together: Sequence[int], start: int, finish: int) -> None:
+    def _put_in_turn(self, together: Sequence[int], start: int, finish: int) -> None:
         for task in together:
             self.start[task], self.end[task] = start, finish
             stream = int(self.tasks.stream[task])

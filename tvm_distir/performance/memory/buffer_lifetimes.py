@@ -137,15 +137,15 @@ class _Reader:
         self.read: list[tuple[int, ...]] = []
         self.buffers_of: dict[int, tuple[int, ...]] = {}
 
-    def run(self, in_place: Collection[int]) -> FunctionBuffers:
-        """Read all steps; those ``in_place`` write their results over their operands."""
+    def run(self, overwriting: Collection[int]) -> FunctionBuffers:
+        """Read all steps; those ``overwriting`` write their results over their operands."""
         for value in self.fn.params:
             self.at[value] = self._make(value, TEMPORARIES, -1)
         for index, op in enumerate(self.fn.ops):
             if op.kind == "view":
                 self.at[op.outputs[0]] = self.at[op.inputs[0]]
             else:
-                self._step(op, index in in_place)
+                self._step(op, index in overwriting)
         self._finish(tuple(self.at[i] for i in self.fn.results))
         return self.lives
 
@@ -157,7 +157,7 @@ class _Reader:
         lives.makers.append(maker)
         return len(lives.makers) - 1
 
-    def _step(self, op: Op, in_place: bool) -> None:
+    def _step(self, op: Op, overwrites: bool) -> None:
         lives, at = self.lives, self.at
         number, before = len(lives.steps), len(lives.sizes)
         reads = tuple(at[i] for i in op.inputs)
@@ -167,7 +167,7 @@ class _Reader:
             at[op.outputs[0]] = reads[0]  # the result is the operand
         elif op.op == KV_APPEND_OP:
             at[op.outputs[0]] = reads[0]  # rows are written into the cache
-        elif in_place:
+        elif overwrites:
             for value, buffer in zip(op.outputs, reads, strict=True):
                 at[value] = buffer
         else:

@@ -19,7 +19,7 @@ from .head_groups import heads_of, tensor_axes
 from .model_info import check_divisible
 from .transformer_weights import KnownWeight, cut_dim
 
-FUSED_ROLES = ("fused", "fused_gate_up")
+FUSED_WEIGHTS = ("fused", "fused_gate_up")
 COLUMN_ROLES = ("query", "key_value", "gate_up", "head")
 
 
@@ -28,7 +28,7 @@ def segments_of(
 ) -> FusedSegments | None:
     """Return the segments of a fused weight, None where it has to be replicated."""
     attrs: Any = fn.attrs or {}
-    may_be_fused = weight.role in (*FUSED_ROLES, "gate_up")
+    may_be_fused = weight.role in (*FUSED_WEIGHTS, "gate_up")
     if not may_be_fused or TRAINING_ATTR in attrs or ROLE_ATTR in attrs:
         return None
     segments = fused_segments(weight, consumers)
@@ -48,7 +48,7 @@ def label_of(
     parameter, role = weight.parameter, weight.role
     numbers = tensor_axes(mesh, axis)
     count = mesh.axes[axis] if role == "key_value" else math.prod(mesh.shape[n] for n in numbers)
-    if role in FUSED_ROLES or segments is not None:
+    if role in FUSED_WEIGHTS or segments is not None:
         if role == "fused" and not weight.is_bias:
             _check_fused(weight, count, axis, consumers)
         if segments is None or not segments.divided_by(count):

@@ -24,7 +24,7 @@ from tvm_distir.support import PlanError
 from .cache_placement import cache_positions, created_cache_rules, heads_label, warn_of_full_caches
 from .consumers import Consumers
 from .head_groups import key_heads, tensor_axes, with_copies
-from .megatron_labels import FUSED_ROLES, label_of, segments_of
+from .megatron_labels import FUSED_WEIGHTS, label_of, segments_of
 from .model_info import (
     MeshLike,
     Parameter,
@@ -197,7 +197,7 @@ class _Rules:
 def _check_complete(known: Sequence[KnownWeight], all_weights: Sequence[Parameter]) -> None:
     """Refuse a model without both kinds of projections (DIST0233)."""
     roles = {w.role for w in known if not w.is_bias}
-    into = {"query", "gate_up", *FUSED_ROLES} & roles
+    into = {"query", "gate_up", *FUSED_WEIGHTS} & roles
     if into and "row" in roles:
         return
     entry = all_weights[0].entry if all_weights else "main"
