@@ -14,11 +14,7 @@ from tvm import ir
 
 from tvm_distir.core.ir.attributes import FRONTEND_ATTR
 from tvm_distir.models.common.import_cache import cached_import
-from tvm_distir.models.common.spec import (
-    check_archive,
-    check_file,
-    check_torch,
-)
+from tvm_distir.models.common.spec import check_archive, check_file, check_torch
 from tvm_distir.support import ModelError
 
 if TYPE_CHECKING:

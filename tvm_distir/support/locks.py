@@ -7,8 +7,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager
 
 
 class ForkSafeLock:
@@ -23,7 +22,7 @@ class ForkSafeLock:
         thread may take again while it holds it.
     """
 
-    def __init__(self, make: Callable[[], Any] = threading.Lock) -> None:
+    def __init__(self, make: Callable[[], AbstractContextManager[object]] = threading.Lock) -> None:
         self._make = make
         self._renew()
         os.register_at_fork(after_in_child=self._renew)

@@ -35,7 +35,7 @@ def unrolled(steps: Steps[Result]) -> Result:
 
 def resumable(steps: Steps[Result]) -> Generator[None, None, Result]:
     """Run a recursive function as :func:`unrolled` does, and pause wherever it yields None."""
-    stack: list[Steps[Any]] = [steps]
+    stack: list[Steps[object]] = [steps]
     value: Any = None
     while stack:
         try:

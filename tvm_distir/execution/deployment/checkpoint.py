@@ -10,7 +10,7 @@ import struct
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO
 
 import numpy as np
 
@@ -135,7 +135,7 @@ def _npy(where: Path) -> dict[str, FileArray]:
 class _Head:
     """The beginning of a stream, limited to the size that a header can have."""
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: IO[bytes]) -> None:
         self._stream, self._left = stream, _MOST_HEADER_BYTES
 
     def read(self, count: int = -1, /) -> bytes:
@@ -148,7 +148,7 @@ class _Head:
 
 
 def _npy_header(
-    where: Path, stream: Any, name: str
+    where: Path, stream: IO[bytes], name: str
 ) -> tuple[tuple[int, ...], np.dtype[np.generic]]:
     version = np.lib.format.read_magic(stream)
     read = {

@@ -11,6 +11,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+import tvm
+
 from tvm_distir.execution.runtime.engines.base import Engine
 from tvm_distir.execution.runtime.engines.registry import run
 from tvm_distir.execution.runtime.program.inputs import Inputs, input_ports
@@ -79,7 +81,7 @@ class Deployment:
                     boxes[rank] = entry.bounds(port, rank)
         return ShardedArray(parts, shape, boxes)
 
-    def library(self, entry: EntryFunction) -> Any:
+    def library(self, entry: EntryFunction) -> tvm.runtime.Module:
         """Return the runtime module that holds the entry function.
 
         Raises

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 from tvm_distir.execution.runtime.program.axis_table import AxisTable
 from tvm_distir.execution.runtime.program.communication import Communication
@@ -67,7 +66,7 @@ class Manifest:
     weights: Mapping[int, Mapping[int, tuple[str, str]]]
     files: Mapping[str, tuple[int, str]]
     built_with: Mapping[str, str]
-    target: Mapping[str, Any]
+    target: Mapping[str, object]
     communication: Communication
     state: StepState
     hosts: int = 1
@@ -77,7 +76,7 @@ class Manifest:
         text = json.dumps(self._to_dict(), indent=1)
         (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
 
-    def _to_dict(self) -> dict[str, Any]:
+    def _to_dict(self) -> dict[str, object]:
         return {
             "schema_version": SCHEMA_VERSION,
             "built_with": dict(self.built_with),

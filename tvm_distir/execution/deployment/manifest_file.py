@@ -7,13 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from tvm_distir.support import (
-    Check,
-    Count,
-    InvalidValue,
-    PositiveCount,
-    Text,
-)
+from tvm_distir.support import Check, Count, InvalidValue, PositiveCount, Text
 
 DEPLOY_AGAIN = "Deploy the program again."
 
@@ -67,13 +61,13 @@ class _File:
     sha256: str
 
 
-def _check_target(target: dict[str, Any]) -> dict[str, Any]:
+def _check_target(target: dict[str, object]) -> dict[str, object]:
     if not isinstance(target.get("kind"), str) or not target["kind"]:
         raise InvalidValue("the target has no kind", DEPLOY_AGAIN)
     return target
 
 
-def _unnamed_target() -> dict[str, Any]:
+def _unnamed_target() -> dict[str, object]:
     """Return the target of folders that name none: version 0.1 wrote them for CPUs."""
     return {"kind": "llvm"}
 
@@ -87,7 +81,9 @@ class ManifestFile:
     meshes: dict[str, Any]
     weights: tuple[_WeightFile, ...]
     files: dict[str, _File]
-    target: Annotated[dict[str, Any], Check(_check_target)] = field(default_factory=_unnamed_target)
+    target: Annotated[dict[str, object], Check(_check_target)] = field(
+        default_factory=_unnamed_target
+    )
     groups: tuple[tuple[Count, ...], ...] = ()
     transfers: tuple[tuple[Count, Count], ...] = ()
     state: tuple[_StateFile, ...] = ()

@@ -4,12 +4,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+
+from tvm import ir
 
 from tvm_distir.execution.runtime.program.inputs import input_ports
-from tvm_distir.execution.runtime.program.io_layout import EntryFunction, Port
+from tvm_distir.execution.runtime.program.io_layout import Entries, Port
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class StepState:
     zeros: tuple[int, ...] = ()
 
 
-def state_of(mod: Any, entries: Sequence[EntryFunction]) -> StepState:
+def state_of(mod: ir.IRModule, entries: Entries) -> StepState:
     """Return the state of a training step; empty for other programs.
 
     A training step returns its state last, in the order in which it takes it.

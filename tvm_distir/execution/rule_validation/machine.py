@@ -33,9 +33,9 @@ class Machine:
     """Compiles functions into a module, equal functions once, and runs them."""
 
     def __init__(self) -> None:
-        self._functions: dict[str, Any] = {}
+        self._functions: dict[str, ir.BaseFunc] = {}
         self._names: dict[Hashable, str] = {}
-        self._alike: dict[int, list[tuple[Any, str]]] = {}
+        self._alike: dict[int, list[tuple[ir.BaseFunc, str]]] = {}
         self._kernels = relax.BlockBuilder()
         self._vm: Any = None
 
@@ -49,7 +49,7 @@ class Machine:
             self._functions[known] = function.with_attr("global_symbol", known)
         self._names[key] = known
 
-    def kernel(self, function: Any, name: str) -> ir.GlobalVar:
+    def kernel(self, function: ir.BaseFunc, name: str) -> ir.GlobalVar:
         """Add a PrimFunc under a unique name."""
         return self._kernels.add_func(function.without_attr("global_symbol"), name)
 

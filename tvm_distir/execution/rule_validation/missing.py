@@ -106,7 +106,7 @@ def _on_blocks(case: Case, dims: Dims) -> relax.Function:
     """Return the call on blocks, with the same attributes."""
     params: list[relax.Var] = []
 
-    def cut(arg: Any) -> Any:
+    def cut(arg: object) -> object:
         if isinstance(arg, relax.Tuple):
             return relax.Tuple([cut(f) for f in arg.fields])
         if not isinstance(arg, ir.Var):

@@ -201,7 +201,7 @@ def blocks(x: np.ndarray, dim: int | None, count: int, fill: Any) -> list[np.nda
     return np.split(x, count, axis=dim)
 
 
-def _fill(case: Case, number: int, factor: Factor, dtype: np.dtype[np.generic]) -> Any:
+def _fill(case: Case, number: int, factor: Factor, dtype: np.dtype[np.generic]) -> object:
     """Return the padding value, which shows in a result that reads it."""
     if number in case.fills:
         return case.fills[number]

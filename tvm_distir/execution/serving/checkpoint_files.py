@@ -24,7 +24,7 @@ import numpy as np
 from tvm_distir.core.plan import plain_name
 from tvm_distir.execution.deployment import safetensors
 from tvm_distir.execution.deployment.boxes import FileArray, sha256_of, unreadable
-from tvm_distir.execution.runtime.program.io_layout import Bounds, EntryFunction, np_dtype
+from tvm_distir.execution.runtime.program.io_layout import Bounds, Entries, EntryFunction, np_dtype
 from tvm_distir.execution.runtime.program.tensors import Array
 
 LIST = "checkpoint.json"
@@ -114,7 +114,7 @@ class CheckpointHead:
 def write_list(
     folder: Path,
     head: CheckpointHead,
-    entries: Sequence[EntryFunction],
+    entries: Entries,
     state: Sequence[int],
     headers: Mapping[int, str],
 ) -> None:
@@ -154,7 +154,7 @@ def write_list(
     sync(folder / LIST)
 
 
-def _checksum(content: Mapping[str, Any]) -> str:
+def _checksum(content: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

@@ -20,12 +20,11 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from tvm_distir.core.plan import plain_name
 from tvm_distir.execution.deployment.boxes import unreadable
 from tvm_distir.execution.runtime.engines.job_engine import JobRun
-from tvm_distir.execution.runtime.program.io_layout import EntryFunction
+from tvm_distir.execution.runtime.program.io_layout import Entries
 from tvm_distir.execution.runtime.program.tensors import Array
 from tvm_distir.support import EngineError, OutputError
 
@@ -68,7 +67,7 @@ class Checkpoints:
     def __init__(
         self,
         run: JobRun,
-        entries: Sequence[EntryFunction],
+        entries: Entries,
         state: Sequence[int],
         folder: Path | None,
         resume: Path | None,
@@ -216,13 +215,13 @@ class Checkpoints:
         raise OutputError("DIST0160", problem, place=str(folder), remedy=remedy)
 
 
-def state_names(entries: Sequence[EntryFunction], state: Sequence[int]) -> dict[str, int]:
+def state_names(entries: Entries, state: Sequence[int]) -> dict[str, int]:
     """Return the positions of the inputs that are state by their names in checkpoints."""
     ports = {port.index: port for entry in entries for port in entry.inputs}
     return {plain_name(ports[index].name): index for index in sorted(state)}
 
 
-def _text(value: Any) -> bytes:
+def _text(value: object) -> bytes:
     return json.dumps(value).encode()
 
 

@@ -8,7 +8,7 @@ import socket
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from tvm_distir.execution.runtime.engines.job_engine import JobEngine, JobRun, J
 from tvm_distir.execution.runtime.engines.job_inputs import RunCall, agree
 from tvm_distir.execution.runtime.engines.job_results import collect, wait_for_end, write_job_trace
 from tvm_distir.execution.runtime.program.inputs import bind_inputs, input_ports
-from tvm_distir.execution.runtime.program.io_layout import EntryFunction, np_dtype
+from tvm_distir.execution.runtime.program.io_layout import Entries, EntryFunction, np_dtype
 from tvm_distir.execution.runtime.program.joining import gather_outputs
 from tvm_distir.execution.runtime.program.run_trace import RankTrace
 from tvm_distir.execution.runtime.program.tensors import Array
@@ -169,7 +169,7 @@ class _ServedRun:
         fixed = {**_zeros(self._program), **self._program.stored}
         if start is not None:
             result.first_step = self._resume(fixed, start, data)
-        session, state = None, dict[int, Any]()
+        session, state = None, dict[int, object]()
         if self._entry is not None:
             session = self._run.session(self._entry, trace)
         for step in range(result.first_step + 1, data.count + 1):
@@ -188,9 +188,9 @@ class _ServedRun:
     def _step(
         self,
         session: JobSession | None,
-        step_inputs: Mapping[str, Any],
-        fixed: dict[int, Any],
-        state: dict[int, Any],
+        step_inputs: Mapping[str, object],
+        fixed: dict[int, object],
+        state: dict[int, object],
     ) -> dict[int, list[Array]]:
         """Run a step; ``state`` gets the tensors of the next one."""
         rank, entry = self._member.rank, self._entry
@@ -222,7 +222,7 @@ class _ServedRun:
 
     # State ----------------------------------------------------------------------------------
 
-    def _resume(self, fixed: dict[int, Any], start: Checkpoint, data: StepData) -> int:
+    def _resume(self, fixed: dict[int, object], start: Checkpoint, data: StepData) -> int:
         """Replace the stored state by that of a checkpoint; returns its number of steps."""
         for name, index in state_names(self._program.entries, list(self._state.values())).items():
             if name not in start.arrays:
@@ -253,7 +253,7 @@ class _ServedRun:
             )
 
 
-def _zeros(program: Deployment) -> dict[int, Any]:
+def _zeros(program: Deployment) -> dict[int, object]:
     """Return the state of the optimizer before the first step, by position."""
     ports = input_ports(program.entries)
     zeros = program.manifest.state.zeros
@@ -261,7 +261,7 @@ def _zeros(program: Deployment) -> dict[int, Any]:
 
 
 def _without_state(
-    entries: Sequence[EntryFunction], state: Mapping[int, int]
+    entries: Entries, state: Mapping[int, int]
 ) -> tuple[tuple[EntryFunction, ...], list[int]]:
     """Return the entries with the outputs alone that are no state, and their positions."""
     positions = sorted({p.index for e in entries for p in e.outputs if p.index not in state})

@@ -28,11 +28,7 @@ from .cancellation import with_terms
 from .collective_counts import ExpectedCollective, differences
 from .compare import OutputReport, coarsest_float, compare_outputs, largest
 from .float32_reference import WIDE, Float32Reference, widened, widened_inputs
-from .input_samples import (
-    InputSample,
-    Original,
-    refuse_constant_outputs,
-)
+from .input_samples import InputSample, Original, refuse_constant_outputs
 from .narrow_outputs import NarrowProgram, worse
 from .placeholders import as_array, with_device_objects
 from .report import VerifyReport

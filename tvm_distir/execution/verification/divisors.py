@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from tvm import ir, tirx
 
@@ -15,7 +14,9 @@ _DIVISIONS = ("relax.divide", "relax.floor_divide", "relax.floor_mod", "relax.mo
 _KERNEL_CALLS = ("relax.call_tir", "relax.call_tir_inplace", "relax.call_tir_with_grad")
 
 
-def divisor_leaves(call: Any, index: int, functions: Mapping[str, Any]) -> tuple[int, ...]:
+def divisor_leaves(
+    call: ir.Call, index: int, functions: Mapping[str, ir.BaseFunc]
+) -> tuple[int, ...]:
     """Return the positions of operand ``index``'s tensors that a call divides by.
 
     Parameters

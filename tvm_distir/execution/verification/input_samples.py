@@ -31,7 +31,7 @@ _SHAPES_ONLY = tuple(
 
 def file_weights(mod: ir.IRModule) -> dict[str, Any]:
     """Return the weights by name of the file that a module came from, if any."""
-    attrs: Any = mod.attrs or {}
+    attrs = mod.attrs or {}
     if FRONTEND_ATTR not in attrs or not str(attrs[FRONTEND_ATTR]["source"]):
         return {}
     from tvm_distir.models import load_weights
@@ -161,15 +161,15 @@ def refuse_unwritten_results(mod: ir.IRModule) -> None:
                 )
 
 
-def _results(kernel: tirx.PrimFunc, call: ir.Call) -> list[Any]:
+def _results(kernel: tirx.PrimFunc, call: ir.Call) -> list[tirx.Buffer]:
     """Return the parameters of a kernel that are results of a call."""
     buffers = [param for param in kernel.params if isinstance(param.ty, tirx.BufferType)]
     return buffers[len(buffers) - len(flat_types(call.ty)) :]
 
 
-def _mentioned(kernel: tirx.PrimFunc) -> set[Any]:
+def _mentioned(kernel: tirx.PrimFunc) -> set[tirx.Var]:
     """Return the variables that the body of a kernel mentions."""
-    variables: set[Any] = set()
+    variables: set[tirx.Var] = set()
     tvm_ffi.structural_walk(kernel.body, (ir.Var, variables.add))
     return variables
 
@@ -201,9 +201,9 @@ def refuse_constant_outputs(reference: Original, sample: InputSample, seed: int)
 def reads_inputs(mod: ir.IRModule) -> list[bool]:
     """Return whether each output of the entry may depend on the values of an input."""
     fn = mod[entry_of(mod)]
-    known: dict[Any, bool] = {param: True for param in fn.params}
+    known: dict[relax.Var, bool] = {param: True for param in fn.params}
 
-    def reads(expr: Any) -> bool:
+    def reads(expr: relax.Expr) -> bool:
         if isinstance(expr, ir.Call) and called_name(expr) in _SHAPES_ONLY:
             return any(reads(arg) for arg in expr.args[1:])
         if isinstance(expr, relax.If):
@@ -213,7 +213,7 @@ def reads_inputs(mod: ir.IRModule) -> list[bool]:
     for binding in all_bindings(fn.body):
         known[binding.var] = reads(binding.value)
 
-    def leaves(expr: Any) -> list[bool]:
+    def leaves(expr: relax.Expr) -> list[bool]:
         if isinstance(expr, relax.Tuple):
             return [leaf for field in expr.fields for leaf in leaves(field)]
         return [reads(expr)] * len(flat_types(expr.ty))

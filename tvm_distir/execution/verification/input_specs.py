@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from tvm import ir, relax
+from tvm import ir
 
 from tvm_distir.core.ir import is_object, known_shape, named_leaves, tensor_type
 from tvm_distir.core.ir.attributes import num_input, param_names, training_notes
@@ -85,7 +84,7 @@ def input_specs(mod: ir.IRModule) -> list[InputSpec]:
     refuse_used_objects(mod)
     uses = UseWalker(mod).uses_of(fn)
     data_count = num_input(fn)
-    states = _states(fn)
+    states = {str(name) for names in training_notes(fn, "states").values() for name in names}
     counters = training_notes(fn, "counters")
     specs: list[InputSpec] = []
     for index, (param, param_name) in enumerate(zip(fn.params, param_names(fn), strict=True)):
@@ -99,13 +98,8 @@ def input_specs(mod: ir.IRModule) -> list[InputSpec]:
     return specs
 
 
-def _states(fn: relax.Function) -> set[str]:
-    """Return the names of an optimizer's states, which are drawn positive."""
-    return {str(name) for names in training_notes(fn, "states").values() for name in names}
-
-
 def _spec(
-    place: str, name: str, ty: Any, uses: Sequence[InputUse], is_data: bool | None
+    place: str, name: str, ty: ir.Type, uses: Sequence[InputUse], is_data: bool | None
 ) -> InputSpec:
     if is_object(ty):
         return InputSpec(name, (), "int64", "data", 0, LIMIT)
@@ -121,7 +115,7 @@ def _spec(
             "td.verify.",
         )
     dtype = _dtype(tensor)
-    if not _is_float(dtype):
+    if "float" not in dtype:
         low = 0 if dtype == "bool" else max((use.low for use in uses), default=0)
         high = min((use.high for use in uses if use.high), default=4 if low else 2)
         role = "data" if is_data is not False else "weight"
@@ -140,9 +134,5 @@ def _spec(
     return InputSpec(name, shape, dtype, role, 0, 0, max(widest.fan_in, 1), gain)
 
 
-def _dtype(tensor: Any) -> str:
+def _dtype(tensor: ir.Type) -> str:
     return str(tensor.dtype.dtype if hasattr(tensor.dtype, "dtype") else tensor.dtype)
-
-
-def _is_float(dtype: str) -> bool:
-    return "float" in dtype

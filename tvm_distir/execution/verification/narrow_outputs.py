@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
+from tvm import ir
 
 from tvm_distir.core.ir import flat_types, tensor_type
 from tvm_distir.core.rewriting import entry_of
@@ -97,7 +97,7 @@ class NarrowProgram:
             yield self.reference.run(values), self.reference.truth(values)
 
 
-def declared_types(mod: Any) -> list[str]:
+def declared_types(mod: ir.IRModule) -> list[str]:
     """Return the dtype of each tensor among the results of an entry; ``int64`` of an object."""
     types = [tensor_type(leaf) for leaf in flat_types(mod[entry_of(mod)].ret_ty)]
     return ["int64" if ty is None else str(ty.dtype) for ty in types]

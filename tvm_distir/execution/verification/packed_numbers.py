@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tvm_ffi
 from tvm import DataType, ir, tirx
@@ -50,7 +50,7 @@ class Unpacking(NamedTuple):
         return math.sqrt(12 / (self.levels**2 - 1))
 
 
-def unpacking_of(call: Any, functions: Mapping[str, Any]) -> Unpacking | None:
+def unpacking_of(call: ir.Call, functions: Mapping[str, ir.BaseFunc]) -> Unpacking | None:
     """Return how a ``call_tir`` unpacks quantized numbers, None for other calls.
 
     It has an operand of unsigned integers of which it takes single bits, and its result are floats,
@@ -88,6 +88,6 @@ def unpacking_of(call: Any, functions: Mapping[str, Any]) -> Unpacking | None:
 
 def _takes_bits(kernel: tirx.PrimFunc) -> bool:
     """Return whether a kernel shifts or masks numbers."""
-    operations: list[Any] = []
+    operations: list[ir.Call] = []
     tvm_ffi.structural_walk(kernel.body, (_BITS_OF, operations.append))
     return bool(operations)

@@ -29,7 +29,7 @@ class ValuePair:
     original: Leaf
 
 
-def _is_form(value: Any) -> bool:
+def _is_form(value: relax.Expr) -> bool:
     """Return whether a binding only changes the placement of its operand."""
     return isinstance(value, ir.Call) and (
         dist_op_name(value) == "partial"
@@ -46,7 +46,7 @@ def pairs_of(original: TracedProgram, distributed: TracedProgram) -> list[ValueP
     waiting: dict[tuple[str, str], deque[int]] = defaultdict(deque)
     for number, step in enumerate(original.steps):
         waiting[_family(step.function), str(step.var.name)].append(number)
-    known: dict[Any, Leaf | int] = {}
+    known: dict[relax.Var, Leaf | int] = {}
     state = _partial(distributed)
     pairs = []
     for number, step in enumerate(distributed.steps):
@@ -79,11 +79,11 @@ def _family(function: str) -> str:
     return head if head and number.isdigit() else function
 
 
-def _placed(ty: Any, number: int) -> bool:
+def _placed(ty: ir.Type, number: int) -> bool:
     return isinstance(flat_types(ty)[number], DTensorType)
 
 
-def _partial(distributed: TracedProgram) -> dict[Any, Any]:
+def _partial(distributed: TracedProgram) -> dict[relax.Var, relax.Expr]:
     """Return the mesh axes along which the tensors of each variable are unfinished sums."""
     entry = distributed.mod[distributed.entry]
     bindings = [relax.VarBinding(s.var, s.value) for s in distributed.steps]

@@ -55,7 +55,7 @@ def refuse_used_objects(mod: ir.IRModule) -> None:
                 )
 
 
-def with_device_objects(dist: ir.IRModule, values: Sequence[Array]) -> list[Any]:
+def with_device_objects(dist: ir.IRModule, values: Sequence[Array]) -> list[object]:
     """Return the inputs of a distributed program, with placeholders as objects of each device."""
     params = [param for _, fn in relax_functions(dist) for param in fn.params]
     if not any(is_object(ty) for param in params for ty in flat_types(param.ty)):
@@ -69,7 +69,7 @@ def with_device_objects(dist: ir.IRModule, values: Sequence[Array]) -> list[Any]
     ]
 
 
-def as_array(output: Any) -> Any:
+def as_array(output: object) -> Any:
     """Return the placeholder, or the shape, that an output holds on all devices as an array."""
     if not isinstance(output, DeviceObjects):
         return output

@@ -161,7 +161,7 @@ class VerifyReport:
         return "Run it with exact=True to distinguish rounding from a wrong result."
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: object) -> Any:
     if isinstance(value, dict):
         return {k: _finite(v) for k, v in value.items()}
     if isinstance(value, list | tuple):

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tvm import ir, relax
+from tvm.relax import Expr
 
 from tvm_distir.core.ir import flat_types, static_shape, tensor_type
 from tvm_distir.core.rewriting import VARIABLES, all_bindings, called_name, leaves_of, variables
@@ -73,7 +74,7 @@ class Flows:
     ) -> None:
         self._mod, self._cache = mod, {} if known is None else known
         self.of: dict[relax.Var, tuple[Flow, ...]] = {}
-        self.values: dict[relax.Var, relax.Expr] = {}
+        self.values: dict[relax.Var, Expr] = {}
         self.position_of: dict[relax.Var, int] = {}
         number = 0
         for param in fn.params:
@@ -89,7 +90,7 @@ class Flows:
         body = fn.body.body if isinstance(fn.body, relax.SeqExpr) else fn.body
         self.results = self._leaves(body)
 
-    def operands(self, var: relax.Var) -> list[relax.Expr]:
+    def operands(self, var: relax.Var) -> list[Expr]:
         """Return the variables that a value depends on elementwise, if it is elementwise."""
         value: relax.Var = self.values.get(var)
         if type(value) is not ir.Call or called_name(value) not in _ELEMENTWISE:
@@ -99,11 +100,11 @@ class Flows:
             return []
         return [a for a in value.args if type(a) in VARIABLES and static_shape(a.ty) == shape]
 
-    def reads(self, var: relax.Var) -> list[relax.Expr]:
+    def reads(self, var: relax.Var) -> list[Expr]:
         """Return all variables that a value is computed from."""
         return list(variables(self.values[var]))
 
-    def _of(self, var: relax.Var, value: relax.Expr) -> tuple[Flow, ...]:
+    def _of(self, var: relax.Var, value: Expr) -> tuple[Flow, ...]:
         if type(value) is relax.Tuple or type(value) in VARIABLES:
             return self._leaves(value)
         if type(value) is relax.TupleGetItem and type(value.tuple_value) in VARIABLES:
@@ -125,7 +126,7 @@ class Flows:
         read = self._read(value)
         return tuple(Flow(read, 0, 0, read) for _ in flat_types(var.ty))
 
-    def _moved(self, value: relax.Expr, operands: list[relax.Expr]) -> int:
+    def _moved(self, value: Expr, operands: list[Expr]) -> int:
         name = called_name(value).removeprefix("relax.")
         if name == "subtract":
             operands = [arg for arg in operands if arg.same_as(value.args[0])]
@@ -139,12 +140,12 @@ class Flows:
             return 0
         return _union(self.of[arg][0].moved for arg in operands)
 
-    def _read(self, value: relax.Expr) -> int:
+    def _read(self, value: Expr) -> int:
         return _union(
             flow.read for var in variables(value) if var in self.of for flow in self.of[var]
         )
 
-    def _leaves(self, expr: relax.Expr) -> tuple[Flow, ...]:
+    def _leaves(self, expr: Expr) -> tuple[Flow, ...]:
         return tuple(
             self.of[var][number] if type(var) in VARIABLES and var in self.of else Flow()
             for var, number, _ in leaves_of(expr)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tvm import ir, relax
+from tvm.relax import Expr
 
 from tvm_distir.core.ir import static_shape, tensor_type
 from tvm_distir.core.ir.attributes import (
@@ -65,7 +66,7 @@ def noted_step(mod: ir.IRModule, gradients: Mapping[str, int] | None = None) -> 
     return result
 
 
-def _fields(fn: relax.Function) -> list[relax.Expr]:
+def _fields(fn: relax.Function) -> list[Expr]:
     """Return the results of a function, or none unless they are a flat tuple."""
     body = fn.body.body
     if type(body) in VARIABLES:

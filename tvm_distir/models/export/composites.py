@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from tvm import ir, relax
+from tvm.relax import Expr
 from tvm.relax.distributed import DTensorType
 
 from .body_writer import Body, Ssa
@@ -141,11 +142,11 @@ def _text(value: Any) -> str:
     raise Unwritable(f"an attribute {value}")
 
 
-def _is_tensor(arg: relax.Expr) -> bool:
+def _is_tensor(arg: Expr) -> bool:
     return isinstance(arg.ty, (relax.TensorType, DTensorType))
 
 
-def _argument(arg: relax.Expr) -> str:
+def _argument(arg: Expr) -> str:
     """Return ``unit`` for a tensor, a list for a tuple, else the argument."""
     if _is_tensor(arg):
         return "unit"

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 from tvm import ir, relax
+from tvm.relax import Expr
 
 from tvm_distir.models.common.hlo_names import COMPARISONS
 
@@ -34,7 +35,7 @@ def is_direct(step: ExportStep, name: str) -> bool:
     return check is not None and not any(map(_is_filled, step.call.args)) and check(step)
 
 
-def _is_filled(arg: relax.Expr) -> bool:
+def _is_filled(arg: Expr) -> bool:
     """Return whether an argument is a constant of equal elements, imported as a number."""
     if not isinstance(arg, ir.GenericConst):
         return False

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 from tvm import ir, relax
+from tvm.relax import BlockBuilder, Expr
 from tvm.relax.distributed import DTensorType
 
 from tvm_distir.core.ir import flat_types, labels_of, tensor_type
@@ -60,7 +61,7 @@ class FunctionWriter:
         self._name, self._fn, self._devices = name, fn, devices
         self._composites = composites
         self.body = Body()
-        self._values: dict[relax.Expr, Any] = {}
+        self._values: dict[Expr, Any] = {}
         self.arguments: list[Ssa] = []
         self._notes: list[str] = []
 
@@ -102,7 +103,7 @@ class FunctionWriter:
             return tuple(self._packed(field, values) for field in ty.fields)
         return next(values)
 
-    def _bind(self, var: relax.Var, value: relax.Expr) -> None:
+    def _bind(self, var: relax.Var, value: Expr) -> None:
         location = f"{self._name}/{var.name} ({op_name(value)})"
         try:
             bound = self._value(value)
@@ -118,7 +119,7 @@ class FunctionWriter:
         if (result.shape, result.dtype) != (dims(ty), dtype(ty)):
             raise Unwritable(f"it would be {result.type}, not of the shape {list(dims(ty))}")
 
-    def _value(self, expr: relax.Expr) -> Any:
+    def _value(self, expr: Expr) -> Any:
         if expr in self._values:
             return self._values[expr]
         if isinstance(expr, relax.Tuple):
@@ -147,7 +148,7 @@ class FunctionWriter:
         """Write a call of attention as the products and sums that define it."""
         operands = [relax.Var("x", tensor_type(arg.ty)) for arg in call.args]
         self._values.update(zip(operands, map(self._value, call.args), strict=True))
-        builder = relax.BlockBuilder()
+        builder = BlockBuilder()
         with builder.function("main", operands):
             plain = ir.Call(call.op, operands, call.attrs)
             result = WRITTEN_OPS[str(call.op.name)](builder, plain)
@@ -167,7 +168,7 @@ class FunctionWriter:
             results_out = self.body.several("func.call", operands, results, notes)
         return self._packed(call.ty, iter(results_out))
 
-    def _argument(self, arg: relax.Expr) -> Any:
+    def _argument(self, arg: Expr) -> Any:
         """Return a value, a tuple of values, a list of integers or a number."""
         if isinstance(arg, relax.ShapeExpr):
             return [_number(value) for value in arg.values]

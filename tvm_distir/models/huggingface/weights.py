@@ -51,7 +51,8 @@ def convert_weights(config: Config, state: Mapping[str, Array]) -> dict[str, Arr
         if config.tied and plain == "lm_head.weight":
             continue
         stem, _, leaf = plain.rpartition(".")
-        convert = _CONVERSIONS.get(_tail(plain))
+        tail = plain.split(".mlp." if ".mlp." in plain else ".self_attn.")[-1]
+        convert = _CONVERSIONS.get(tail)
         if convert is not None:
             out.update(convert(config, stem, np.asarray(value)))
         elif leaf in ("weight", "bias", "sinks"):
@@ -103,11 +104,6 @@ _FALCON_NAMES = (
     ("self_attention.", "self_attn."), ("dense_h_to_4h", "up_proj"),
     ("dense_4h_to_h", "down_proj"), ("ln_attn", "input_layernorm"), ("ln_mlp", "mlp_layernorm"),
 )  # fmt: skip
-
-
-def _tail(name: str) -> str:
-    """Return the part of a name behind the number of the layer and its block."""
-    return name.split(".mlp.")[-1] if ".mlp." in name else name.split(".self_attn.")[-1]
 
 
 Conversion = Callable[[DecoderConfig, str, Array], dict[str, Array]]

@@ -11,9 +11,10 @@ from __future__ import annotations
 import math
 
 from tvm import relax
+from tvm.relax import Expr
 
 from .operation_call import Converter, HloCall
-from .translated_values import TranslatedTensor, UnsupportedOperation, constant, typed
+from .translated_values import Tensors, UnsupportedOperation, constant, typed
 
 _op = relax.op
 _LOW = 0xFFFFFFFF
@@ -30,33 +31,33 @@ class _Words:
     def __init__(self, call: HloCall) -> None:
         self._emit = call.write.emit
 
-    def number(self, value: int) -> relax.Expr:
+    def number(self, value: int) -> Expr:
         return constant(value, "uint64")
 
-    def low(self, x: relax.Expr) -> relax.Expr:
+    def low(self, x: Expr) -> Expr:
         return self._emit(_op.bitwise_and(x, self.number(_LOW)))
 
-    def high(self, x: relax.Expr) -> relax.Expr:
+    def high(self, x: Expr) -> Expr:
         return self._emit(_op.right_shift(x, self.number(32)))
 
-    def add(self, x: relax.Expr, y: relax.Expr) -> relax.Expr:
+    def add(self, x: Expr, y: Expr) -> Expr:
         return self.low(self._emit(_op.add(x, y)))
 
-    def xor(self, x: relax.Expr, y: relax.Expr) -> relax.Expr:
+    def xor(self, x: Expr, y: Expr) -> Expr:
         return self._emit(_op.bitwise_xor(x, y))
 
-    def product(self, x: relax.Expr, factor: int) -> tuple[relax.Expr, relax.Expr]:
+    def product(self, x: Expr, factor: int) -> tuple[Expr, Expr]:
         """Return the high and the low word of a product."""
         wide = self._emit(_op.multiply(x, self.number(factor)))
         return self.high(wide), self.low(wide)
 
-    def rotated(self, x: relax.Expr, count: int) -> relax.Expr:
+    def rotated(self, x: Expr, count: int) -> Expr:
         left = self._emit(_op.left_shift(x, self.number(count)))
         right = self._emit(_op.right_shift(x, self.number(32 - count)))
         return self.low(self._emit(_op.bitwise_or(left, right)))
 
 
-def _generated(call: HloCall) -> list[TranslatedTensor]:
+def _generated(call: HloCall) -> Tensors:
     """Return the new state and random bits of the shape and type of the second result."""
     state, (shape, dtype) = call[0], typed(call.operation.result_types[1])
     if state.dtype != "uint64" or state.shape != (2,) or dtype not in _WIDTHS:
@@ -74,8 +75,8 @@ def _generated(call: HloCall) -> list[TranslatedTensor]:
 
 
 def _threefry(
-    call: HloCall, key: relax.Expr, counter: relax.Expr, shape: tuple[int, ...], is_wide: bool
-) -> tuple[relax.Expr, int]:
+    call: HloCall, key: Expr, counter: Expr, shape: tuple[int, ...], is_wide: bool
+) -> tuple[Expr, int]:
     """Return elements of ``shape`` and the number of counters used.
 
     A counter gives two words. They are neighbors along the first even dim, or along the largest.
@@ -108,8 +109,8 @@ def _threefry(
 
 
 def _philox(
-    call: HloCall, key: relax.Expr, counter: relax.Expr, shape: tuple[int, ...], is_wide: bool
-) -> tuple[relax.Expr, int]:
+    call: HloCall, key: Expr, counter: Expr, shape: tuple[int, ...], is_wide: bool
+) -> tuple[Expr, int]:
     """Return elements of ``shape`` and the number of counters used, each of which gives 4 words.
 
     XLA starts the high half of the 128-bit counter with the key.

@@ -4,11 +4,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 from tvm import ir, relax, tirx
+from tvm.relax import Expr
 from tvm_ffi import core
 
 from tvm_distir.models.export.composites import ARGUMENTS
@@ -16,7 +17,7 @@ from tvm_distir.models.export.port_attributes import PREFIX
 from tvm_distir.models.mlir.tree import Operation
 
 from .emitter import Emitter
-from .translated_values import TranslatedTensor, array_type
+from .translated_values import Tensors, TranslatedTensor, array_type
 
 COMPOSITE = "stablehlo.composite"
 
@@ -54,9 +55,7 @@ def is_known(operation: Operation) -> bool:
     return operation.name == COMPOSITE and _maker(operation) is not None
 
 
-def read_composite(
-    operation: Operation, operands: Sequence[TranslatedTensor], write: Emitter
-) -> list[TranslatedTensor] | None:
+def read_composite(operation: Operation, operands: Tensors, write: Emitter) -> Tensors | None:
     """Return the results of a composite that names an op, or None for any other."""
     make = _maker(operation)
     if make is None:
@@ -68,7 +67,7 @@ def read_composite(
     return [write.value(write.emit(result[i])) for i in range(len(result.ty.fields))]
 
 
-def _full(value: TranslatedTensor, write: Emitter) -> relax.Expr:
+def _full(value: TranslatedTensor, write: Emitter) -> Expr:
     """Return an operand, with constants of equal numbers unexpanded."""
     number = value.scalar
     if number is None or not value.shape:
@@ -76,7 +75,7 @@ def _full(value: TranslatedTensor, write: Emitter) -> relax.Expr:
     return relax.const(np.full(value.shape, number, array_type(value.dtype)), value.dtype)
 
 
-def _maker(operation: Operation) -> Callable[[list[relax.Expr]], relax.Expr] | None:
+def _maker(operation: Operation) -> Callable[[list[Expr]], Expr] | None:
     """Return the maker of a composite's call, or None if it does not fit the op."""
     stated: Any = operation.attributes.get("composite_attributes") or {}
     title = str(operation.attributes.get("name", ""))
@@ -96,7 +95,7 @@ def _maker(operation: Operation) -> Callable[[list[relax.Expr]], relax.Expr] | N
         return None
     attrs = ir.make_node(key, **fields) if key else None
 
-    def make(operands: list[relax.Expr]) -> relax.Expr:
+    def make(operands: list[Expr]) -> Expr:
         values = iter(operands)
         return relax.Call(op, [_argument(item, values) for item in arguments], attrs)
 

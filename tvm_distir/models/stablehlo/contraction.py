@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 
 from tvm import relax
+from tvm.relax import Expr
 
 from tvm_distir.models.mlir.tree import Opaque
 
@@ -57,16 +58,12 @@ def _dot_general(call: HloCall) -> TranslatedTensor:
     return TranslatedTensor(write.reshape(product, call.shape), call.shape)
 
 
-def _dim_words(words: str) -> list[str]:
-    return [word.strip() for word in words.split(",")]
-
-
 def _convolution(call: HloCall) -> TranslatedTensor:
     dims = call.attribute("dimension_numbers")
     sides = _SIDES.search(dims.body) if isinstance(dims, Opaque) else None
     if sides is None:
         raise UnsupportedOperation("the dims of a convolution cannot be read")
-    data, kernel, result = (_dim_words(side) for side in sides.groups())
+    data, kernel, result = ([word.strip() for word in side.split(",")] for side in sides.groups())
     rank = len(data) - 2
     if rank not in _CONVOLUTIONS:
         raise UnsupportedOperation(f"a convolution over {rank} dims")
@@ -105,7 +102,7 @@ def _convolution(call: HloCall) -> TranslatedTensor:
     )
 
 
-def _as_channels(call: HloCall, x: relax.Expr, groups: int) -> relax.Expr:
+def _as_channels(call: HloCall, x: Expr, groups: int) -> Expr:
     """Turn groups of the batch into groups of channels: ``(G b, c, ...)`` to ``(b, G c, ...)``."""
     batch, channels, *rest = shape_of(x)
     grouped = call.write.reshape(x, [groups, batch // groups, channels, *rest])

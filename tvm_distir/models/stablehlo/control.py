@@ -4,27 +4,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from tvm import relax
 
 from .elementwise import same, spread
 from .operation_call import Converter, HloCall
-from .translated_values import TranslatedTensor, UnsupportedOperation
+from .translated_values import Tensors, TranslatedTensor, UnsupportedOperation
 
 MAX_ROUNDS = 4096
 _OF_CONDITIONS = ("stablehlo.and", "stablehlo.compare", "stablehlo.convert")
 """Operations of a conjunction of comparisons, as JAX writes it."""
 
 
-def _while(call: HloCall) -> list[TranslatedTensor]:
+def _while(call: HloCall) -> Tensors:
     """Unroll the iterations of a loop; calls in them remain calls.
 
     A loop whose end depends on data is unrolled up to its bound. Each iteration is computed as if
     the loop went on, so that counters remain numbers, and its results replace the ones before only
     while the loop does go on.
     """
-    values = results = call.operands
+    results: Tensors = call.operands
+    values = results
     running: TranslatedTensor | None = None
     for count in range(MAX_ROUNDS):
         condition = call.run(call.region(0), values)[0]
@@ -46,7 +45,7 @@ def _while(call: HloCall) -> list[TranslatedTensor]:
     raise UnsupportedOperation(f"a loop of more than {MAX_ROUNDS} iterations")
 
 
-def _is_counted(call: HloCall, values: Sequence[TranslatedTensor]) -> bool:
+def _is_counted(call: HloCall, values: Tensors) -> bool:
     """Return whether the condition of a loop is a conjunction with a comparison of a counter."""
     block = call.region(0)
     producers = {name: op for op in block.operations for name in op.results}
@@ -75,7 +74,7 @@ def _chosen(
     return spread(call, relax.op.where, [condition, value, before])
 
 
-def _branch(call: HloCall) -> list[TranslatedTensor]:
+def _branch(call: HloCall) -> Tensors:
     chosen, count = call[0].integer, len(call.operation.regions)
     if chosen is None:
         raise UnsupportedOperation("a branch that depends on data")

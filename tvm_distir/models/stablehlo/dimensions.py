@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from tvm import relax
+from tvm.relax import Expr
 
 from .emitter import Emitter
 from .translated_values import constant, dtype_of, integers, shape_of
@@ -83,12 +84,12 @@ class IndexDims:
             and self.vector == len(self.result)
         )
 
-    def row_indices(self, write: Emitter, indices: relax.Expr) -> relax.Expr:
+    def row_indices(self, write: Emitter, indices: Expr) -> Expr:
         """Return the indices without the dim of the index vector of size 1."""
         shape = shape_of(indices)
         return write.reshape(indices, [n for i, n in enumerate(shape) if i != self.vector])
 
-    def _column(self, write: Emitter, indices: relax.Expr, position: int) -> relax.Expr:
+    def _column(self, write: Emitter, indices: Expr, position: int) -> Expr:
         """Return a component of every index, with its dims at their positions in the result."""
         shape = shape_of(indices)
         if self.vector < len(shape):
@@ -101,9 +102,7 @@ class IndexDims:
             sizes[dim] = size
         return write.reshape(indices, sizes)
 
-    def flat(
-        self, write: Emitter, indices: relax.Expr, clip: bool
-    ) -> tuple[relax.Expr, relax.Expr | None]:
+    def flat(self, write: Emitter, indices: Expr, clip: bool) -> tuple[Expr, Expr | None]:
         """Return the index of every element of the result in the flat table.
 
         Returns
@@ -130,7 +129,7 @@ class IndexDims:
             total = write.emit(_op.broadcast_to(total, list(self.result)))
         return total, inside
 
-    def _steps(self, strides: Sequence[int]) -> relax.Expr:
+    def _steps(self, strides: Sequence[int]) -> Expr:
         """Return the offsets within a window, and along batching dims."""
         rank = len(self.result)
         total = np.zeros([1] * rank, "int64")
@@ -145,7 +144,7 @@ class IndexDims:
         return relax.const(total, "int64")
 
 
-def _both(write: Emitter, inside: relax.Expr, column: relax.Expr, highest: int) -> relax.Expr:
+def _both(write: Emitter, inside: Expr, column: Expr, highest: int) -> Expr:
     zero, most = constant(0, dtype_of(column)), constant(highest, dtype_of(column))
     low, high = (
         write.emit(_op.greater_equal(column, zero)),
@@ -155,7 +154,7 @@ def _both(write: Emitter, inside: relax.Expr, column: relax.Expr, highest: int) 
     return in_range if inside is None else write.emit(_op.logical_and(inside, in_range))
 
 
-def inside_of(write: Emitter, indices: relax.Expr, size: int) -> relax.Expr:
+def inside_of(write: Emitter, indices: Expr, size: int) -> Expr:
     """Return which indices are within a number of rows."""
     return _both(write, None, indices, size - 1)
 

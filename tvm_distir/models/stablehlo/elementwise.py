@@ -5,15 +5,23 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 from tvm import relax
+from tvm.relax import Expr
 
 from tvm_distir.models.common.hlo_names import BINARY, CHLO, COMPARISONS, UNARY
 
 from .operation_call import Converter, HloCall
-from .translated_values import HALVES, TranslatedTensor, UnsupportedOperation, constant, shape_of
+from .translated_values import (
+    HALVES,
+    Tensors,
+    TranslatedTensor,
+    UnsupportedOperation,
+    constant,
+    shape_of,
+)
 
 _op = relax.op
 _FOLDED: dict[object, Callable[..., int | bool]] = {
@@ -35,9 +43,7 @@ them."""
 _COMPARED = {word: getattr(_op, name) for name, word in COMPARISONS.items()}
 
 
-def spread(
-    call: HloCall, make: Callable[..., relax.Expr], values: Sequence[TranslatedTensor]
-) -> TranslatedTensor:
+def spread(call: HloCall, make: Callable[..., Expr], values: Tensors) -> TranslatedTensor:
     """Apply an op to operands of the same shape, which may be broadcast."""
     shape = max((value.shape for value in values), key=len)
     numbers = [value.integer for value in values]
@@ -58,12 +64,12 @@ def spread(
     return TranslatedTensor(result, shape)
 
 
-def elementwise_converter(make: Callable[..., relax.Expr]) -> Converter:
+def elementwise_converter(make: Callable[..., Expr]) -> Converter:
     """Return a converter of an operation that Relax has."""
     return lambda call: spread(call, make, call.operands)
 
 
-def _wide(make: Callable[..., relax.Expr]) -> Converter:
+def _wide(make: Callable[..., Expr]) -> Converter:
     """Return a converter for an op without half-precision kernels in TVM."""
 
     def convert(call: HloCall) -> TranslatedTensor:
@@ -76,7 +82,7 @@ def _wide(make: Callable[..., relax.Expr]) -> Converter:
     return convert
 
 
-def _logic(of_bools: Callable[..., relax.Expr], of_bits: Callable[..., relax.Expr]) -> Converter:
+def _logic(of_bools: Callable[..., Expr], of_bits: Callable[..., Expr]) -> Converter:
     def convert(call: HloCall) -> TranslatedTensor:
         if call.dtype != "bool":
             return spread(call, of_bits, call.operands)
@@ -86,9 +92,7 @@ def _logic(of_bools: Callable[..., relax.Expr], of_bits: Callable[..., relax.Exp
     return convert
 
 
-def _decided(
-    make: Callable[..., relax.Expr], values: Sequence[TranslatedTensor]
-) -> TranslatedTensor | None:
+def _decided(make: Callable[..., Expr], values: Tensors) -> TranslatedTensor | None:
     """Return the operand that decides a conjunction or disjunction with a number, or None."""
     if make not in (_op.logical_and, _op.logical_or):
         return None
@@ -191,7 +195,7 @@ def _erfc(call: HloCall) -> TranslatedTensor:
     return spread(call, _op.subtract, [number(1, x), spread(call, _op.erf, [x])])
 
 
-def _shifted(call: HloCall, make: Callable[..., relax.Expr], most: int | None) -> TranslatedTensor:
+def _shifted(call: HloCall, make: Callable[..., Expr], most: int | None) -> TranslatedTensor:
     """Shift by any number of bits; TVM's shifts are defined below the width only.
 
     By more bits the result is zero, or that of a shift by ``most`` bits.
@@ -237,7 +241,7 @@ def _narrowed(call: HloCall) -> TranslatedTensor:
     return converted(call, converted(call, x, narrow), x.dtype)
 
 
-def same(call: HloCall) -> list[TranslatedTensor]:
+def same(call: HloCall) -> Tensors:
     """Return the operand of a compiler barrier."""
     return call.operands
 

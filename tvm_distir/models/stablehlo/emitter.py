@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from tvm import relax, te
+from tvm.relax import BlockBuilder, Expr
 
 from .translated_values import TranslatedTensor, constant, dtype_of, is_constant, shape_of
 
@@ -24,12 +25,12 @@ class Emitter:
         The builder of the module, which gets kernels.
     """
 
-    def __init__(self, builder: relax.BlockBuilder, module: relax.BlockBuilder) -> None:
+    def __init__(self, builder: BlockBuilder, module: BlockBuilder) -> None:
         self.builder, self._module = builder, module
         self.hint = ""
-        self._written: dict[int, tuple[TranslatedTensor, relax.Expr]] = {}
+        self._written: dict[int, tuple[TranslatedTensor, Expr]] = {}
 
-    def emit(self, expr: relax.Expr) -> relax.Expr:
+    def emit(self, expr: Expr) -> Expr:
         """Bind an expression to a variable."""
         return self.builder.emit(expr, self.hint)
 
@@ -37,10 +38,10 @@ class Emitter:
         self,
         name: str,
         compute: Callable[..., te.Tensor],
-        args: Sequence[relax.Expr],
+        args: Sequence[Expr],
         shape: Sequence[int],
         dtype: str,
-    ) -> relax.Expr:
+    ) -> Expr:
         """Call a kernel that a function of TE tensors defines, for what no op of Relax does."""
         operands = enumerate(args)
         tensors = [te.placeholder(shape_of(x), dtype_of(x), f"x{i}") for i, x in operands]
@@ -49,7 +50,7 @@ class Emitter:
         result = relax.TensorType(list(shape), dtype)
         return self.emit(_op.call_tir(variable, list(args), out_ty=result))
 
-    def full(self, value: TranslatedTensor) -> relax.Expr:
+    def full(self, value: TranslatedTensor) -> Expr:
         """Return the full tensor, expanded once."""
         if value.is_full:
             return value.expr
@@ -58,16 +59,16 @@ class Emitter:
             self._written[id(value)] = value, unsharded
         return self._written[id(value)][1]
 
-    def value(self, expr: relax.Expr) -> TranslatedTensor:
+    def value(self, expr: Expr) -> TranslatedTensor:
         """Return a value of a full tensor."""
         return TranslatedTensor(expr, shape_of(expr))
 
-    def _spread(self, value: TranslatedTensor) -> relax.Expr:
+    def _spread(self, value: TranslatedTensor) -> Expr:
         if _without_ones(shape_of(value.expr)) == _without_ones(value.shape):
             return self.reshape(value.expr, value.shape)
         return self.emit(_op.broadcast_to(value.expr, list(value.shape)))
 
-    def _joined(self, value: TranslatedTensor) -> relax.Expr:
+    def _joined(self, value: TranslatedTensor) -> Expr:
         """Concatenate rows, with contiguous ones sliced in runs."""
         rows, parts, first = value.rows or (), [], 0
         while first < len(rows):
@@ -100,30 +101,30 @@ class Emitter:
             self.slice(value.expr, [begin] + [0] * (len(sizes) - 1), ends), shape
         )
 
-    def reshape(self, expr: relax.Expr, shape: Sequence[int]) -> relax.Expr:
+    def reshape(self, expr: Expr, shape: Sequence[int]) -> Expr:
         """Reshape a tensor."""
         if shape_of(expr) == tuple(shape):
             return expr
         return self.emit(_op.reshape(expr, list(shape)))
 
-    def permute(self, expr: relax.Expr, order: Sequence[int]) -> relax.Expr:
+    def permute(self, expr: Expr, order: Sequence[int]) -> Expr:
         """Permute the dims of a tensor."""
         if list(order) == list(range(len(order))):
             return expr
         turned = list(order) == list(range(len(order)))[::-1]
         return self.emit(_op.permute_dims(expr, None if turned else list(order)))
 
-    def cast(self, expr: relax.Expr, dtype: str) -> relax.Expr:
+    def cast(self, expr: Expr, dtype: str) -> Expr:
         """Cast a tensor."""
         return expr if dtype_of(expr) == dtype else self.emit(_op.astype(expr, dtype))
 
     def slice(
         self,
-        expr: relax.Expr,
+        expr: Expr,
         begins: Sequence[int],
         ends: Sequence[int],
         steps: Sequence[int] | None = None,
-    ) -> relax.Expr:
+    ) -> Expr:
         """Slice a tensor by bounds and steps of every dim."""
         strides = steps or [1] * len(begins)
         full = [(0, n, 1) for n in shape_of(expr)]
@@ -136,12 +137,12 @@ class Emitter:
 
     def pad(
         self,
-        expr: relax.Expr,
+        expr: Expr,
         low: Sequence[int],
         high: Sequence[int],
         inner: Sequence[int] = (),
         fill: float = 0.0,
-    ) -> relax.Expr:
+    ) -> Expr:
         """Pad a tensor at edges and between elements, or crop it where numbers are negative."""
         if any(inner):
             expr = self._spaced(expr, inner, fill)
@@ -157,7 +158,7 @@ class Emitter:
         padded = self.emit(_op.nn.pad(self.cast(expr, "int8"), widths, pad_value=float(bool(fill))))
         return self.cast(padded, dtype)
 
-    def _spaced(self, expr: relax.Expr, inner: Sequence[int], fill: float) -> relax.Expr:
+    def _spaced(self, expr: Expr, inner: Sequence[int], fill: float) -> Expr:
         """Insert a number of elements between any two along each dim."""
         shape = shape_of(expr)
         separate = [n for size, gap in zip(shape, inner) for n in ([size, 1] if gap else [size])]
@@ -169,7 +170,7 @@ class Emitter:
         ends = [max((size - 1) * (gap + 1) + 1, 0) for size, gap in zip(shape, inner)]
         return self.slice(self.reshape(wide, joined), [0] * len(ends), ends)
 
-    def clipped(self, index: relax.Expr, highest: int) -> relax.Expr:
+    def clipped(self, index: Expr, highest: int) -> Expr:
         """Clip indices from 0 to a maximum."""
         if self._is_clipped(index, highest):
             return index
@@ -177,16 +178,16 @@ class Emitter:
         least = self.emit(_op.maximum(index, constant(0, dtype)))
         return self.emit(_op.minimum(least, constant(max(highest, 0), dtype)))
 
-    def _is_clipped(self, index: relax.Expr, highest: int) -> bool:
+    def _is_clipped(self, index: Expr, highest: int) -> bool:
         """Return whether indices are clipped to 0 and a maximum."""
         low, most = self._bounded(index, "relax.minimum")
         _, least = self._bounded(low, "relax.maximum")
         return most is not None and most <= highest and least is not None and least >= 0
 
-    def _bounded(self, index: relax.Expr, name: str) -> tuple[relax.Expr, int | None]:
+    def _bounded(self, index: Expr, name: str) -> tuple[Expr, int | None]:
         """Return both sides of such an operation with a number, or None."""
         is_bound = isinstance(index, relax.Var)
-        bound: relax.Expr = self.builder.lookup_binding(index) if is_bound else None
+        bound: Expr = self.builder.lookup_binding(index) if is_bound else None
         if getattr(getattr(bound, "op", None), "name", "") != name:
             return None, None
         sides = [TranslatedTensor(side, ()) if is_constant(side) else None for side in bound.args]
@@ -195,16 +196,16 @@ class Emitter:
                 return other, side.integer
         return None, None
 
-    def counting(self, size: int, dtype: str) -> relax.Expr:
+    def counting(self, size: int, dtype: str) -> Expr:
         """Return ``0, 1, ...`` as a tensor of a single dim."""
         index_dtype = dtype if "int" in dtype else "int64"
         return self.cast(self.emit(_op.arange(0, size, 1, index_dtype)), dtype)
 
-    def zeros(self, shape: Sequence[int], dtype: str) -> relax.Expr:
+    def zeros(self, shape: Sequence[int], dtype: str) -> Expr:
         """Return a tensor of zeros."""
         return self.emit(_op.full(list(shape), constant(0, dtype), dtype))
 
-    def rows_flat(self, expr: relax.Expr) -> relax.Expr:
+    def rows_flat(self, expr: Expr) -> Expr:
         """Flatten a tensor."""
         return self.reshape(expr, [math.prod(shape_of(expr))])
 

@@ -4,28 +4,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 from tvm import ir, relax
+from tvm.relax import BlockBuilder
 
 from tvm_distir.core.ir.attributes import IO_ATTR, NUM_INPUT_ATTR, PARAM_NAMES_ATTR
-from tvm_distir.models.common.quiet import IMPORT_ERRORS, drop_half_built, reason
+from tvm_distir.models.common.quiet import drop_half_built
 from tvm_distir.models.export.port_attributes import PORT
 from tvm_distir.models.mlir.attributes import read_name
-from tvm_distir.models.mlir.tree import Module, Operation, RegionBlock, Symbol, Type
+from tvm_distir.models.mlir.tree import Module, Operation, Symbol
 from tvm_distir.support import ModelError
 
 from .argument_names import ArgumentNames, Signature
-from .composites import read_composite
-from .converters import CALLS, CONVERTERS, RETURNS
-from .emitter import Emitter
-from .local_collectives import MOVES
+from .function_body import FunctionBody
 from .manual import LocalProgram, ManualMesh, local_program
-from .operation_call import HloCall
-from .shardings import Shardings, sharding_of
+from .shardings import Shardings
 from .sizes import MAX_OPERATIONS, Sizes
-from .translated_values import TranslatedTensor, UnsupportedOperation, cleaned, identifier, typed
+from .translated_values import UnsupportedOperation, cleaned, identifier, typed
 
 _REMEDY = "Rewrite this part of the model."
 _LOCAL_REMEDY = "Use TVMScript: tvm-distir convert MODEL OUT.py writes local programs as they are."
@@ -68,7 +62,7 @@ class Functions:
         self.sizes = Sizes(self.by_name, self.callee, inline)
         self._open: list[str] = []
         self._written: dict[str, ir.GlobalVar] = {}
-        self._root = relax.BlockBuilder()
+        self._root = BlockBuilder()
 
     @property
     def public(self) -> list[str]:
@@ -155,7 +149,7 @@ class Functions:
             Names and order of the parameters of a public function.
         """
         operation = self.by_name[name]
-        block, builder = operation.regions[0], relax.BlockBuilder()
+        block, builder = operation.regions[0], BlockBuilder()
         locations = self.module.locations
         titles = (
             names.titles
@@ -179,7 +173,7 @@ class Functions:
         try:
             with builder.function("main", [params[i] for i in order], attrs=attrs):
                 with builder.dataflow():
-                    body = _Body(self, builder, self._root)
+                    body = FunctionBody(self, builder, self._root)
                     exprs = body.function(operation, params, bool(names))
                     result = exprs[0] if len(exprs) == 1 else relax.Tuple(exprs)
                     output = builder.emit_output(result)
@@ -188,156 +182,3 @@ class Functions:
             drop_half_built(error)
             raise
         return builder.get()["main"].without_attr("global_symbol")
-
-
-class _Body:
-    """Translator of the body of a function."""
-
-    def __init__(
-        self, functions: Functions, builder: relax.BlockBuilder, module: relax.BlockBuilder
-    ) -> None:
-        self._functions = functions
-        self._write = Emitter(builder, module)
-        self._scopes: list[dict[str, TranslatedTensor]] = []
-
-    def function(
-        self, operation: Operation, params: Sequence[relax.Var], public: bool
-    ) -> list[relax.Expr]:
-        """Translate a function; return the expressions of its results."""
-        block, shardings = operation.regions[0], self._functions.shardings
-        values = []
-        for argument, param in zip(block.arguments, params):
-            expr = param
-            if public and shardings is not None:
-                expr = self._placed(operation, expr, argument.attributes)
-            values.append(self._write.value(expr))
-        results = self.run(block, values)
-        try:
-            full_results = [self._write.full(value) for value in results]
-        except IMPORT_ERRORS as error:
-            problem = f"its results do not match: {reason(error)}"
-            raise self._functions.fault(operation, problem) from error
-        if public and shardings is not None:
-            notes = operation.attributes.get("res_attrs") or []
-            for index, attributes in enumerate(notes):
-                full_results[index] = self._placed(operation, full_results[index], attributes)
-        return full_results
-
-    def _placed(
-        self, operation: Operation, expr: relax.Expr, attributes: dict[str, Any]
-    ) -> relax.Expr:
-        shardings = self._functions.shardings
-        sharding = sharding_of(attributes, f"{self._functions.location}:{operation.line}")
-        if sharding is None or shardings is None:
-            return expr
-        try:
-            return shardings.annotated(self._write.builder, expr, sharding)
-        except UnsupportedOperation as error:
-            raise self._functions.fault(operation, str(error)) from error
-
-    def run(self, block: RegionBlock, values: Sequence[TranslatedTensor]) -> list[TranslatedTensor]:
-        """Translate a block with its arguments; return its results."""
-        return self._in_scope(block, values, self._scopes)
-
-    def _in_scope(
-        self,
-        block: RegionBlock,
-        values: Sequence[TranslatedTensor],
-        scopes: list[dict[str, TranslatedTensor]],
-    ) -> list[TranslatedTensor]:
-        """Translate a block inside of known scopes."""
-        local_values = {a.name: value for a, value in zip(block.arguments, values)}
-        before, self._scopes = self._scopes, [*scopes, local_values]
-        try:
-            for operation in block.operations:
-                operands = [self._value(operation, name) for name in operation.operands]
-                if operation.name in RETURNS:
-                    return operands
-                self._functions.count(operation)
-                for name in operation.results:
-                    if name in local_values:
-                        raise self._functions.fault(operation, f"{name} is defined twice")
-                local_values.update(zip(operation.results, self._operation(operation, operands)))
-        finally:
-            self._scopes = before
-        problem = "a block returns no value"
-        remedy = "Write the text again with JAX."
-        raise ModelError("DIST0370", problem, place=self._functions.location, remedy=remedy)
-
-    def _value(self, operation: Operation, name: str) -> TranslatedTensor:
-        for scope in reversed(self._scopes):
-            if name in scope:
-                return scope[name]
-        raise self._functions.fault(operation, f"the value {name} is not defined")
-
-    def _operation(
-        self, operation: Operation, operands: list[TranslatedTensor]
-    ) -> list[TranslatedTensor]:
-        title = read_name(operation.location, self._functions.module.locations)
-        short = title.rstrip(":").rpartition("/")[2] or operation.name.rpartition(".")[2]
-        self._write.hint = identifier(short)[:40]
-        try:
-            self._check(operation, operands, operation.operand_types, "operand")
-            results = self._results(operation, operands)
-            self._check(operation, results, operation.result_types, "result")
-        except UnsupportedOperation as error:
-            raise self._functions.fault(
-                operation, f"the importer does not support {error}"
-            ) from error
-        except IMPORT_ERRORS as error:
-            problem = f"its operands do not match: {reason(error)}"
-            raise self._functions.fault(operation, problem) from error
-        return results
-
-    def _check(
-        self,
-        operation: Operation,
-        values: Sequence[TranslatedTensor],
-        types: Sequence[Type],
-        label: str,
-    ) -> None:
-        """Reject values of other types than declared."""
-        if len(values) != len(types):
-            raise self._functions.fault(operation, f"{len(values)} {label}s of {len(types)} types")
-        for value, kind in zip(values, types):
-            shape, dtype = typed(kind)
-            if (value.shape, value.dtype) != (shape, dtype):
-                is_ = f"{value.dtype}{list(value.shape)}"
-                raise self._functions.fault(operation, f"an {label} is {is_}, {kind} is written")
-
-    def _results(
-        self, operation: Operation, operands: list[TranslatedTensor]
-    ) -> list[TranslatedTensor]:
-        if operation.name in CALLS:
-            return self._called(operation, operands)
-        if operation.name in MOVES:
-            mesh = self._functions.manual_mesh.of_collective(operation)
-            return MOVES[operation.name](HloCall(operation, operands, self._write, self.run), mesh)
-        attributes = operation.attributes
-        if operation.name in ("sdy.sharding_constraint", "stablehlo.custom_call"):
-            if "sharding" in attributes:
-                attributes = {"sdy.sharding": attributes["sharding"]}
-            if self._functions.shardings is None:
-                return operands
-            placed = self._placed(operation, self._write.full(operands[0]), attributes)
-            return [self._write.value(placed)]
-        call = HloCall(operation, operands, self._write, self.run, self._functions.loops)
-        converted = CONVERTERS[operation.name](call)
-        return [converted] if isinstance(converted, TranslatedTensor) else list(converted)
-
-    def _called(
-        self, operation: Operation, operands: list[TranslatedTensor]
-    ) -> list[TranslatedTensor]:
-        known = read_composite(operation, operands, self._write)
-        if known is not None:
-            return known
-        name = self._functions.callee(operation)
-        if self._functions.sizes.is_inlined(name, operands) or operation.name != "func.call":
-            return self._in_scope(self._functions.by_name[name].regions[0], operands, [])
-        variable = self._functions.variable(operation, name)
-        args = [self._write.full(value) for value in operands]
-        result = self._write.emit(relax.Call(variable, args))
-        if len(operation.result_types) == 1:
-            return [self._write.value(result)]
-        count = len(operation.result_types)
-        return [self._write.value(self._write.emit(result[i])) for i in range(count)]

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 
 from tvm import relax
+from tvm.relax import Expr
 
 from tvm_distir.models.common.hlo_names import SCATTERS
 
@@ -14,7 +15,14 @@ from .dimensions import IndexDims, index_dims_of, inside_of
 from .operation_call import Converter, HloCall
 from .reductions import applied
 from .shapes import sliced
-from .translated_values import TranslatedTensor, UnsupportedOperation, constant, dtype_of, shape_of
+from .translated_values import (
+    Tensors,
+    TranslatedTensor,
+    UnsupportedOperation,
+    constant,
+    dtype_of,
+    shape_of,
+)
 
 _op = relax.op
 _GATHER = (
@@ -49,7 +57,7 @@ def _gather(call: HloCall) -> TranslatedTensor:
     )
 
 
-def _rows(call: HloCall, dims: IndexDims, table: relax.Expr, indices: relax.Expr) -> relax.Expr:
+def _rows(call: HloCall, dims: IndexDims, table: Expr, indices: Expr) -> Expr:
     write, axis = call.write, dims.indexed[0]
     near = dims.row_indices(write, indices)
     count = len(shape_of(near))
@@ -147,7 +155,7 @@ def _masked(call: HloCall, dims: IndexDims, kind: str) -> TranslatedTensor:
     return TranslatedTensor(masked, call.shape)
 
 
-def _starts(call: HloCall, first: int) -> list[TranslatedTensor]:
+def _starts(call: HloCall, first: int) -> Tensors:
     return [TranslatedTensor(v.expr, ()) for v in call.operands[first:]]
 
 
@@ -201,7 +209,7 @@ def _dynamic_update_slice(call: HloCall) -> TranslatedTensor:
     return TranslatedTensor(write.emit(_op.where(inside, result, write.full(x))), x.shape)
 
 
-def _replaced(call: HloCall, axis: int, start: int) -> relax.Expr:
+def _replaced(call: HloCall, axis: int, start: int) -> Expr:
     """Replace a part of a tensor along a single dim."""
     write, x, new = call.write, call.full(0), call.full(1)
     shape = call[0].shape

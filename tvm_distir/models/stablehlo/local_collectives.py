@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from tvm import relax
+from tvm.relax import Expr
 from tvm.relax.distributed import DeviceMesh
 
 from tvm_distir.core.ir import axis_groups, mesh_devices, mesh_shape
@@ -18,7 +19,7 @@ from tvm_distir.models.mlir.tree import Dense
 
 from .operation_call import HloCall
 from .reductions import applied
-from .translated_values import TranslatedTensor, UnsupportedOperation, constant
+from .translated_values import Tensors, UnsupportedOperation, constant
 
 _KINDS = {theirs: name for name, theirs in REDUCTIONS.items()}
 
@@ -57,11 +58,8 @@ def _reduction(call: HloCall) -> str:
 
 
 def _along(
-    call: HloCall,
-    mesh: DeviceMesh,
-    ordered: bool,
-    make: Callable[[relax.Expr, list[int]], relax.Expr],
-) -> list[TranslatedTensor]:
+    call: HloCall, mesh: DeviceMesh, ordered: bool, make: Callable[[Expr, list[int]], Expr]
+) -> Tensors:
     """Apply a collective to each operand, unless groups have a single device."""
     axes = _axes(call, mesh, ordered)
     if not axes:
@@ -72,22 +70,22 @@ def _along(
     ]
 
 
-def _all_reduce(call: HloCall, mesh: DeviceMesh) -> list[TranslatedTensor]:
+def _all_reduce(call: HloCall, mesh: DeviceMesh) -> Tensors:
     kind = _reduction(call)
     return _along(call, mesh, False, lambda x, axes: ops.all_reduce(x, mesh, axes, kind))
 
 
-def _all_gather(call: HloCall, mesh: DeviceMesh) -> list[TranslatedTensor]:
+def _all_gather(call: HloCall, mesh: DeviceMesh) -> Tensors:
     dim = int(call.attribute("all_gather_dim", -1))
     return _along(call, mesh, True, lambda x, axes: ops.all_gather(x, mesh, axes, dim))
 
 
-def _reduce_scatter(call: HloCall, mesh: DeviceMesh) -> list[TranslatedTensor]:
+def _reduce_scatter(call: HloCall, mesh: DeviceMesh) -> Tensors:
     dim, kind = int(call.attribute("scatter_dimension", -1)), _reduction(call)
     return _along(call, mesh, True, lambda x, axes: ops.reduce_scatter(x, mesh, axes, dim, kind))
 
 
-def _all_to_all(call: HloCall, mesh: DeviceMesh) -> list[TranslatedTensor]:
+def _all_to_all(call: HloCall, mesh: DeviceMesh) -> Tensors:
     split, concat = (int(call.attribute(f"{side}_dimension", -1)) for side in ("split", "concat"))
     if split == concat:
         raise UnsupportedOperation("an exchange between parts of a single dim")
@@ -109,7 +107,7 @@ def _shifts(mesh: DeviceMesh) -> Iterator[tuple[int, int, bool, list[list[int]]]
                 yield axis, shift, ring, sorted(pairs)
 
 
-def _permute(call: HloCall, mesh: DeviceMesh) -> list[TranslatedTensor]:
+def _permute(call: HloCall, mesh: DeviceMesh) -> Tensors:
     requested_pairs = sorted(_rows(call, "source_target_pairs"))
     for axis, shift, ring, pairs in _shifts(mesh):
         if pairs == requested_pairs:
@@ -118,7 +116,7 @@ def _permute(call: HloCall, mesh: DeviceMesh) -> list[TranslatedTensor]:
     raise UnsupportedOperation(f"pairs {requested_pairs[:4]} that are not a shift along an axis")
 
 
-def _number(call: HloCall, mesh: DeviceMesh) -> list[TranslatedTensor]:
+def _number(call: HloCall, mesh: DeviceMesh) -> Tensors:
     """Return the number of the running device."""
     devices = [int(device) for device in mesh_devices(mesh).ravel()]
     if devices != list(range(len(devices))):
@@ -131,7 +129,7 @@ def _number(call: HloCall, mesh: DeviceMesh) -> list[TranslatedTensor]:
     return [write.value(write.cast(index, call.dtype))]
 
 
-MOVES: dict[str, Callable[[HloCall, DeviceMesh], list[TranslatedTensor]]] = {
+MOVES: dict[str, Callable[[HloCall, DeviceMesh], Tensors]] = {
     "stablehlo.all_reduce": _all_reduce,
     "stablehlo.all_gather": _all_gather,
     "stablehlo.reduce_scatter": _reduce_scatter,

@@ -9,14 +9,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from tvm import relax
+from tvm.relax import Expr
 
 from tvm_distir.models.mlir.tree import Dense, Operation, RegionBlock
 
 from .emitter import Emitter
-from .translated_values import TranslatedTensor, UnsupportedOperation, integers, typed
+from .translated_values import Tensors, TranslatedTensor, UnsupportedOperation, integers, typed
 
-Result = TranslatedTensor | Sequence[TranslatedTensor]
+Result = TranslatedTensor | Tensors
 
 
 class HloCall:
@@ -36,9 +36,9 @@ class HloCall:
     def __init__(
         self,
         operation: Operation,
-        operands: Sequence[TranslatedTensor],
+        operands: Tensors,
         emitter: Emitter,
-        run: Callable[[RegionBlock, Sequence[TranslatedTensor]], list[TranslatedTensor]],
+        run: Callable[[RegionBlock, Tensors], Tensors],
         loops: int | None = None,
     ) -> None:
         self.operation = operation
@@ -50,7 +50,7 @@ class HloCall:
     def __getitem__(self, index: int) -> TranslatedTensor:
         return self.operands[index]
 
-    def full(self, index: int) -> relax.Expr:
+    def full(self, index: int) -> Expr:
         """Return an operand as a Relax tensor."""
         return self.write.full(self.operands[index])
 

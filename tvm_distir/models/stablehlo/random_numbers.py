@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from tvm import relax, te, tirx
+from tvm import te, tirx
+from tvm.relax import Expr
 
 from .operation_call import Converter, HloCall
 from .translated_values import TranslatedTensor, UnsupportedOperation
@@ -48,14 +49,14 @@ def _from_unsigned(value: tirx.PrimExpr, dtype: str) -> tirx.PrimExpr:
     return value if str(value.ty.dtype) == dtype else tirx.reinterpret(dtype, value)
 
 
-def _same_width(dtype: str) -> relax.Expr:
+def _same_width(dtype: str) -> Expr:
     def compute(x: te.Tensor) -> te.Tensor:
         return te.compute(x.shape, lambda *at: tirx.reinterpret(dtype, x(*at)), name="bitcast")
 
     return compute
 
 
-def _joined(count: int, width: int, dtype: str) -> relax.Expr:
+def _joined(count: int, width: int, dtype: str) -> Expr:
     wide = f"uint{count * width}"
 
     def compute(x: te.Tensor) -> te.Tensor:
@@ -71,7 +72,7 @@ def _joined(count: int, width: int, dtype: str) -> relax.Expr:
     return compute
 
 
-def _parted(width: int, dtype: str) -> relax.Expr:
+def _parted(width: int, dtype: str) -> Expr:
     def compute(x: te.Tensor) -> te.Tensor:
         wide = f"uint{_bits(str(x.dtype))}"
         shape = (*x.shape, _bits(str(x.dtype)) // width)

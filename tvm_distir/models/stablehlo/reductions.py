@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import numpy as np
 from tvm import relax
+from tvm.relax import Expr
 
 from tvm_distir.models.common.hlo_names import REDUCTIONS
 from tvm_distir.models.mlir.tree import Operation, RegionBlock
 
 from .operation_call import Converter, HloCall
-from .translated_values import TranslatedTensor, UnsupportedOperation, array_type
+from .translated_values import Tensors, TranslatedTensor, UnsupportedOperation, array_type
 
 _op = relax.op
 _REDUCTIONS = {theirs: getattr(_op, name) for name, theirs in REDUCTIONS.items()}
@@ -40,7 +41,7 @@ def is_neutral(kind: str, value: TranslatedTensor) -> bool:
     return bool(number == (bounds.min if kind == "maximum" else bounds.max))
 
 
-def _reduce(call: HloCall) -> relax.Expr:
+def _reduce(call: HloCall) -> Expr:
     kind, dims = applied(call.region()), call.integers("dimensions")
     if len(call.operands) == 4:
         return _of_pairs(call, dims)
@@ -61,7 +62,7 @@ def _reduce(call: HloCall) -> relax.Expr:
     return TranslatedTensor(reduced, call.shape)
 
 
-def _of_pairs(call: HloCall, dims: list[int]) -> list[TranslatedTensor]:
+def _of_pairs(call: HloCall, dims: list[int]) -> Tensors:
     """Translate the maximum or minimum with its index, as argmax and argmin write it."""
     first = next((op for op in call.region().operations if op.name.endswith(".compare")), None)
     direction = str(first.attributes.get("comparison_direction", "")) if first else ""
@@ -76,7 +77,7 @@ def _of_pairs(call: HloCall, dims: list[int]) -> list[TranslatedTensor]:
     return [write.value(extreme), write.value(write.cast(position, call.result_dtype(1)))]
 
 
-def _sort(call: HloCall) -> list[TranslatedTensor]:
+def _sort(call: HloCall) -> Tensors:
     """Translate a sort by the first operand, the only operand that is compared."""
     axis, write = int(call.attribute("dimension", -1)) % len(call[0].shape), call.write
     descending = _is_descending(call.region())
@@ -119,7 +120,7 @@ def _source(name: str, producers: dict[str, Operation]) -> str:
     return name
 
 
-def _top_k(call: HloCall) -> list[TranslatedTensor]:
+def _top_k(call: HloCall) -> Tensors:
     count, write = int(call.attribute("k")), call.write
     dtype = call.result_dtype(1)
     pair = write.emit(_op.topk(call.full(0), k=count, axis=-1, ret_type="both", dtype=dtype))

@@ -8,6 +8,7 @@ import math
 
 import numpy as np
 from tvm import relax
+from tvm.relax import Expr
 
 from tvm_distir.models.mlir.tree import Dense
 
@@ -133,7 +134,7 @@ def _pad(call: HloCall) -> TranslatedTensor:
             call.write.pad(call.full(0), low, high, inner, float(fill)), call.shape
         )
     padded = call.write.pad(call.full(0), low, high, inner, 0.0)
-    ones: relax.Expr = relax.const(np.ones(call[0].shape, "bool"), "bool")
+    ones: Expr = relax.const(np.ones(call[0].shape, "bool"), "bool")
     inside = call.write.pad(ones, low, high, inner, 0.0)
     return TranslatedTensor(call.write.emit(_op.where(inside, padded, call[1].expr)), call.shape)
 

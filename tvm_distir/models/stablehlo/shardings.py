@@ -11,6 +11,7 @@ from typing import Any
 
 import tvm_ffi
 from tvm import ir, relax
+from tvm.relax import BlockBuilder, Expr
 from tvm.relax.distributed import DeviceMesh
 
 from tvm_distir.core.ir import (
@@ -70,9 +71,7 @@ class Shardings:
             axes = {f"axis{i}": n for i, n in enumerate(sizes)}
             self._meshes[GSPMD_MESH] = NamedMesh(GSPMD_MESH, axes)
 
-    def annotated(
-        self, builder: relax.BlockBuilder, expr: relax.Expr, sharding: Opaque | str
-    ) -> DeviceMesh:
+    def annotated(self, builder: BlockBuilder, expr: Expr, sharding: Opaque | str) -> DeviceMesh:
         """Annotate an expression with a sharding, unless the sharding is empty.
 
         Parameters
@@ -211,7 +210,7 @@ def _meshes(module: Module) -> list[NamedMesh]:
     return meshes
 
 
-def _says(before: relax.Expr, placed: relax.Expr) -> bool:
+def _says(before: Expr, placed: Expr) -> bool:
     """Return whether an expression is an annotation equal to another."""
     same_op = isinstance(before, ir.Call) and before.op.same_as(placed.op)
     return same_op and bool(tvm_ffi.structural_equal(before.attrs, placed.attrs))

@@ -4,13 +4,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from tvm_distir.models.mlir.tree import Operation
 
 from .composites import is_known
 from .converters import CALLS
-from .translated_values import TranslatedTensor
+from .translated_values import Tensors
 
 _LARGE = 1 << 20
 MAX_OPERATIONS = 1 << 17
@@ -60,6 +60,6 @@ class Sizes:
             return _LARGE
         return 1
 
-    def is_inlined(self, name: str, operands: Sequence[TranslatedTensor]) -> bool:
+    def is_inlined(self, name: str, operands: Tensors) -> bool:
         """Return whether a call is inlined: small, or with numbers that loops count with."""
         return self.size(name) <= self._inline or any(v.integer is not None for v in operands)

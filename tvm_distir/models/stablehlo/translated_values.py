@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 from tvm import ir, relax
+from tvm.relax import Expr
 
 from tvm_distir.core.ir import known_shape
 from tvm_distir.models.common.hlo_names import ELEMENTS
@@ -57,12 +58,12 @@ def tensor_of_type(ty: ir.Type) -> tuple[tuple[int, ...], str]:
     return shape, str(getattr(ty.dtype, "dtype", ty.dtype))
 
 
-def shape_of(expr: relax.Expr) -> tuple[int, ...]:
+def shape_of(expr: Expr) -> tuple[int, ...]:
     """Return the static shape of a Relax expression."""
     return tensor_of_type(expr.ty)[0]
 
 
-def dtype_of(expr: relax.Expr) -> str:
+def dtype_of(expr: Expr) -> str:
     """Return the element type of an expression."""
     return str(getattr(expr.ty.dtype, "dtype", expr.ty.dtype))
 
@@ -87,11 +88,11 @@ class TranslatedTensor:
         full rank reads it in place of ``expr``.
     """
 
-    expr: relax.Expr
+    expr: Expr
     shape: tuple[int, ...]
     rows: tuple[TranslatedTensor | None, ...] | None = None
     counts: int | None = None
-    base: relax.Expr | None = None
+    base: Expr | None = None
 
     @property
     def dtype(self) -> str:
@@ -117,7 +118,10 @@ class TranslatedTensor:
         return int(number) if isinstance(number, (bool, int)) else None
 
 
-def is_constant(expr: relax.Expr) -> bool:
+Tensors = Sequence[TranslatedTensor]
+
+
+def is_constant(expr: Expr) -> bool:
     """Return whether an expression is a constant."""
     return isinstance(expr, ir.GenericConst)
 

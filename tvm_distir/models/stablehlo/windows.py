@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm import relax
+from tvm.relax import Expr
 
 from .operation_call import Converter, HloCall
 from .reductions import applied, is_neutral
@@ -74,7 +75,7 @@ def _reduce_window(call: HloCall) -> TranslatedTensor:
     )
 
 
-def _cumulative(call: HloCall, kind: str, windows: _Windows, x: relax.Expr) -> relax.Expr:
+def _cumulative(call: HloCall, kind: str, windows: _Windows, x: Expr) -> Expr:
     """Translate a window over all preceding or following elements to a cumulative op."""
     if len(windows.moved) != 1 or kind not in ("add", "multiply"):
         return None
@@ -91,7 +92,7 @@ def _cumulative(call: HloCall, kind: str, windows: _Windows, x: relax.Expr) -> r
     return call.write.emit(_op.flip(turned, dim))
 
 
-def _pooled(call: HloCall, kind: str, windows: _Windows, x: relax.Expr) -> relax.Expr:
+def _pooled(call: HloCall, kind: str, windows: _Windows, x: Expr) -> Expr:
     """Translate to a pool over two dims, with the pooled dims moved to the end."""
     moved, shape, write = windows.moved, shape_of(x), call.write
     if len(moved) > 2 or kind not in ("add", "maximum", "minimum"):
@@ -113,8 +114,8 @@ def _pooled(call: HloCall, kind: str, windows: _Windows, x: relax.Expr) -> relax
     return write.permute(unpooled, [order.index(i) for i in range(len(order))])
 
 
-def _pool(call: HloCall, kind: str, x: relax.Expr, how: dict[str, Any]) -> relax.Expr:
-    emit: Callable[..., relax.Expr] = call.write.emit
+def _pool(call: HloCall, kind: str, x: Expr, how: dict[str, Any]) -> Expr:
+    emit: Callable[..., Expr] = call.write.emit
     if kind == "maximum":
         return emit(_op.nn.max_pool2d(x, **how))
     if kind == "minimum":

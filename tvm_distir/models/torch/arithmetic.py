@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tvm import relax
+from tvm.relax import Expr
 
 from tvm_distir.models.common.name_tables import by_name
 
@@ -19,28 +20,26 @@ from .aten_call import AtenCall, Converter, UnsupportedOperator, constant, dtype
 _op = relax.op
 
 
-def _binary(
-    make: Callable[[relax.Expr, relax.Expr], relax.Expr], compares: bool = False
-) -> Converter:
-    def convert(call: AtenCall) -> relax.Expr:
+def _binary(make: Callable[[Expr, Expr], Expr], compares: bool = False) -> Converter:
+    def convert(call: AtenCall) -> Expr:
         dtype = call.common_dtype("self", "other") if compares else call.dtype
         return call.emit(make(call.cast(call["self"], dtype), call.cast(call["other"], dtype)))
 
     return convert
 
 
-def _wide_binary(make: Callable[[relax.Expr, relax.Expr], relax.Expr]) -> Converter:
-    def convert(call: AtenCall) -> relax.Expr:
+def _wide_binary(make: Callable[[Expr, Expr], Expr]) -> Converter:
+    def convert(call: AtenCall) -> Expr:
         operands = (call.cast(call[name], call.dtype) for name in ("self", "other"))
         return call.in_float32(make, *operands)
 
     return convert
 
 
-def _scaled_sum(make: Callable[[relax.Expr, relax.Expr], relax.Expr]) -> Converter:
+def _scaled_sum(make: Callable[[Expr, Expr], Expr]) -> Converter:
     """Return ``self + alpha * other``, or a difference."""
 
-    def convert(call: AtenCall) -> relax.Expr:
+    def convert(call: AtenCall) -> Expr:
         a, b = call.cast(call["self"], call.dtype), call.cast(call["other"], call.dtype)
         if call["alpha"] != 1:
             b = call.emit(_op.multiply(b, constant(call["alpha"], call.dtype)))
@@ -49,7 +48,7 @@ def _scaled_sum(make: Callable[[relax.Expr, relax.Expr], relax.Expr]) -> Convert
     return convert
 
 
-def _reversed_difference(call: AtenCall) -> relax.Expr:
+def _reversed_difference(call: AtenCall) -> Expr:
     """Return ``other - alpha * self``."""
     a, b = call.cast(call["self"], call.dtype), call.cast(call["other"], call.dtype)
     if call["alpha"] != 1:
@@ -57,29 +56,28 @@ def _reversed_difference(call: AtenCall) -> relax.Expr:
     return call.emit(_op.subtract(b, a))
 
 
-def _logical(make: Callable[..., relax.Expr], *names: str) -> Converter:
+def _logical(make: Callable[..., Expr], *names: str) -> Converter:
     return lambda call: call.emit(make(*(call.cast(call[name], "bool") for name in call.names)))
 
 
 def _bitwise(
-    make: Callable[[relax.Expr, relax.Expr], relax.Expr],
-    of_bools: Callable[[relax.Expr, relax.Expr], relax.Expr],
+    make: Callable[[Expr, Expr], Expr], of_bools: Callable[[Expr, Expr], Expr]
 ) -> Converter:
     """Return a converter with a separate op for bools."""
 
-    def convert(call: AtenCall) -> relax.Expr:
+    def convert(call: AtenCall) -> Expr:
         a, b = call.cast(call["self"], call.dtype), call.cast(call["other"], call.dtype)
         return call.emit((of_bools if call.dtype == "bool" else make)(a, b))
 
     return convert
 
 
-def _bitwise_not(call: AtenCall) -> relax.Expr:
+def _bitwise_not(call: AtenCall) -> Expr:
     x = call["self"]
     return call.emit(_op.logical_not(x) if dtype_of(x) == "bool" else _op.bitwise_not(x))
 
 
-def _divide_rounded(call: AtenCall) -> relax.Expr:
+def _divide_rounded(call: AtenCall) -> Expr:
     a, b = call.cast(call["self"], call.dtype), call.cast(call["other"], call.dtype)
     mode = call["rounding_mode"]
     if mode == "floor":
@@ -88,7 +86,7 @@ def _divide_rounded(call: AtenCall) -> relax.Expr:
     return call.emit(_op.trunc(quotient)) if mode and is_float(call.dtype) else quotient
 
 
-def _power(call: AtenCall) -> relax.Expr:
+def _power(call: AtenCall) -> Expr:
     dtype = call.dtype
     base, exponent = (call[name] for name in call.names)
     if isinstance(exponent, (int, float)) and exponent == 2:
@@ -104,7 +102,7 @@ def _power(call: AtenCall) -> relax.Expr:
     raise UnsupportedOperator("a power of integers with a tensor as exponent")
 
 
-def _clamp(call: AtenCall) -> relax.Expr:
+def _clamp(call: AtenCall) -> Expr:
     low, high = (call[name] if name in call.names else None for name in ("min", "max"))
     x, dtype = call.cast(call["self"], call.dtype), call.dtype
     if low is not None:
@@ -112,12 +110,12 @@ def _clamp(call: AtenCall) -> relax.Expr:
     return x if high is None else call.emit(_op.minimum(x, call.cast(high, dtype)))
 
 
-def _where(call: AtenCall) -> relax.Expr:
+def _where(call: AtenCall) -> Expr:
     a, b = call.cast(call["self"], call.dtype), call.cast(call["other"], call.dtype)
     return call.emit(_op.where(call.cast(call["condition"], "bool"), a, b))
 
 
-def _masked_fill(call: AtenCall) -> relax.Expr:
+def _masked_fill(call: AtenCall) -> Expr:
     x = call["self"]
     return call.emit(_op.where(call["mask"], call.cast(call["value"], dtype_of(x)), x))
 

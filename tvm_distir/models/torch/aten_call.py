@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import fx
 from tvm import ir, relax
+from tvm.relax import BlockBuilder, Expr
 
 from tvm_distir.core.ir import known_shape
 
@@ -46,13 +47,13 @@ def dtype_name(dtype: torch.dtype) -> str:
     return name
 
 
-def dtype_of(value: relax.Expr) -> str:
+def dtype_of(value: Expr) -> str:
     """Return the element type of a tensor."""
     dtype = value.ty.dtype
     return str(dtype.dtype if hasattr(dtype, "dtype") else dtype)
 
 
-def shape_of(value: relax.Expr) -> tuple[int, ...]:
+def shape_of(value: Expr) -> tuple[int, ...]:
     """Return the static shape of a tensor.
 
     Raises
@@ -71,7 +72,7 @@ def is_float(dtype: str) -> bool:
     return "float" in dtype
 
 
-def translated(value: Any, env: Mapping[fx.Node, relax.Expr]) -> Any:
+def translated(value: Any, env: Mapping[fx.Node, Expr]) -> Any:
     """Return an argument with all nodes in it replaced by their values."""
     if isinstance(value, fx.Node):
         return env[value]
@@ -103,8 +104,8 @@ class AtenCall:
     def __init__(
         self,
         node: fx.Node,
-        env: Mapping[fx.Node, relax.Expr],
-        builder: relax.BlockBuilder,
+        env: Mapping[fx.Node, Expr],
+        builder: BlockBuilder,
         sizes: Mapping[str, list[int]] | None = None,
     ) -> None:
         self.node = node
@@ -184,36 +185,36 @@ class AtenCall:
         """Return whether one of several results is read."""
         return any(len(user.args) > 1 and user.args[1] == index for user in self.node.users)
 
-    def emit(self, value: relax.Expr) -> relax.Expr:
+    def emit(self, value: Expr) -> Expr:
         """Bind an expression to a variable, named after the module that computes it."""
         return self.builder.emit(value, self._hint)
 
-    def in_float32(self, make: Callable[..., relax.Expr], *values: relax.Expr) -> relax.Expr:
+    def in_float32(self, make: Callable[..., Expr], *values: Expr) -> Expr:
         """Apply an op to tensors, in float32 if they are of half precision."""
         if dtype_of(values[0]) not in HALVES:
             return self.emit(make(*values))
         wide = self.emit(make(*(self.cast(value, "float32") for value in values)))
         return self.cast(wide, dtype_of(values[0]))
 
-    def normalized(self, value: relax.Expr) -> relax.Expr:
+    def normalized(self, value: Expr) -> Expr:
         """Return an unbound expression with its type inferred."""
         return self.builder.normalize(value)
 
-    def cast(self, value: relax.Expr, dtype: str) -> relax.Expr:
+    def cast(self, value: Expr, dtype: str) -> Expr:
         """Return a tensor or a number as a tensor of a type."""
-        if not isinstance(value, relax.Expr):
+        if not isinstance(value, Expr):
             return constant(value, dtype)
         if dtype_of(value) == dtype:
             return value
         return self.emit(relax.op.astype(value, dtype))
 
-    def broadcast(self, value: relax.Expr, shape: Sequence[int]) -> relax.Expr:
+    def broadcast(self, value: Expr, shape: Sequence[int]) -> Expr:
         """Broadcast a tensor to a shape."""
         if shape_of(value) == tuple(shape):
             return value
         return self.emit(relax.op.broadcast_to(value, list(shape)))
 
-    def reshaped(self, value: relax.Expr, shape: Sequence[int]) -> relax.Expr:
+    def reshaped(self, value: Expr, shape: Sequence[int]) -> Expr:
         """Reshape a tensor."""
         if shape_of(value) == tuple(shape):
             return value

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 
 from tvm import ir, relax
+from tvm.relax import Expr
 
 from .aten_call import AtenCall, Converter, UnsupportedOperator, constant, dtype_of, shape_of
 from .contraction import sizes
@@ -15,7 +16,7 @@ from .windows import window
 _op = relax.op
 
 
-def _embedding(call: AtenCall) -> relax.Expr:
+def _embedding(call: AtenCall) -> Expr:
     """Sum the rows of the gradient by index, without those of the padding index."""
     gradient, index = call["grad_output"], call["indices"]
     if call["scale_grad_by_freq"]:
@@ -30,7 +31,7 @@ def _embedding(call: AtenCall) -> relax.Expr:
     return call.emit(_op.grad.take_backward(rows, table, index, axis=0))
 
 
-def _convolution(call: AtenCall) -> relax.Expr:
+def _convolution(call: AtenCall) -> Expr:
     """Return the gradients of the image, the kernel and the bias, by TVM's gradient."""
     gradient, x, w = call["grad_output"], call["input"], call["weight"]
     rank = len(shape_of(w)) - 2
@@ -56,7 +57,7 @@ def _convolution(call: AtenCall) -> relax.Expr:
     return [*results, call.absent(2) if bias is None else bias]
 
 
-def _max_pool(call: AtenCall) -> relax.Expr:
+def _max_pool(call: AtenCall) -> Expr:
     kernel, options = window(call, 2)
     return call.in_float32(
         lambda gradient, x: _op.grad.max_pool2d_backward(
@@ -73,7 +74,7 @@ def _max_pool(call: AtenCall) -> relax.Expr:
     )
 
 
-def _avg_pool(call: AtenCall) -> relax.Expr:
+def _avg_pool(call: AtenCall) -> Expr:
     if call["divisor_override"] is not None:
         raise UnsupportedOperator("an average pool with divisor_override")
     kernel, options = window(call, 2)

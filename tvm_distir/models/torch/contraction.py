@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 
 from tvm import relax
+from tvm.relax import Expr
 
 from tvm_distir.models.common.name_tables import by_name
 
@@ -29,7 +30,7 @@ _LAYOUTS = {1: ("NCW", "OIW", "IOW"), 2: ("NCHW", "OIHW", "IOHW"), 3: ("NCDHW", 
 
 
 def _product(second: str) -> Converter:
-    def convert(call: AtenCall) -> relax.Expr:
+    def convert(call: AtenCall) -> Expr:
         return call.emit(_op.matmul(call["self"], call[second]))
 
     return convert
@@ -38,7 +39,7 @@ def _product(second: str) -> Converter:
 def _product_and_sum(first: str, second: str) -> Converter:
     """Return ``beta * self + alpha * first @ second``."""
 
-    def convert(call: AtenCall) -> relax.Expr:
+    def convert(call: AtenCall) -> Expr:
         dtype = call.dtype
         product = call.emit(_op.matmul(call[first], call[second]))
         if call["alpha"] != 1:
@@ -53,7 +54,7 @@ def _product_and_sum(first: str, second: str) -> Converter:
     return convert
 
 
-def _linear(call: AtenCall) -> relax.Expr:
+def _linear(call: AtenCall) -> Expr:
     turned = call["weight"]
     if len(shape_of(turned)) == 2:
         turned = call.emit(_op.permute_dims(turned, [1, 0]))
@@ -61,7 +62,7 @@ def _linear(call: AtenCall) -> relax.Expr:
     return product if call["bias"] is None else call.emit(_op.add(product, call["bias"]))
 
 
-def _attention(call: AtenCall) -> relax.Expr:
+def _attention(call: AtenCall) -> Expr:
     q, k, v = (call[name] for name in ("query", "key", "value"))
     if call["dropout_p"]:
         raise UnsupportedOperator("dropout of a model in training mode")
@@ -86,7 +87,7 @@ def _attention(call: AtenCall) -> relax.Expr:
     return call.reshaped(mixed, [*shape[:-1], shape_of(mixed)[-1]])
 
 
-def _scaled(call: AtenCall, q: relax.Expr) -> tuple[relax.Expr, float | None]:
+def _scaled(call: AtenCall, q: Expr) -> tuple[Expr, float | None]:
     """Return queries and a scale; TVM's half-precision kernel supports only its default scale."""
     default = shape_of(q)[-1] ** -0.5
     scale = default if call["scale"] is None else float(call["scale"])
@@ -97,13 +98,13 @@ def _scaled(call: AtenCall, q: relax.Expr) -> tuple[relax.Expr, float | None]:
     return call.emit(_op.multiply(q, constant(scale / default, dtype_of(q)))), None
 
 
-def _as_batch(call: AtenCall, x: relax.Expr) -> relax.Expr:
+def _as_batch(call: AtenCall, x: Expr) -> Expr:
     """Reshape to four dims: batch (all leading dims), heads, positions, width."""
     shape = shape_of(x)
     return call.reshaped(x, [math.prod(shape[:-3]), *shape[-3:]])
 
 
-def _mask(call: AtenCall, mask: relax.Expr, dtype: str, shape: Sequence[int]) -> relax.Expr:
+def _mask(call: AtenCall, mask: Expr, dtype: str, shape: Sequence[int]) -> Expr:
     """Convert a mask to a term of the scores."""
     if dtype_of(mask) == "bool":
         low = -6e4 if dtype == "float16" else -1e30
@@ -121,7 +122,7 @@ def sizes(value: int | Sequence[int], rank: int) -> list[int]:
     return listed * (rank if len(listed) == 1 else 1)
 
 
-def _convolution(call: AtenCall) -> relax.Expr:
+def _convolution(call: AtenCall) -> Expr:
     x, w, bias = call["input"], call["weight"], call["bias"]
     rank = len(shape_of(w)) - 2
     batched = len(shape_of(x)) == rank + 2

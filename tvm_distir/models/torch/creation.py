@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 
 from tvm import relax
+from tvm.relax import Expr
 
 from tvm_distir.models.common.name_tables import by_name
 
@@ -23,7 +24,7 @@ from .aten_call import (
 _op = relax.op
 
 
-def full_tensor(call: AtenCall, shape: list[int], value: object, dtype: str) -> relax.Expr:
+def full_tensor(call: AtenCall, shape: list[int], value: object, dtype: str) -> Expr:
     """Return a tensor of a single value, infinite ones included, which TVM's ``full`` rejects."""
     number = constant(value, dtype)
     if isinstance(value, float) and not math.isfinite(value):
@@ -34,7 +35,7 @@ def full_tensor(call: AtenCall, shape: list[int], value: object, dtype: str) -> 
 def _filled(value: float | str) -> Converter:
     """Return a converter to a tensor of a number, or of the argument of a name."""
 
-    def convert(call: AtenCall) -> relax.Expr:
+    def convert(call: AtenCall) -> Expr:
         shape = call["size"] if "size" in call.names else list(shape_of(call["self"]))
         number = call[value] if isinstance(value, str) else value
         return full_tensor(call, shape, number, call.dtype)
@@ -42,11 +43,11 @@ def _filled(value: float | str) -> Converter:
     return convert
 
 
-def _fill_tensor(call: AtenCall) -> relax.Expr:
+def _fill_tensor(call: AtenCall) -> Expr:
     return call.broadcast(call.cast(call["value"], call.dtype), shape_of(call["self"]))
 
 
-def _arange(call: AtenCall) -> relax.Expr:
+def _arange(call: AtenCall) -> Expr:
     start = call["start"] if "start" in call.names else 0
     step = call["step"] if "step" in call.names else 1
     if call.dtype in ("int64", "int32", "float32"):
@@ -54,25 +55,25 @@ def _arange(call: AtenCall) -> relax.Expr:
     return call.cast(call.emit(_op.arange(start, call["end"], step, "float32")), call.dtype)
 
 
-def _eye(call: AtenCall) -> relax.Expr:
+def _eye(call: AtenCall) -> Expr:
     n = call["n"]
     return call.emit(_op.eye(n, call["m"] if "m" in call.names else n, 0, call.dtype))
 
 
-def _same(call: AtenCall) -> relax.Expr:
+def _same(call: AtenCall) -> Expr:
     return call["self"]
 
 
-def _cast(call: AtenCall) -> relax.Expr:
+def _cast(call: AtenCall) -> Expr:
     return call.cast(call["self"], call.dtype)
 
 
-def _copied(call: AtenCall) -> relax.Expr:
+def _copied(call: AtenCall) -> Expr:
     """Return the value that ``copy_(self, src)`` leaves in ``self``."""
     return call.broadcast(call.cast(call["src"], call.dtype), shape_of(call["self"]))
 
 
-def _dropout(call: AtenCall) -> relax.Expr:
+def _dropout(call: AtenCall) -> Expr:
     """Return the input, as the model is exported for inference."""
     x = call[call.names[0]]
     if call["train"] is not False and call["p"]:
@@ -80,8 +81,8 @@ def _dropout(call: AtenCall) -> relax.Expr:
     return x if len(call.results) == 1 else [x, call.absent(1)]
 
 
-def _triangle(make: relax.Expr) -> Converter:
-    def convert(call: AtenCall) -> relax.Expr:
+def _triangle(make: Expr) -> Converter:
+    def convert(call: AtenCall) -> Expr:
         x, dtype = call["self"], call.dtype
         if dtype != "bool":
             return call.emit(make(x, call["diagonal"]))
@@ -90,10 +91,10 @@ def _triangle(make: relax.Expr) -> Converter:
     return convert
 
 
-def _cumulative(make: relax.Expr) -> Converter:
+def _cumulative(make: Expr) -> Converter:
     """Return a cumulative op whose integers and bools are int64 as in torch, unlike in TVM."""
 
-    def convert(call: AtenCall) -> relax.Expr:
+    def convert(call: AtenCall) -> Expr:
         x = call.cast(call["self"], call.dtype)
         if not shape_of(x):
             return x

@@ -8,27 +8,28 @@ import math
 from collections.abc import Callable
 
 from tvm import relax
+from tvm.relax import Expr
 
 from .aten_call import AtenCall, Converter, constant, dtype_of
 
 _op = relax.op
 
 
-def _unary(make: Callable[[relax.Expr], relax.Expr], computes_in_floats: bool = False) -> Converter:
-    def convert(call: AtenCall) -> relax.Expr:
+def _unary(make: Callable[[Expr], Expr], computes_in_floats: bool = False) -> Converter:
+    def convert(call: AtenCall) -> Expr:
         x = call["self"]
         return call.emit(make(call.cast(x, call.dtype) if computes_in_floats else x))
 
     return convert
 
 
-def _wide_unary(make: Callable[[relax.Expr], relax.Expr]) -> Converter:
+def _wide_unary(make: Callable[[Expr], Expr]) -> Converter:
     """Return a converter for a function without half-precision kernels in TVM."""
     return lambda call: call.in_float32(make, call.cast(call["self"], call.dtype))
 
 
-def _classified(make: Callable[[relax.Expr], relax.Expr]) -> Converter:
-    def convert(call: AtenCall) -> relax.Expr:
+def _classified(make: Callable[[Expr], Expr]) -> Converter:
+    def convert(call: AtenCall) -> Expr:
         x = call["self"]
         wide = x if dtype_of(x) in ("float32", "float64") else call.cast(x, "float32")
         return call.emit(make(wide))
@@ -36,7 +37,7 @@ def _classified(make: Callable[[relax.Expr], relax.Expr]) -> Converter:
     return convert
 
 
-def _sign(call: AtenCall) -> relax.Expr:
+def _sign(call: AtenCall) -> Expr:
     """Return the sign, with zero for NaN, unlike ``R.sign``."""
     x = call["self"]
     sign = call.emit(_op.sign(x))
@@ -46,43 +47,43 @@ def _sign(call: AtenCall) -> relax.Expr:
     return call.emit(_op.where(number, sign, constant(0.0, dtype_of(x))))
 
 
-def _gelu(call: AtenCall) -> relax.Expr:
+def _gelu(call: AtenCall) -> Expr:
     make = _op.nn.gelu_tanh if call["approximate"] == "tanh" else _op.nn.gelu
     return call.emit(make(call["self"]))
 
 
 def _scaled_log(base: float) -> Converter:
-    def convert(call: AtenCall) -> relax.Expr:
+    def convert(call: AtenCall) -> Expr:
         logarithm = call.emit(_op.log(call.cast(call["self"], call.dtype)))
         return call.emit(_op.multiply(logarithm, constant(1 / math.log(base), call.dtype)))
 
     return convert
 
 
-def _log1p(call: AtenCall) -> relax.Expr:
+def _log1p(call: AtenCall) -> Expr:
     x = call.cast(call["self"], call.dtype)
     return call.emit(_op.log(call.emit(_op.add(x, constant(1.0, call.dtype)))))
 
 
-def _expm1(call: AtenCall) -> relax.Expr:
+def _expm1(call: AtenCall) -> Expr:
     power = call.emit(_op.exp(call.cast(call["self"], call.dtype)))
     return call.emit(_op.subtract(power, constant(1.0, call.dtype)))
 
 
-def _reciprocal(call: AtenCall) -> relax.Expr:
+def _reciprocal(call: AtenCall) -> Expr:
     x = call.cast(call["self"], call.dtype)
     return call.emit(_op.divide(constant(1.0, call.dtype), x))
 
 
-def _leaky_relu(call: AtenCall) -> relax.Expr:
+def _leaky_relu(call: AtenCall) -> Expr:
     return call.emit(_op.nn.leakyrelu(call["self"], float(call["negative_slope"])))
 
 
-def _softplus(call: AtenCall) -> relax.Expr:
+def _softplus(call: AtenCall) -> Expr:
     return call.emit(_op.nn.softplus(call["self"], float(call["beta"]), float(call["threshold"])))
 
 
-def _elu(call: AtenCall) -> relax.Expr:
+def _elu(call: AtenCall) -> Expr:
     x, dtype = call["self"], call.dtype
     alpha, scale, inner = (float(call[name]) for name in ("alpha", "scale", "input_scale"))
     power = call.emit(_op.exp(call.emit(_op.multiply(x, constant(inner, dtype)))))
@@ -92,7 +93,7 @@ def _elu(call: AtenCall) -> relax.Expr:
     return call.emit(_op.where(call.emit(_op.greater(x, constant(0.0, dtype))), above, below))
 
 
-def _hard_sigmoid(call: AtenCall) -> relax.Expr:
+def _hard_sigmoid(call: AtenCall) -> Expr:
     dtype = call.dtype
     moved = call.emit(_op.add(call["self"], constant(3.0, dtype)))
     inside = call.emit(_op.maximum(moved, constant(0.0, dtype)))
@@ -100,7 +101,7 @@ def _hard_sigmoid(call: AtenCall) -> relax.Expr:
     return call.emit(_op.multiply(inside, constant(1 / 6, dtype)))
 
 
-def _hard_swish(call: AtenCall) -> relax.Expr:
+def _hard_swish(call: AtenCall) -> Expr:
     return call.emit(_op.multiply(call["self"], _hard_sigmoid(call)))
 
 

@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from torch import fx
 from tvm import relax
+from tvm.relax import Expr
 
 from . import arithmetic, elementwise
 from .aten_call import AtenCall, axis_of
@@ -82,7 +83,7 @@ class Substitute:
         Whether the operands of the node are read too.
     """
 
-    write: Callable[[AtenCall, relax.Expr], relax.Expr]
+    write: Callable[[AtenCall, Expr], Expr]
     source: fx.Node
     reads_operands: bool = False
 
@@ -263,18 +264,18 @@ def _counts_up(value: Any) -> bool:
     return is_node and overload_name(value.target) == "arange.default"
 
 
-def _unsorted(call: AtenCall, ids: relax.Expr) -> list[relax.Expr]:
+def _unsorted(call: AtenCall, ids: Expr) -> list[Expr]:
     """Return ids and permutation of rows that stay in place."""
     count = int(ids.ty.shape[0])
     return [ids, relax.const(np.arange(count, dtype="int64"), "int64")]
 
 
-def _same(_: AtenCall, value: relax.Expr) -> relax.Expr:
+def _same(_: AtenCall, value: Expr) -> Expr:
     return value
 
 
-def _repeat(count: int) -> Callable[[AtenCall, relax.Expr], relax.Expr]:
-    def write(call: AtenCall, value: relax.Expr) -> relax.Expr:
+def _repeat(count: int) -> Callable[[AtenCall, Expr], Expr]:
+    def write(call: AtenCall, value: Expr) -> Expr:
         return value if count == 1 else call.emit(relax.op.repeat(value, count, 0))
 
     return write

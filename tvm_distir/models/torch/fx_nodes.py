@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from tvm import relax
+from tvm.relax import Expr
 
 from tvm_distir.core.ir import known_shape
 
@@ -37,7 +37,7 @@ def different_dims(tensor: object, value: object) -> tuple[int, ...]:
     """Return the dims in which a tensor of the program and its translation differ."""
     if not isinstance(tensor, torch.Tensor) or isinstance(value, Absent):
         return ()
-    new = known_shape(value.ty) if isinstance(value, relax.Expr) else None
+    new = known_shape(value.ty) if isinstance(value, Expr) else None
     if new is None or len(new) != tensor.ndim:
         return ()
     return tuple(i for i, (m, n) in enumerate(zip(tensor.shape, new, strict=True)) if int(m) != n)

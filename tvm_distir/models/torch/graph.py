@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from tvm import relax
+from tvm.relax import BlockBuilder, Expr
 
 from tvm_distir.models.common.quiet import IMPORT_ERRORS, reason
 from tvm_distir.support import ModelError
@@ -83,7 +83,7 @@ class Translation:
         The change of a batch that the program fixes.
     """
 
-    def __init__(self, builder: relax.BlockBuilder, batch: PinnedBatch | None = None) -> None:
+    def __init__(self, builder: BlockBuilder, batch: PinnedBatch | None = None) -> None:
         self._builder = builder
         self._batch = batch
         self._substitutes: dict[fx.Node, Substitute] = {}
@@ -164,7 +164,7 @@ class Translation:
                 raise UnsupportedOperator(f"it reads {arg.what}")
         if node.target is operator.getitem:
             return args[0][args[1]]
-        if any(isinstance(arg, relax.Expr) for arg in args):
+        if any(isinstance(arg, Expr) for arg in args):
             raise UnsupportedOperator("a size that depends on data")
         target: Any = node.target
         return target(*args)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 from tvm import relax
+from tvm.relax import Expr
 
 from tvm_distir.core.ir.operators import grouped_matmul, grouped_outer
 
@@ -18,13 +19,13 @@ from .aten_call import AtenCall, Converter, UnsupportedOperator, constant, dtype
 _op = relax.op
 
 
-def multiplied(call: AtenCall, names: tuple[str, str], ids: relax.Expr) -> relax.Expr:
+def multiplied(call: AtenCall, names: tuple[str, str], ids: Expr) -> Expr:
     """Multiply rows by the matrices of their groups."""
     x, w = (call[name] for name in names)
     return call.emit(grouped_matmul(x, w, ids, shape_of(w)[0]))
 
 
-def _groups_of_rows(call: AtenCall, rows: int) -> relax.Expr:
+def _groups_of_rows(call: AtenCall, rows: int) -> Expr:
     """Return the group of each row from where groups end: the groups that end at it or before."""
     ends = call.cast(call["offs"], "int64")
     row = relax.const(np.arange(rows, dtype="int64")[:, None], "int64")
@@ -33,7 +34,7 @@ def _groups_of_rows(call: AtenCall, rows: int) -> relax.Expr:
 
 
 def _grouped(first: str, second: str) -> Converter:
-    def convert(call: AtenCall) -> relax.Expr:
+    def convert(call: AtenCall) -> Expr:
         x, w = call[first], call[second]
         if "bias" in call.names and call["bias"] is not None:
             raise UnsupportedOperator("a bias of groups")
@@ -54,7 +55,7 @@ def _grouped(first: str, second: str) -> Converter:
     return convert
 
 
-def _histogram(call: AtenCall) -> relax.Expr:
+def _histogram(call: AtenCall) -> Expr:
     """Count elements in bins of equal width; the last bin includes its end."""
     low, high, bins = float(call["min"]), float(call["max"]), int(call["bins"])
     if low >= high:

@@ -12,6 +12,7 @@ from torch import fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind, OutputSpec
 from tvm import ir, relax, transform
+from tvm.relax import BlockBuilder, Expr
 
 from tvm_distir.core.ir.attributes import FRONTEND_ATTR, NUM_INPUT_ATTR, PARAM_NAMES_ATTR
 from tvm_distir.models.common.foreign_steps import noted_step
@@ -76,7 +77,7 @@ def _prepared(program: ExportedProgram, location: str) -> ExportedProgram:
         for node in graph.nodes
         if node.op == "call_function" and hasattr(node.target, "_schema")
     ]
-    if not any(_is_taken_apart(target) for target in targets):
+    if not any(t._schema.is_mutable or not is_translated(t) for t in targets):
         return program
     table = torch.export.default_decompositions()
     for name in CONVERTERS:
@@ -93,15 +94,11 @@ def _prepared(program: ExportedProgram, location: str) -> ExportedProgram:
         raise ModelError("DIST0361", problem, place=location, remedy=remedy) from error
 
 
-def _is_taken_apart(target: Any) -> bool:
-    return target._schema.is_mutable or not is_translated(target)
-
-
 def _without_aliases(program: ExportedProgram, inputs: Inputs, outputs: str) -> ir.IRModule:
     """Return the module, without variables that alias constants or other variables."""
     output_names = wanted_outputs(program, outputs)
     named = [*inputs.data, *inputs.weights]
-    builder = relax.BlockBuilder()
+    builder = BlockBuilder()
     with builder.function("main", [var for _, var in named]):
         with builder.dataflow():
             module = program.graph_module
@@ -131,7 +128,7 @@ def _without_aliases(program: ExportedProgram, inputs: Inputs, outputs: str) -> 
 
 def _result(results: list[Any], index: int, spec: OutputSpec) -> Any:
     value = results[index]
-    if isinstance(value, Absent) or not isinstance(value, relax.Expr):
+    if isinstance(value, Absent) or not isinstance(value, Expr):
         problem = f"result {index} is not computed"
         remedy = "Remove it from the outputs of the model."
         raise ModelError("DIST0361", problem, place=str(spec.arg.name), remedy=remedy)

@@ -9,6 +9,7 @@ import math
 import numpy as np
 from torch import fx
 from tvm import ir, relax
+from tvm.relax import Expr
 
 from tvm_distir.models.common.name_tables import by_name
 
@@ -27,16 +28,16 @@ _COUNTED = ("arange", "argmax", "argmin", "topk", "argsort", "sort")
 """Operators whose results are never negative."""
 
 
-def _embedding(call: AtenCall) -> relax.Expr:
+def _embedding(call: AtenCall) -> Expr:
     return call.emit(_op.take(call["weight"], call["indices"], axis=0))
 
 
-def _index_select(call: AtenCall) -> relax.Expr:
+def _index_select(call: AtenCall) -> Expr:
     axis = axis_of(call["dim"], max(len(shape_of(call["self"])), 1))
     return call.emit(_op.take(call["self"], call["index"], axis=axis))
 
 
-def _gather(call: AtenCall) -> relax.Expr:
+def _gather(call: AtenCall) -> Expr:
     axis = axis_of(call["dim"], max(len(shape_of(call["self"])), 1))
     return call.emit(_op.gather_elements(call["self"], call["index"], axis))
 
@@ -54,7 +55,7 @@ def _is_counted(node: object) -> bool:
     return False
 
 
-def _counted_from_front(call: AtenCall, node: object, index: relax.Expr, size: int) -> relax.Expr:
+def _counted_from_front(call: AtenCall, node: object, index: Expr, size: int) -> Expr:
     """Add ``size`` to negative indices, as torch reads them."""
     if dtype_of(index) == "bool":
         raise UnsupportedOperator("an index that is a mask: the size of its result depends on data")
@@ -68,7 +69,7 @@ def _counted_from_front(call: AtenCall, node: object, index: relax.Expr, size: i
     return call.emit(_op.where(below, call.emit(_op.add(index, constant(size, kind))), index))
 
 
-def _indices(call: AtenCall, shape: tuple[int, ...]) -> tuple[list[int], list[relax.Expr]]:
+def _indices(call: AtenCall, shape: tuple[int, ...]) -> tuple[list[int], list[Expr]]:
     """Return the indexed axes, and their indices."""
     axes, indices = [], []
     for axis, node in enumerate(call.argument("indices")):
@@ -80,8 +81,8 @@ def _indices(call: AtenCall, shape: tuple[int, ...]) -> tuple[list[int], list[re
 
 
 def _flat_index(
-    call: AtenCall, shape: tuple[int, ...], axes: list[int], indices: list[relax.Expr]
-) -> relax.Expr:
+    call: AtenCall, shape: tuple[int, ...], axes: list[int], indices: list[Expr]
+) -> Expr:
     """Return a single index into the flattened adjacent axes."""
     if axes != list(range(axes[0], axes[0] + len(axes))):
         raise UnsupportedOperator("indices of axes that are not adjacent")
@@ -92,7 +93,7 @@ def _flat_index(
     return total
 
 
-def _index(call: AtenCall) -> relax.Expr:
+def _index(call: AtenCall) -> Expr:
     """Index by several tensors elementwise; TVM's importer takes their cross product."""
     x = call["self"]
     shape = shape_of(x)
@@ -107,7 +108,7 @@ def _index(call: AtenCall) -> relax.Expr:
     return call.emit(_op.take(flat, index, axis=first))
 
 
-def _index_put(call: AtenCall) -> relax.Expr:
+def _index_put(call: AtenCall) -> Expr:
     x, values = call["self"], call["values"]
     shape, adds = shape_of(x), bool(call["accumulate"])
     values = call.cast(values, dtype_of(x))
@@ -127,9 +128,7 @@ def _index_put(call: AtenCall) -> relax.Expr:
     return call.reshaped(call.emit(done), shape)
 
 
-def _put_at_mask(
-    call: AtenCall, x: relax.Expr, values: relax.Expr, mask: relax.Expr, adds: bool
-) -> relax.Expr:
+def _put_at_mask(call: AtenCall, x: Expr, values: Expr, mask: Expr, adds: bool) -> Expr:
     if math.prod(shape_of(values)) != 1:
         raise UnsupportedOperator("values written at a mask: their number depends on data")
     inner = [*shape_of(mask), *[1] * (len(shape_of(x)) - len(shape_of(mask)))]
@@ -139,7 +138,7 @@ def _put_at_mask(
 
 
 def _scatter(reduction: str) -> Converter:
-    def convert(call: AtenCall) -> relax.Expr:
+    def convert(call: AtenCall) -> Expr:
         x, index = call["self"], call["index"]
         axis = axis_of(call["dim"], max(len(shape_of(x)), 1))
         if "value" in call.names:
@@ -153,7 +152,7 @@ def _scatter(reduction: str) -> Converter:
     return convert
 
 
-def _one_hot(call: AtenCall) -> relax.Expr:
+def _one_hot(call: AtenCall) -> Expr:
     index, classes = call["self"], int(call["num_classes"])
     if classes < 0:
         raise UnsupportedOperator("one_hot without a number of classes")

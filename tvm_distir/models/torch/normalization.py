@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from tvm import relax
+from tvm.relax import Expr
 
 from tvm_distir.models.common.name_tables import by_name
 
@@ -21,23 +22,19 @@ from .aten_call import AtenCall, Converter, UnsupportedOperator, constant, dtype
 _op = relax.op
 
 
-def _weight_or_neutral(
-    value: object, shape: Sequence[int], number: float, dtype: str
-) -> relax.Expr:
+def _weight_or_neutral(value: object, shape: Sequence[int], number: float, dtype: str) -> Expr:
     """Return a weight or, if the model has none, the neutral number."""
     if value is not None:
         return value
     return constant(np.full([int(n) for n in shape], number, "float32"), dtype)
 
 
-def _inverse_deviation(call: AtenCall, variance: relax.Expr, epsilon: float) -> relax.Expr:
+def _inverse_deviation(call: AtenCall, variance: Expr, epsilon: float) -> Expr:
     moved = call.emit(_op.add(variance, constant(epsilon, dtype_of(variance))))
     return call.emit(_op.rsqrt(moved))
 
 
-def _moments(
-    call: AtenCall, x: relax.Expr, axes: list[int], epsilon: float, keeps: bool
-) -> list[relax.Expr]:
+def _moments(call: AtenCall, x: Expr, axes: list[int], epsilon: float, keeps: bool) -> list[Expr]:
     """Return the mean and reciprocal deviation in float32: results 1 and 2 of a norm."""
     wide = call.cast(x, "float32")
     variance = call.emit(_op.variance(wide, axes, keeps))
@@ -46,7 +43,7 @@ def _moments(
     return [call.cast(value, call.result_dtype(i)) for i, value in enumerate(moments, 1)]
 
 
-def _layer_norm(call: AtenCall) -> relax.Expr:
+def _layer_norm(call: AtenCall) -> Expr:
     x, shape = call["input"], [int(n) for n in call["normalized_shape"]]
     epsilon, axes = float(call["eps"]), list(range(-len(shape), 0))
     weight = _weight_or_neutral(call["weight"], shape, 1.0, dtype_of(x))
@@ -61,7 +58,7 @@ def _layer_norm(call: AtenCall) -> relax.Expr:
     return [normalized, *_moments(call, x, axes, epsilon, True)]
 
 
-def _rms_norm(call: AtenCall) -> relax.Expr:
+def _rms_norm(call: AtenCall) -> Expr:
     import torch
 
     x, shape = call["input"], [int(n) for n in call["normalized_shape"]]
@@ -77,7 +74,7 @@ def _rms_norm(call: AtenCall) -> relax.Expr:
     )
 
 
-def _group_norm(call: AtenCall) -> relax.Expr:
+def _group_norm(call: AtenCall) -> Expr:
     native = "group" in call.names
     x = call["input"]
     shape = shape_of(x)
@@ -101,7 +98,7 @@ def _group_norm(call: AtenCall) -> relax.Expr:
     return [normalized, *_moments(call, parts, [2], epsilon, False)]
 
 
-def _batch_norm(call: AtenCall) -> relax.Expr:
+def _batch_norm(call: AtenCall) -> Expr:
     """Normalize by the statistics of the model."""
     x, mean, variance = call["input"], call["running_mean"], call["running_var"]
     kind, epsilon = dtype_of(x), float(call["eps"])
@@ -114,7 +111,7 @@ def _batch_norm(call: AtenCall) -> relax.Expr:
     return [normalized, *(call.absent(i) for i in range(1, len(call.results)))]
 
 
-def _batch_norm_training(call: AtenCall) -> relax.Expr:
+def _batch_norm_training(call: AtenCall) -> Expr:
     """Normalize by the batch; return the result, mean, deviation, and running statistics.
 
     Torch's running variance is that of a sample (n - 1), TVM's that of a population (n).
@@ -149,7 +146,7 @@ def _batch_norm_training(call: AtenCall) -> relax.Expr:
     return results
 
 
-def _batch_norm_without_statistics(call: AtenCall) -> relax.Expr:
+def _batch_norm_without_statistics(call: AtenCall) -> Expr:
     if not call["training"]:
         raise UnsupportedOperator("a batch norm without statistics, in inference")
     return _batch_norm_training(call)

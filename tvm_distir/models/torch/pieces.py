@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from tvm import relax
+from tvm.relax import Expr
 
 from tvm_distir.models.common.name_tables import by_name
 
@@ -15,7 +16,7 @@ _MOST = 2**63 - 1
 """Torch's word for the end of a dim."""
 
 
-def _cat(call: AtenCall) -> relax.Expr:
+def _cat(call: AtenCall) -> Expr:
     parts = [call.cast(part, call.dtype) for part in call["tensors"]]
     nonempty = [part for part in parts if shape_of(part) != (0,)]  # torch passes over empty vectors
     if not nonempty:
@@ -24,13 +25,13 @@ def _cat(call: AtenCall) -> relax.Expr:
     return nonempty[0] if len(nonempty) == 1 else call.emit(_op.concat(nonempty, axis))
 
 
-def _stack(call: AtenCall) -> relax.Expr:
+def _stack(call: AtenCall) -> Expr:
     parts = [call.cast(part, call.dtype) for part in call["tensors"]]
     axis = axis_of(call["dim"], len(shape_of(parts[0])) + 1)
     return call.emit(_op.concat([call.emit(_op.expand_dims(part, axis)) for part in parts], axis))
 
 
-def _cut(call: AtenCall, sizes: list[int], axis: int) -> list[relax.Expr]:
+def _cut(call: AtenCall, sizes: list[int], axis: int) -> list[Expr]:
     if len(sizes) == 1:
         return [call["self"]]
     ends = [sum(sizes[: i + 1]) for i in range(len(sizes) - 1)]
@@ -38,7 +39,7 @@ def _cut(call: AtenCall, sizes: list[int], axis: int) -> list[relax.Expr]:
     return [call.emit(relax.TupleGetItem(parts, i)) for i in range(len(sizes))]
 
 
-def _split(call: AtenCall) -> relax.Expr:
+def _split(call: AtenCall) -> Expr:
     shape = shape_of(call["self"])
     axis = axis_of(call["dim"], len(shape))
     if "split_sizes" in call.names:
@@ -47,23 +48,21 @@ def _split(call: AtenCall) -> relax.Expr:
     return _cut(call, [min(size, total - begin) for begin in range(0, total, size)], axis)
 
 
-def _chunk(call: AtenCall) -> relax.Expr:
+def _chunk(call: AtenCall) -> Expr:
     shape = shape_of(call["self"])
     axis = axis_of(call["dim"], len(shape))
     size = -(-shape[axis] // call["chunks"])
     return _cut(call, [min(size, shape[axis] - b) for b in range(0, shape[axis], size)], axis)
 
 
-def _unbind(call: AtenCall) -> relax.Expr:
+def _unbind(call: AtenCall) -> Expr:
     shape = shape_of(call["self"])
     axis = axis_of(call["dim"], len(shape))
     parts = _cut(call, [1] * shape[axis], axis)
     return [call.emit(_op.squeeze(part, [axis])) for part in parts]
 
 
-def sliced(
-    call: AtenCall, x: relax.Expr, axis: int, begin: int, end: int, step: int = 1
-) -> relax.Expr:
+def sliced(call: AtenCall, x: Expr, axis: int, begin: int, end: int, step: int = 1) -> Expr:
     """Return ``x[begin:end:step]`` along an axis, with bounds as in Python."""
     total = shape_of(x)[axis]
     first, last, _ = slice(begin, end, step).indices(total)
@@ -72,28 +71,28 @@ def sliced(
     return call.emit(_op.strided_slice(x, [axis], [first], [max(last, first)], [step]))
 
 
-def _slice(call: AtenCall) -> relax.Expr:
+def _slice(call: AtenCall) -> Expr:
     x = call["self"]
     begin, end = call["start"], call["end"]
     axis = axis_of(call["dim"], len(shape_of(x)))
     return sliced(call, x, axis, begin or 0, _MOST if end is None else end, call["step"])
 
 
-def _narrow(call: AtenCall) -> relax.Expr:
+def _narrow(call: AtenCall) -> Expr:
     x = call["self"]
     axis, begin = axis_of(call["dim"], len(shape_of(x))), call["start"]
     begin = begin + shape_of(x)[axis] if begin < 0 else begin
     return sliced(call, x, axis, begin, begin + call["length"])
 
 
-def _select(call: AtenCall) -> relax.Expr:
+def _select(call: AtenCall) -> Expr:
     x = call["self"]
     axis = axis_of(call["dim"], len(shape_of(x)))
     index = call["index"] + (shape_of(x)[axis] if call["index"] < 0 else 0)
     return call.emit(_op.squeeze(sliced(call, x, axis, index, index + 1), [axis]))
 
 
-def _roll(call: AtenCall) -> relax.Expr:
+def _roll(call: AtenCall) -> Expr:
     x = call["self"]
     if not call["dims"]:
         raise UnsupportedOperator("a roll over the flattened tensor")
@@ -107,7 +106,7 @@ def _roll(call: AtenCall) -> relax.Expr:
     return x
 
 
-def _pad(call: AtenCall) -> relax.Expr:
+def _pad(call: AtenCall) -> Expr:
     if "mode" in call.names and call["mode"] != "constant":
         raise UnsupportedOperator(f'padding of the mode "{call["mode"]}"')
     x, pads = call["self"], [int(n) for n in call["pad"]]
@@ -126,7 +125,7 @@ def _pad(call: AtenCall) -> relax.Expr:
     return call.cast(padded, dtype)
 
 
-def _diff(call: AtenCall) -> relax.Expr:
+def _diff(call: AtenCall) -> Expr:
     x = call["self"]
     axis = axis_of(call["dim"], len(shape_of(x)))
     ends = [call["prepend"], x, call["append"]]
@@ -140,7 +139,7 @@ def _diff(call: AtenCall) -> relax.Expr:
     return x
 
 
-def _slice_scatter(call: AtenCall) -> relax.Expr:
+def _slice_scatter(call: AtenCall) -> Expr:
     x, src = call["self"], call["src"]
     axis = axis_of(call["dim"], len(shape_of(x)))
     size = shape_of(x)[axis]
@@ -154,7 +153,7 @@ def _slice_scatter(call: AtenCall) -> relax.Expr:
     return call.emit(_op.concat(parts, axis)) if len(parts) > 1 else src
 
 
-def _select_scatter(call: AtenCall) -> relax.Expr:
+def _select_scatter(call: AtenCall) -> Expr:
     x = call["self"]
     axis = axis_of(call["dim"], len(shape_of(x)))
     size = shape_of(x)[axis]

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import fx
 from tvm import ir, relax
+from tvm.relax import BlockBuilder, Expr
 
 from tvm_distir.models.common.batch_position import batch_position
 from tvm_distir.support import ModelError
@@ -71,7 +72,7 @@ class PinnedBatch:
         self._outer: dict[fx.Node, int] = {}
         self._values: dict[fx.Node, torch.Tensor | None] = {}
 
-    def operands(self, node: fx.Node, env: Env, builder: relax.BlockBuilder) -> Env:
+    def operands(self, node: fx.Node, env: Env, builder: BlockBuilder) -> Env:
         """Return the values of a call's operands, with the batch where others carry it.
 
         Raises
@@ -127,7 +128,7 @@ class PinnedBatch:
         if not sources or not isinstance(tensor, torch.Tensor) or name.startswith(_WITHOUT_BATCH):
             return
         carried = different_dims(tensor, value)
-        if not carried and isinstance(value, relax.Expr):
+        if not carried and isinstance(value, Expr):
             raise self.fault(node, "the result does not have the batch")
         for dim in carried:
             if shape_of(value)[dim] * self.old != int(tensor.shape[dim]) * self.new:
@@ -167,12 +168,7 @@ class PinnedBatch:
         return target
 
     def _stretched(
-        self,
-        node: fx.Node,
-        nodes: list[fx.Node],
-        env: Env,
-        builder: relax.BlockBuilder,
-        axis: int | None,
+        self, node: fx.Node, nodes: list[fx.Node], env: Env, builder: BlockBuilder, axis: int | None
     ) -> dict[fx.Node, Any]:
         """Return operands without the batch, with a single sample of them, or repeated samples.
 

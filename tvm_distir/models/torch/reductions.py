@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 
 from tvm import relax
+from tvm.relax import Expr
 
 from tvm_distir.models.common.name_tables import by_name
 
@@ -29,7 +30,7 @@ from .aten_call import (
 _op = relax.op
 
 
-def _axes(call: AtenCall, x: relax.Expr) -> list[int]:
+def _axes(call: AtenCall, x: Expr) -> list[int]:
     return axes_of(call["dim"] if "dim" in call.names else None, len(shape_of(x)))
 
 
@@ -37,8 +38,8 @@ def _keeps(call: AtenCall) -> bool:
     return bool(call["keepdim"]) if "keepdim" in call.names else False
 
 
-def _sum_of(make: Callable[..., relax.Expr]) -> Converter:
-    def convert(call: AtenCall) -> relax.Expr:
+def _sum_of(make: Callable[..., Expr]) -> Converter:
+    def convert(call: AtenCall) -> Expr:
         x = call.cast(call["self"], call.dtype)
         axes, keeps = _axes(call, x), _keeps(call)
         return call.in_float32(lambda value: make(value, axes, keeps), x) if axes else x
@@ -46,8 +47,8 @@ def _sum_of(make: Callable[..., relax.Expr]) -> Converter:
     return convert
 
 
-def _extreme(make: Callable[..., relax.Expr]) -> Converter:
-    def convert(call: AtenCall) -> relax.Expr:
+def _extreme(make: Callable[..., Expr]) -> Converter:
+    def convert(call: AtenCall) -> Expr:
         x = call["self"]
         axes = _axes(call, x)
         return call.emit(make(x, axes, _keeps(call))) if axes else x
@@ -55,10 +56,10 @@ def _extreme(make: Callable[..., relax.Expr]) -> Converter:
     return convert
 
 
-def _quantifier(make: Callable[..., relax.Expr]) -> Converter:
+def _quantifier(make: Callable[..., Expr]) -> Converter:
     """Translate ``any`` and ``all`` to the maximum or minimum of bytes."""
 
-    def convert(call: AtenCall) -> relax.Expr:
+    def convert(call: AtenCall) -> Expr:
         x = call["self"]
         if dtype_of(x) != "bool":
             x = call.emit(_op.not_equal(x, constant(0, dtype_of(x))))
@@ -69,7 +70,7 @@ def _quantifier(make: Callable[..., relax.Expr]) -> Converter:
     return convert
 
 
-def _variance(call: AtenCall, x: relax.Expr, axes: list[int]) -> relax.Expr:
+def _variance(call: AtenCall, x: Expr, axes: list[int]) -> Expr:
     """Return the variance of float32 values, with torch's correction (1 by default)."""
     correction = 1 if call["correction"] is None else call["correction"]
     count = math.prod(shape_of(x)[axis] for axis in axes)
@@ -80,20 +81,20 @@ def _variance(call: AtenCall, x: relax.Expr, axes: list[int]) -> relax.Expr:
     return call.emit(_op.multiply(spread, constant(scale, dtype_of(x))))
 
 
-def _var(call: AtenCall) -> relax.Expr:
+def _var(call: AtenCall) -> Expr:
     x = call["self"]
     wide = call.cast(x, "float32") if dtype_of(x) in HALVES else x
     return call.cast(_variance(call, wide, _axes(call, x)), call.dtype)
 
 
-def _var_mean(call: AtenCall) -> relax.Expr:
+def _var_mean(call: AtenCall) -> Expr:
     x = call["self"]
     wide, axes = call.cast(x, "float32") if dtype_of(x) in HALVES else x, _axes(call, x)
     mean = call.emit(_op.mean(wide, axes, _keeps(call)))
     return [call.cast(v, call.dtype) for v in (_variance(call, wide, axes), mean)]
 
 
-def _vector_norm(call: AtenCall) -> relax.Expr:
+def _vector_norm(call: AtenCall) -> Expr:
     x, order = call.cast(call["self"], call.dtype), call["ord"]
     axes, keeps = _axes(call, x), _keeps(call)
     if order == 2:
@@ -107,15 +108,15 @@ def _vector_norm(call: AtenCall) -> relax.Expr:
     raise UnsupportedOperator(f"the norm of order {order}")
 
 
-def _ordered(call: AtenCall, x: relax.Expr) -> relax.Expr:
+def _ordered(call: AtenCall, x: Expr) -> Expr:
     """Cast to a type that TVM's sorts order; they silently treat bfloat16 as integers."""
     return call.cast(x, "float32") if dtype_of(x) in HALVES else x
 
 
-def _position(make: Callable[..., relax.Expr]) -> Converter:
+def _position(make: Callable[..., Expr]) -> Converter:
     """Translate ``argmax`` and ``argmin``."""
 
-    def convert(call: AtenCall) -> relax.Expr:
+    def convert(call: AtenCall) -> Expr:
         x, dim = call["self"], call["dim"]
         axis = None if dim is None else axis_of(dim, len(shape_of(x)))
         return call.emit(make(_ordered(call, x), axis, _keeps(call)))
@@ -123,10 +124,8 @@ def _position(make: Callable[..., relax.Expr]) -> Converter:
     return convert
 
 
-def _extreme_and_position(
-    value: Callable[..., relax.Expr], position: Callable[..., relax.Expr]
-) -> Converter:
-    def convert(call: AtenCall) -> relax.Expr:
+def _extreme_and_position(value: Callable[..., Expr], position: Callable[..., Expr]) -> Converter:
+    def convert(call: AtenCall) -> Expr:
         x, keeps = call["self"], _keeps(call)
         axis = axis_of(call["dim"], len(shape_of(x)))
         extreme = call.emit(value(x, [axis], keeps))
@@ -137,7 +136,7 @@ def _extreme_and_position(
     return convert
 
 
-def _top(call: AtenCall) -> relax.Expr:
+def _top(call: AtenCall) -> Expr:
     x = call["self"]
     axis = axis_of(call["dim"], len(shape_of(x)))
     wide, count = _ordered(call, x), int(call["k"])
@@ -146,20 +145,20 @@ def _top(call: AtenCall) -> relax.Expr:
     return [call.cast(values, dtype_of(x)), positions]
 
 
-def _order(call: AtenCall, x: relax.Expr) -> relax.Expr:
+def _order(call: AtenCall, x: Expr) -> Expr:
     axis = axis_of(call["dim"], len(shape_of(x)))
     return call.emit(_op.argsort(_ordered(call, x), axis, bool(call["descending"]), "int64"))
 
 
-def _sort(call: AtenCall) -> relax.Expr:
+def _sort(call: AtenCall) -> Expr:
     x = call["self"]
     order = _order(call, x)
     axis = axis_of(call["dim"], len(shape_of(x)))
     return [call.emit(_op.gather_elements(x, order, axis)), order]
 
 
-def _softmax(make: Callable[..., relax.Expr]) -> Converter:
-    def convert(call: AtenCall) -> relax.Expr:
+def _softmax(make: Callable[..., Expr]) -> Converter:
+    def convert(call: AtenCall) -> Expr:
         x = call["self"]
         if dtype_of(x) not in HALVES:
             x = call.cast(x, call.dtype)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 
 from tvm import relax
+from tvm.relax import Expr
 
 from tvm_distir.models.common.name_tables import by_name
 
@@ -24,18 +25,18 @@ def _size(call: AtenCall) -> list[int]:
     return shape
 
 
-def _view(call: AtenCall) -> relax.Expr:
+def _view(call: AtenCall) -> Expr:
     return call.reshaped(call["self"], _size(call))
 
 
-def _flatten(call: AtenCall) -> relax.Expr:
+def _flatten(call: AtenCall) -> Expr:
     shape = shape_of(call["self"])
     first, last = axes_of([call["start_dim"], call["end_dim"]], len(shape))
     middle = math.prod(shape[first : last + 1])
     return call.reshaped(call["self"], [*shape[:first], middle, *shape[last + 1 :]])
 
 
-def _unflatten(call: AtenCall) -> relax.Expr:
+def _unflatten(call: AtenCall) -> Expr:
     shape = shape_of(call["self"])
     axis, sizes = axis_of(call["dim"], len(shape)), [int(n) for n in call["sizes"]]
     if -1 in sizes:
@@ -43,7 +44,7 @@ def _unflatten(call: AtenCall) -> relax.Expr:
     return call.reshaped(call["self"], [*shape[:axis], *sizes, *shape[axis + 1 :]])
 
 
-def _expand(call: AtenCall) -> relax.Expr:
+def _expand(call: AtenCall) -> Expr:
     shape, size = shape_of(call["self"]), list(call["size"])
     old = [1] * (len(size) - len(shape)) + list(shape)
     return call.broadcast(
@@ -51,17 +52,17 @@ def _expand(call: AtenCall) -> relax.Expr:
     )
 
 
-def _permuted(call: AtenCall, axes: list[int]) -> relax.Expr:
+def _permuted(call: AtenCall, axes: list[int]) -> Expr:
     if axes == list(range(len(axes))):
         return call["self"]
     return call.emit(_op.permute_dims(call["self"], axes))
 
 
-def _permute(call: AtenCall) -> relax.Expr:
+def _permute(call: AtenCall) -> Expr:
     return _permuted(call, axes_of(call["dims"], len(shape_of(call["self"]))))
 
 
-def _transpose(call: AtenCall) -> relax.Expr:
+def _transpose(call: AtenCall) -> Expr:
     axes = list(range(len(shape_of(call["self"]))))
     if not axes:
         return call["self"]
@@ -70,15 +71,15 @@ def _transpose(call: AtenCall) -> relax.Expr:
     return _permuted(call, axes)
 
 
-def _matrix_transpose(call: AtenCall) -> relax.Expr:
+def _matrix_transpose(call: AtenCall) -> Expr:
     return _permuted(call, list(range(len(shape_of(call["self"]))))[::-1])
 
 
-def _unsqueeze(call: AtenCall) -> relax.Expr:
+def _unsqueeze(call: AtenCall) -> Expr:
     return call.emit(_op.expand_dims(call["self"], call["dim"]))
 
 
-def _squeeze(call: AtenCall) -> relax.Expr:
+def _squeeze(call: AtenCall) -> Expr:
     """Squeeze only dims of size 1, even if others are given."""
     x = call["self"]
     shape = shape_of(x)
@@ -89,21 +90,21 @@ def _squeeze(call: AtenCall) -> relax.Expr:
     return call.emit(_op.squeeze(x, removed)) if removed else x
 
 
-def _flip(call: AtenCall) -> relax.Expr:
+def _flip(call: AtenCall) -> Expr:
     x = call["self"]
     for axis in axes_of(call["dims"], len(shape_of(x))) if call["dims"] else []:
         x = call.emit(_op.flip(x, axis))
     return x
 
 
-def _repeat(call: AtenCall) -> relax.Expr:
+def _repeat(call: AtenCall) -> Expr:
     repeats = [int(n) for n in call["repeats"]]
     x = call["self"]
     x = call.reshaped(x, [1] * (len(repeats) - len(shape_of(x))) + list(shape_of(x)))
     return x if all(n == 1 for n in repeats) else call.emit(_op.tile(x, repeats))
 
 
-def _repeat_interleave(call: AtenCall) -> relax.Expr:
+def _repeat_interleave(call: AtenCall) -> Expr:
     if call["dim"] is None:
         raise UnsupportedOperator("repeat_interleave over the flattened tensor")
     axis = axis_of(call["dim"], len(shape_of(call["self"])))

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tvm import relax
+from tvm.relax import Expr
 
 from tvm_distir.models.common.name_tables import by_name
 
@@ -17,9 +18,7 @@ from .contraction import sizes
 _op = relax.op
 
 
-def _in_batch(
-    call: AtenCall, x: relax.Expr, rank: int, make: Callable[[relax.Expr], relax.Expr]
-) -> relax.Expr:
+def _in_batch(call: AtenCall, x: Expr, rank: int, make: Callable[[Expr], Expr]) -> Expr:
     """Apply a function of batches to an image or to a batch of images."""
     if len(shape_of(x)) == rank + 2:
         return call.emit(make(x))
@@ -40,7 +39,7 @@ def window(call: AtenCall, rank: int) -> tuple[tuple[int, ...], dict[str, Any]]:
 def _max_pool(rank: int) -> Converter:
     make = getattr(_op.nn, f"max_pool{rank}d")
 
-    def convert(call: AtenCall) -> relax.Expr:
+    def convert(call: AtenCall) -> Expr:
         kernel, options = window(call, rank)
         dilation = tuple(sizes(call["dilation"], rank))
         pooled = _in_batch(
@@ -54,7 +53,7 @@ def _max_pool(rank: int) -> Converter:
 def _avg_pool(rank: int) -> Converter:
     make = getattr(_op.nn, f"avg_pool{rank}d")
 
-    def convert(call: AtenCall) -> relax.Expr:
+    def convert(call: AtenCall) -> Expr:
         if "divisor_override" in call.names and call["divisor_override"] is not None:
             raise UnsupportedOperator("an average pool with divisor_override")
         kernel, options = window(call, rank)
@@ -67,7 +66,7 @@ def _avg_pool(rank: int) -> Converter:
 def _adaptive(rank: int) -> Converter:
     make = getattr(_op.nn, f"adaptive_avg_pool{rank}d")
 
-    def convert(call: AtenCall) -> relax.Expr:
+    def convert(call: AtenCall) -> Expr:
         x, out = call["self"], sizes(call["output_size"], rank)
         if all(n == 1 for n in out):  # as a mean, whose sum may be cut
             axes = list(range(len(shape_of(x)) - rank, len(shape_of(x))))
@@ -78,7 +77,7 @@ def _adaptive(rank: int) -> Converter:
 
 
 def _resized(method: str) -> Converter:
-    def convert(call: AtenCall) -> relax.Expr:
+    def convert(call: AtenCall) -> Expr:
         x, size = call["input"], call["output_size"]
         shape = shape_of(x)[2:]
         if size is None:

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 
 from tvm import ir, relax
 from tvm.relax.frontend import nn
+from tvm.relax.frontend.nn import Tensor
 
 from tvm_distir.support import nearest
 
 from .configs import Fault, FourfoldFfn, indivisible
 from .float_norms import LayerNorm
 from .layers import Attention, FeedForward
-from .transformer_blocks import Tensor, emit, export_model, layer_class, positions
+from .transformer_blocks import emit, export_model, layer_class, positions
 
 HEADS = ("mlm", "classify")
 
@@ -87,7 +88,7 @@ class BertLayer(nn.Module):  # type: ignore[misc]
         self.mlp = FeedForward(config.hidden, config.ffn_dim, config.dtype)
         self.mlp_norm = LayerNorm(config.hidden, config.dtype, config.eps)
 
-    def forward(self, x: nn.Tensor, mask: nn.Tensor) -> nn.Tensor:
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         """Map (batch, seq, hidden) to the same shape."""
         x = self.attn_norm(nn.op.add(x, self.attn(x, mask)))
         return self.mlp_norm(nn.op.add(x, self.mlp(x)))
@@ -103,7 +104,7 @@ class Embeddings(nn.Module):  # type: ignore[misc]
         self.types = nn.Embedding(config.types, config.hidden, config.dtype)
         self.norm = LayerNorm(config.hidden, config.dtype, config.eps)
 
-    def forward(self, ids: nn.Tensor, types: nn.Tensor) -> nn.Tensor:
+    def forward(self, ids: Tensor, types: Tensor) -> Tensor:
         """Map two times (batch, seq) to (batch, seq, hidden)."""
         tokens = nn.op.take(self.tokens.weight, ids, axis=0, name="tokens")
         rows = nn.op.take(self.positions.weight, positions(ids.shape[1]), axis=0, name="places")
@@ -120,7 +121,7 @@ class MlmHead(nn.Module):  # type: ignore[misc]
         self.norm = LayerNorm(config.hidden, config.dtype, config.eps)
         self.bias = nn.Parameter((config.vocab,), config.dtype)
 
-    def forward(self, x: nn.Tensor, table: nn.Tensor) -> nn.Tensor:
+    def forward(self, x: Tensor, table: Tensor) -> Tensor:
         """Map (batch, seq, hidden) and (vocab, hidden) to (batch, seq, vocab)."""
         x = self.norm(nn.op.gelu(self.dense(x)))
         logits = nn.op.matmul(x, nn.op.permute_dims(table), name="scores")
@@ -135,7 +136,7 @@ class ClassifyHead(nn.Module):  # type: ignore[misc]
         self.pooler = nn.Linear(config.hidden, config.hidden, dtype=config.dtype)
         self.classifier = nn.Linear(config.hidden, config.classes, dtype=config.dtype)
 
-    def forward(self, x: nn.Tensor) -> nn.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """Map (batch, seq, hidden) to (batch, classes)."""
         batch, _, hidden = x.shape
         first = emit(relax.op.strided_slice(x._expr, [1], [0], [1]), "first")
@@ -157,9 +158,7 @@ class Bert(nn.Module):  # type: ignore[misc]
         else:
             self.classify = ClassifyHead(config)
 
-    def main(
-        self, input_ids: nn.Tensor, token_type_ids: nn.Tensor, attention_mask: nn.Tensor
-    ) -> nn.Tensor:
+    def main(self, input_ids: Tensor, token_type_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Map int32 (batch, seq) inputs to logits; the mask is 0 at padding tokens."""
         batch, seq = attention_mask.shape
         mask = nn.op.not_equal(attention_mask, Tensor.from_scalar(0, "int32"), name="counts")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from tvm import relax
 from tvm.relax.frontend import nn
+from tvm.relax.frontend.nn import Tensor
 
 from tvm_distir.core.ir.operators import expert_matmul, kv_append, paged_attention
 
@@ -31,18 +32,18 @@ class CachedPositions:
         Of keys and values, or of both in latent attention; replaced by :meth:`append`.
     """
 
-    cos: nn.Tensor
-    sin: nn.Tensor
-    pages: nn.Tensor
-    lengths: nn.Tensor
-    caches: list[nn.Tensor]
+    cos: Tensor
+    sin: Tensor
+    pages: Tensor
+    lengths: Tensor
+    caches: list[Tensor]
     page: int
 
-    def arrange(self, rows: nn.Tensor) -> nn.Tensor:
+    def arrange(self, rows: Tensor) -> Tensor:
         """Return (batch, seq, heads, width)."""
         return rows
 
-    def append(self, number: int, rows: nn.Tensor) -> None:
+    def append(self, number: int, rows: Tensor) -> None:
         """Append rows (batch, seq, heads, width) to a cache."""
         call = kv_append(
             self.caches[number]._expr,
@@ -54,8 +55,8 @@ class CachedPositions:
         self.caches[number] = emit(call, "appended")
 
     def attend(
-        self, q: nn.Tensor, config: DecoderConfig, kv_heads: int, value_width: int = 0
-    ) -> tuple[nn.Tensor, nn.Tensor]:
+        self, q: Tensor, config: DecoderConfig, kv_heads: int, value_width: int = 0
+    ) -> tuple[Tensor, Tensor]:
         """Attend to the caches.
 
         Returns
@@ -80,7 +81,7 @@ class CachedPositions:
         both = emit(call, "attention")
         return both[0], both[1]
 
-    def mix(self, attention: AttentionBlock, q: nn.Tensor, k: nn.Tensor, v: nn.Tensor) -> nn.Tensor:
+    def mix(self, attention: AttentionBlock, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Append keys and values, and attend: (batch, seq, heads, width) to (.., hidden)."""
         config = attention.config
         self.append(0, k)
@@ -101,7 +102,7 @@ class CachedLatentAttention(LatentAttention):
     2024, "DeepSeek-V2", section 2.1.2).
     """
 
-    def forward(self, x: nn.Tensor, cached: CachedPositions) -> nn.Tensor:
+    def forward(self, x: Tensor, cached: CachedPositions) -> Tensor:
         """Map (batch, seq, hidden) to the same shape."""
         config = self.config
         heads, nope, rank = config.heads, config.nope_dim, config.kv_rank
@@ -125,7 +126,7 @@ class CachedLatentAttention(LatentAttention):
         return self.o_proj(nn.op.reshape(mixed, (batch, seq, heads * config.v_dim)))
 
 
-def _by_head(x: nn.Tensor, weights: nn.Tensor) -> nn.Tensor:
+def _by_head(x: Tensor, weights: Tensor) -> Tensor:
     """Multiply (batch, seq, heads, in) by (heads, in, out)."""
     batch, seq, heads, width = x.shape
     x = nn.op.reshape(nn.op.permute_dims(x, [2, 0, 1, 3]), (heads, batch * seq, width))
@@ -143,13 +144,13 @@ class PooledMixture(Mixture):
         super().__init__(replace(config, seq=config.batch // pools * config.seq))
         self.pools = pools
 
-    def forward(self, x: nn.Tensor) -> nn.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """Map (batch, seq, hidden) to the same shape."""
         batch, seq, hidden = x.shape
         pooled = nn.op.reshape(x, (self.pools, batch // self.pools * seq, hidden))
         return nn.op.reshape(super().forward(pooled), (batch, seq, hidden))
 
-    def product(self, rows: nn.Tensor, weight: nn.Tensor, name: str) -> nn.Tensor:
+    def product(self, rows: Tensor, weight: Tensor, name: str) -> Tensor:
         """Multiply the slots of experts by their matrices."""
         config = self.config
         call = expert_matmul(
@@ -166,14 +167,14 @@ class CachedLayer(TransformerLayer):
 
     def forward(  # type: ignore[override]
         self,
-        x: nn.Tensor,
-        cos: nn.Tensor,
-        sin: nn.Tensor,
-        pages: nn.Tensor,
-        lengths: nn.Tensor,
-        first: nn.Tensor,
-        second: nn.Tensor = None,
-    ) -> nn.Tensor:
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        pages: Tensor,
+        lengths: Tensor,
+        first: Tensor,
+        second: Tensor = None,
+    ) -> Tensor:
         """Map (batch, seq, hidden) to the same shape, and the caches to the new ones."""
         caches = [first] if second is None else [first, second]
         return self.step(x, CachedPositions(cos, sin, pages, lengths, caches, self.page))
@@ -182,7 +183,7 @@ class CachedLayer(TransformerLayer):
         """Return the experts of the tokens of a pool."""
         return PooledMixture(self.config, self.pools)
 
-    def step(self, x: nn.Tensor, cached: CachedPositions) -> nn.Tensor:
+    def step(self, x: Tensor, cached: CachedPositions) -> Tensor:
         """Map (batch, seq, hidden) to the same shape, with the new caches."""
         x = self.block(x, cached)
         return relax.Tuple([x._expr, *(cache._expr for cache in cached.caches)])
@@ -192,13 +193,8 @@ class UnrotatedLayer(CachedLayer):
     """Layer with caches of keys that are not rotated."""
 
     def forward(  # type: ignore[override]
-        self,
-        x: nn.Tensor,
-        pages: nn.Tensor,
-        lengths: nn.Tensor,
-        first: nn.Tensor,
-        second: nn.Tensor,
-    ) -> nn.Tensor:
+        self, x: Tensor, pages: Tensor, lengths: Tensor, first: Tensor, second: Tensor
+    ) -> Tensor:
         """Map (batch, seq, hidden) to the same shape, and the caches to the new ones."""
         caches = [first, second]
         return self.step(x, CachedPositions(None, None, pages, lengths, caches, self.page))

@@ -15,14 +15,16 @@ from dataclasses import replace
 from typing import Any
 
 from tvm import ir, relax
+from tvm.relax import BlockBuilder
 from tvm.relax.frontend import nn
+from tvm.relax.frontend.nn import Tensor
 
 from .cached_config import CacheConfig
 from .cached_layers import CachedLayer, UnrotatedLayer
 from .decoder_config import DecoderConfig
 from .decoder_model import Decoder, local_rotary, weight_words
 from .rotary import tables
-from .transformer_blocks import Tensor, emit, export_model, layer_class, part, positions
+from .transformer_blocks import emit, export_model, layer_class, part, positions
 
 
 class CachedDecoder(Decoder):
@@ -52,8 +54,8 @@ class CachedDecoder(Decoder):
         return layer
 
     def step(
-        self, input_ids: nn.Tensor, pages: nn.Tensor, lengths: nn.Tensor, *caches: nn.Tensor
-    ) -> tuple[nn.Tensor, ...]:
+        self, input_ids: Tensor, pages: Tensor, lengths: Tensor, *caches: Tensor
+    ) -> tuple[Tensor, ...]:
         """Map new tokens and caches to logits (batch, vocab) and the new caches."""
         config = self.config
         lengths_of_rows = nn.op.unsqueeze(lengths, 1)
@@ -64,7 +66,7 @@ class CachedDecoder(Decoder):
         if config.local_theta:
             by_window[True] = self._rotation(local_rotary(config), position_ids, config.local_theta)
         count = len(caches) // config.layers
-        results: list[nn.Tensor] = []
+        results: list[Tensor] = []
         for number, layer in enumerate(self.layers):
             rotation = by_window.get(config.has_window(number), by_window[False])
             layer_caches = caches[number * count : (number + 1) * count]
@@ -76,20 +78,18 @@ class CachedDecoder(Decoder):
         return (logits, *results)
 
     @staticmethod
-    def _rotation(
-        config: DecoderConfig, position_ids: nn.Tensor, theta: float
-    ) -> tuple[nn.Tensor, ...]:
+    def _rotation(config: DecoderConfig, position_ids: Tensor, theta: float) -> tuple[Tensor, ...]:
         if config.positions:
             return ()
         cos, sin = tables(config, position_ids, theta)
         return nn.op.unsqueeze(cos, 2), nn.op.unsqueeze(sin, 2)
 
 
-def unpacked(out: nn.Tensor | list[nn.Tensor], count: int) -> list[nn.Tensor]:
+def unpacked(out: Tensor | list[Tensor], count: int) -> list[Tensor]:
     """Return the fields of the tuple that a layer, or the call of its function, gives."""
     if isinstance(out, relax.Tuple):
         return [Tensor(_expr=field) for field in out.fields]
-    bound = relax.BlockBuilder.current().emit(out, "layer_output")
+    bound = BlockBuilder.current().emit(out, "layer_output")
     return [emit(relax.TupleGetItem(bound, i), "item") for i in range(count)]
 
 
@@ -121,7 +121,7 @@ def build(config: DecoderConfig, caches: CacheConfig) -> ir.IRModule:
     plain = {name.replace(".", "_"): spec for name, spec in specs.items()}
     names = ["self", *data, *plain]
 
-    def main(self: nn.Tensor, *inputs: nn.Tensor) -> nn.Tensor:
+    def main(self: Tensor, *inputs: Tensor) -> Tensor:
         return self.step(*inputs)
 
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD

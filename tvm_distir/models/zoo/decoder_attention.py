@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from tvm.relax.frontend import nn
+from tvm.relax.frontend.nn import Tensor
 
 from .decoder_config import DecoderConfig
 from .float_norms import LayerNorm, RmsNorm
@@ -21,15 +22,15 @@ class PositionTables(NamedTuple):
     Those of the rotary embedding are None where positions are learned.
     """
 
-    mask: nn.Tensor
-    cos: nn.Tensor = None
-    sin: nn.Tensor = None
+    mask: Tensor
+    cos: Tensor = None
+    sin: Tensor = None
 
-    def arrange(self, rows: nn.Tensor) -> nn.Tensor:
+    def arrange(self, rows: Tensor) -> Tensor:
         """Return (batch, seq, heads, width) in the order of dims that :meth:`mix` takes."""
         return nn.op.permute_dims(rows, [0, 2, 1, 3])
 
-    def mix(self, attention: AttentionBlock, q: nn.Tensor, k: nn.Tensor, v: nn.Tensor) -> nn.Tensor:
+    def mix(self, attention: AttentionBlock, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attend to all tokens: (batch, heads, seq, width) of each to (batch, seq, hidden)."""
         config = attention.config
         sinks = attention.sinks if config.sinks else None
@@ -40,11 +41,11 @@ class PositionTables(NamedTuple):
 class FlashTables(PositionTables):
     """Tables of attention as a single op."""
 
-    def arrange(self, rows: nn.Tensor) -> nn.Tensor:
+    def arrange(self, rows: Tensor) -> Tensor:
         """Return (batch, seq, heads, width)."""
         return rows
 
-    def mix(self, attention: AttentionBlock, q: nn.Tensor, k: nn.Tensor, v: nn.Tensor) -> nn.Tensor:
+    def mix(self, attention: AttentionBlock, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attend to all tokens: (batch, seq, heads, width) of each to (batch, seq, hidden)."""
         batch, seq, heads, width = q.shape
         return nn.op.reshape(attend_at_once(q, k, v), (batch, seq, heads * width))
@@ -98,7 +99,7 @@ class GroupedAttention(AttentionBlock):
             self.q_norm = norm(queries, config)
             self.k_norm = norm(keys, config)
 
-    def forward(self, x: nn.Tensor, tables: PositionTables) -> nn.Tensor:
+    def forward(self, x: Tensor, tables: PositionTables) -> Tensor:
         """Map (batch, seq, hidden) to the same shape."""
         config = self.config
         if config.positions:
@@ -116,7 +117,7 @@ class GroupedAttention(AttentionBlock):
         k = rotate(k, tables.cos, tables.sin, config)
         return self.o_proj(tables.mix(self, q, k, v))
 
-    def _rows(self, x: nn.Tensor) -> Iterable[nn.Tensor]:
+    def _rows(self, x: Tensor) -> Iterable[Tensor]:
         """Return queries, keys and values, (batch, seq, heads, width), one after the other."""
         heads, kv_heads = self.config.heads, self.config.kv_heads
         if self.config.fused_qkv:
@@ -146,7 +147,7 @@ class LatentAttention(AttentionBlock):
         )
         self.add_output(config.v_dim)
 
-    def forward(self, x: nn.Tensor, tables: Any) -> nn.Tensor:
+    def forward(self, x: Tensor, tables: Any) -> Tensor:
         """Map (batch, seq, hidden) to the same shape."""
         config = self.config
         heads, nope = config.heads, config.nope_dim
@@ -161,14 +162,14 @@ class LatentAttention(AttentionBlock):
         k = nn.op.concat([part(both, 0, nope, "k_nope"), shared], dim=3, name="k")
         return self.o_proj(tables.mix(self, q, k, part(both, nope, nope + config.v_dim, "v")))
 
-    def latent(self, x: nn.Tensor) -> tuple[nn.Tensor, nn.Tensor]:
+    def latent(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the compressed keys and values, and the keys that all heads share, unrotated."""
         rank, width = self.config.kv_rank, self.config.kv_rank + self.config.rope_dim
         latent = self.kv_a_proj_with_mqa(x)
         shared = part(latent, rank, width, "k_rope", axis=2)
         return self.kv_a_layernorm(part(latent, 0, rank, "compressed", axis=2)), shared
 
-    def queries(self, x: nn.Tensor) -> nn.Tensor:
+    def queries(self, x: Tensor) -> Tensor:
         """Return the queries of all heads, (batch, seq, heads * width)."""
         if self.config.q_rank:
             return self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))

@@ -10,13 +10,13 @@ from typing import Any
 
 from tvm import ir, relax
 from tvm.relax.frontend import nn
+from tvm.relax.frontend.nn import Tensor
 
 from .decoder_attention import FlashTables, GroupedAttention, LatentAttention, PositionTables, norm
 from .decoder_config import DecoderConfig
 from .mixture import Mixture, OneHotMixture, feed_forward
 from .rotary import tables
 from .transformer_blocks import (
-    Tensor,
     capped,
     causal_mask,
     dropped,
@@ -27,7 +27,7 @@ from .transformer_blocks import (
 )
 
 
-def windowed_mask(position_ids: nn.Tensor, window: int) -> nn.Tensor:
+def windowed_mask(position_ids: Tensor, window: int) -> Tensor:
     """Return a bool (seq, seq) mask of the last ``window`` tokens up to the row's."""
     rows = nn.op.unsqueeze(position_ids, 1, name="rows")
     columns = nn.op.unsqueeze(position_ids, 0, name="columns")
@@ -56,14 +56,12 @@ class TransformerLayer(nn.Module):  # type: ignore[misc]
         """Return the experts."""
         return (OneHotMixture if self.config.dispatch == "one_hot" else Mixture)(self.config)
 
-    def forward(
-        self, x: nn.Tensor, mask: nn.Tensor, cos: nn.Tensor = None, sin: nn.Tensor = None
-    ) -> nn.Tensor:
+    def forward(self, x: Tensor, mask: Tensor, cos: Tensor = None, sin: Tensor = None) -> Tensor:
         """Map (batch, seq, hidden) to the same shape."""
         tables = FlashTables if self.config.attention == "flash" else PositionTables
         return self.block(x, tables(mask, cos, sin))
 
-    def block(self, x: nn.Tensor, position_tables: Any) -> nn.Tensor:
+    def block(self, x: Tensor, position_tables: Any) -> Tensor:
         """Apply attention, with what it reads by position, and the feed-forward block."""
         config = self.config
         read = self.input_layernorm(x) if config.pre_norms else x
@@ -78,7 +76,7 @@ class TransformerLayer(nn.Module):  # type: ignore[misc]
         out = self._fed(self.pre_feedforward_layernorm(x) if config.pre_norms else x)
         return nn.op.add(x, self.post_feedforward_layernorm(out))
 
-    def _fed(self, x: nn.Tensor) -> nn.Tensor:
+    def _fed(self, x: Tensor) -> Tensor:
         return dropped(self.mlp(x), self.config.dropout)
 
 
@@ -114,7 +112,7 @@ class Decoder(nn.Module):  # type: ignore[misc]
         if not config.tied:
             self.lm_head = nn.Linear(config.hidden, config.vocab, bias=False, dtype=config.dtype)
 
-    def main(self, input_ids: nn.Tensor) -> nn.Tensor:
+    def main(self, input_ids: Tensor) -> Tensor:
         """Map ids (batch, seq) to logits (batch, seq, vocab)."""
         config = self.config
         position_ids = positions(config.seq)
@@ -124,7 +122,7 @@ class Decoder(nn.Module):  # type: ignore[misc]
             x = layer(x, *by_window[config.has_window(number)])
         return self.logits(x)
 
-    def embedded(self, input_ids: nn.Tensor, position_ids: nn.Tensor) -> nn.Tensor:
+    def embedded(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
         """Map ids (batch, seq) at positions, (seq,) or (batch, seq), to (batch, seq, hidden)."""
         config = self.config
         x = nn.op.take(self.embed_tokens.weight, input_ids, axis=0, name="tokens")
@@ -136,7 +134,7 @@ class Decoder(nn.Module):  # type: ignore[misc]
             x = nn.op.add(x, nn.op.take(table, position_ids, axis=0, name="places"))
         return dropped(x, config.dropout)
 
-    def logits(self, x: nn.Tensor) -> nn.Tensor:
+    def logits(self, x: Tensor) -> Tensor:
         """Map (batch, seq, hidden) to logits (batch, seq, vocab)."""
         config = self.config
         if config.tied:
@@ -146,11 +144,11 @@ class Decoder(nn.Module):  # type: ignore[misc]
             logits = self.lm_head(self.norm(x))
         return capped(logits, config.logit_cap)
 
-    def _tables(self, position_ids: nn.Tensor) -> dict[bool, tuple[nn.Tensor, ...]]:
+    def _tables(self, position_ids: Tensor) -> dict[bool, tuple[Tensor, ...]]:
         """Return the mask, and the tables of rotation, of layers with and without a window."""
         config = self.config
-        by_window: dict[bool, tuple[nn.Tensor, ...]] = {}
-        table: tuple[nn.Tensor, ...] = ()
+        by_window: dict[bool, tuple[Tensor, ...]] = {}
+        table: tuple[Tensor, ...] = ()
         for windowed in sorted({config.has_window(number) for number in range(config.layers)}):
             mask = (
                 windowed_mask(position_ids, config.window)

@@ -7,8 +7,9 @@ from __future__ import annotations
 import numpy as np
 from tvm import relax
 from tvm.relax.frontend import nn
+from tvm.relax.frontend.nn import Tensor
 
-from .transformer_blocks import Tensor, back_to, emit, in_float32
+from .transformer_blocks import back_to, emit, in_float32
 
 
 class LayerNorm(nn.Module):  # type: ignore[misc]
@@ -24,7 +25,7 @@ class LayerNorm(nn.Module):  # type: ignore[misc]
             self.bias = Tensor.from_const(np.zeros(width, "float32"))
         self.eps = eps
 
-    def forward(self, x: nn.Tensor) -> nn.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """Normalise (..., width)."""
         out = relax.op.nn.layer_norm(
             in_float32(x)._expr,
@@ -47,7 +48,7 @@ class RmsNorm(nn.Module):  # type: ignore[misc]
         self.weight = nn.Parameter((width,), dtype)
         self.eps, self.offset = eps, offset
 
-    def forward(self, x: nn.Tensor) -> nn.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """Normalise (..., width)."""
         source, weight = in_float32(x), in_float32(self.weight)
         if self.offset:
@@ -65,7 +66,7 @@ class GroupNorm(nn.Module):  # type: ignore[misc]
         self.bias = nn.Parameter((width,), dtype)
         self.groups, self.eps = groups, eps
 
-    def forward(self, x: nn.Tensor) -> nn.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """Normalise (batch, width, rows, columns)."""
         out = relax.op.nn.group_norm(
             in_float32(x)._expr,
@@ -90,7 +91,7 @@ class BatchNorm(nn.Module):  # type: ignore[misc]
         self.variance = nn.Parameter((width,), dtype)
         self.eps = eps
 
-    def forward(self, x: nn.Tensor) -> nn.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """Normalise (batch, width, rows, columns)."""
         tensors = (x, self.weight, self.bias, self.mean, self.variance)
         out = relax.op.nn.batch_norm(

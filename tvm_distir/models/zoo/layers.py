@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from tvm.relax.frontend import nn
+from tvm.relax.frontend.nn import Tensor
 
 from .transformer_blocks import attend, merge_heads, split_heads
 
@@ -41,7 +42,7 @@ class Attention(nn.Module):  # type: ignore[misc]
         self.v_proj = nn.Linear(source or width, width, bias=bias, dtype=dtype)
         self.o_proj = nn.Linear(width, width, dtype=dtype)
 
-    def forward(self, x: nn.Tensor, mask: nn.Tensor = None, source: nn.Tensor = None) -> nn.Tensor:
+    def forward(self, x: Tensor, mask: Tensor = None, source: Tensor = None) -> Tensor:
         """Map (batch, seq, width) to the same shape; keys and values from ``source`` if given."""
         source = x if source is None else source
         q, k, v = (
@@ -51,7 +52,7 @@ class Attention(nn.Module):  # type: ignore[misc]
         return self.o_proj(merge_heads(attend(q, k, v, mask)))
 
 
-def activation(kind: str, x: nn.Tensor) -> nn.Tensor:
+def activation(kind: str, x: Tensor) -> Tensor:
     """Apply ``relu``, ``silu``, ``gelu`` or ``gelu_tanh``."""
     if kind == "gelu_tanh":
         return nn.op.gelu(x, approximate="tanh")
@@ -80,7 +81,7 @@ class FeedForward(nn.Module):  # type: ignore[misc]
         self.up_proj = nn.Linear(width, inner, bias=bias, dtype=dtype)
         self.down_proj = nn.Linear(inner, width, bias=bias, dtype=dtype)
 
-    def forward(self, x: nn.Tensor) -> nn.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """Map (batch, seq, width) to the same shape."""
         if not self.gated:
             return self.down_proj(activation(self.kind, self.up_proj(x)))

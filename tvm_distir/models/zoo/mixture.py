@@ -15,16 +15,17 @@ from __future__ import annotations
 import numpy as np
 from tvm import relax
 from tvm.relax.frontend import nn
+from tvm.relax.frontend.nn import Tensor
 
 from .decoder_config import DecoderConfig
 from .layers import FeedForward, activation
-from .transformer_blocks import Tensor, back_to, emit, in_float32, part
+from .transformer_blocks import back_to, emit, in_float32, part
 
 _GPT_OSS_SLOPE = 1.702
 """Slope of the sigmoid in GPT-OSS's gated activation, as its published code has it."""
 
 
-def activated(config: DecoderConfig, gate: nn.Tensor) -> nn.Tensor:
+def activated(config: DecoderConfig, gate: Tensor) -> Tensor:
     """Return the activation of the gates of experts."""
     limit = config.swiglu_limit
     if not limit:
@@ -34,7 +35,7 @@ def activated(config: DecoderConfig, gate: nn.Tensor) -> nn.Tensor:
     return nn.op.multiply(gate, nn.op.sigmoid(nn.op.multiply(gate, slope)))
 
 
-def bounded(config: DecoderConfig, up: nn.Tensor) -> nn.Tensor:
+def bounded(config: DecoderConfig, up: Tensor) -> Tensor:
     """Return the values that the gates of experts multiply."""
     limit = config.swiglu_limit
     if not limit:
@@ -61,7 +62,7 @@ class ExpertRouter(nn.Module):  # type: ignore[misc]
         if config.routing == "sigmoid":
             self.correction = nn.Parameter((config.experts,), "float32")
 
-    def forward(self, x: nn.Tensor) -> tuple[nn.Tensor, nn.Tensor]:
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Select experts for the tokens of (groups, seq, hidden).
 
         Returns
@@ -93,7 +94,7 @@ class ExpertRouter(nn.Module):  # type: ignore[misc]
             gates = nn.op.multiply(gates, Tensor.from_scalar(config.routing_scale, "float32"))
         return gates, indices
 
-    def _admitted(self, choice: nn.Tensor, count_of_best: int) -> nn.Tensor:
+    def _admitted(self, choice: Tensor, count_of_best: int) -> Tensor:
         """Return scores (groups, seq, experts), 0 for experts that a token may not use.
 
         It may use those of the groups of experts with the largest sums of their best scores.
@@ -113,7 +114,7 @@ class ExpertRouter(nn.Module):  # type: ignore[misc]
         return nn.op.reshape(masked, (groups, seq, experts))
 
 
-def rows_at(x: nn.Tensor, index: nn.Tensor, name: str) -> nn.Tensor:
+def rows_at(x: Tensor, index: Tensor, name: str) -> Tensor:
     """Return the rows (groups, count, hidden) of ``x`` at int32 (groups, count) places."""
     position = nn.op.unsqueeze(nn.op.astype(index, "int64"), 2)
     return emit(relax.op.gather_nd(x._expr, position._expr, batch_dims=1), name)
@@ -138,7 +139,7 @@ class Permutation:
         int32 (groups, experts * capacity): the token in each slot; 0 where the slot is empty.
     """
 
-    def __init__(self, indices: nn.Tensor, config: DecoderConfig) -> None:
+    def __init__(self, indices: Tensor, config: DecoderConfig) -> None:
         groups, seq, k = indices.shape
         experts, capacity = config.experts, config.capacity
         slots = experts * capacity
@@ -183,7 +184,7 @@ class Mixture(nn.Module):  # type: ignore[misc]
         if config.shared_ffn:
             self.shared_experts = feed_forward(config, config.shared_ffn)
 
-    def forward(self, x: nn.Tensor) -> nn.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """Map (groups, seq, hidden) to the same shape."""
         gates, indices = self.router(x)
         result = self.mixed(x, gates, indices)
@@ -191,7 +192,7 @@ class Mixture(nn.Module):  # type: ignore[misc]
             result = nn.op.add(in_float32(result), in_float32(self.shared_experts(x)))
         return back_to(result, x.dtype)
 
-    def mixed(self, x: nn.Tensor, gates: nn.Tensor, indices: nn.Tensor) -> nn.Tensor:
+    def mixed(self, x: Tensor, gates: Tensor, indices: Tensor) -> Tensor:
         """Return the sums of the results of experts, weighted by the gates of their tokens."""
         permutation = Permutation(indices, self.config)
         outputs = self.by_expert(rows_at(x, permutation.token_of_slot, "dispatched"))
@@ -200,7 +201,7 @@ class Mixture(nn.Module):  # type: ignore[misc]
         weights = nn.op.unsqueeze(nn.op.multiply(gates, permutation.admitted), 3)
         return nn.op.sum(nn.op.multiply(rows, weights), axis=2, name="combined")
 
-    def by_expert(self, rows: nn.Tensor) -> nn.Tensor:
+    def by_expert(self, rows: Tensor) -> Tensor:
         """Map the rows in slots of experts, (groups, experts * capacity, hidden), to results."""
         config = self.config
         (groups, slots, hidden), experts = rows.shape, config.experts
@@ -215,11 +216,11 @@ class Mixture(nn.Module):  # type: ignore[misc]
         rows = nn.op.permute_dims(rows, [1, 0, 2, 3])
         return nn.op.reshape(rows, (groups, slots, hidden))
 
-    def _biased(self, x: nn.Tensor, name: str) -> nn.Tensor:
+    def _biased(self, x: Tensor, name: str) -> Tensor:
         """Add the biases of the experts, where they have some."""
         return nn.op.add(x, getattr(self, f"{name}_bias")) if self.config.expert_bias else x
 
-    def product(self, rows: nn.Tensor, weight: nn.Tensor, name: str) -> nn.Tensor:
+    def product(self, rows: Tensor, weight: Tensor, name: str) -> Tensor:
         """Multiply (experts, rows, in) by the matrices of the experts, (experts, in, out)."""
         return nn.op.matmul(rows, weight, name=name)
 
@@ -230,7 +231,7 @@ class OneHotMixture(Mixture):
     Tokens take the same slots as those of :class:`.mixture.Mixture`.
     """
 
-    def mixed(self, x: nn.Tensor, gates: nn.Tensor, indices: nn.Tensor) -> nn.Tensor:
+    def mixed(self, x: Tensor, gates: Tensor, indices: Tensor) -> Tensor:
         """Return the sums of the results of experts, weighted by the gates of their tokens."""
         groups, seq, _ = x.shape
         slots = self.config.experts * self.config.capacity
@@ -240,9 +241,7 @@ class OneHotMixture(Mixture):
         combine = nn.op.reshape(combine, (groups, seq, slots))
         return nn.op.matmul(combine, outputs, name="combined")
 
-    def _tables(
-        self, gates: nn.Tensor, indices: nn.Tensor, dtype: str
-    ) -> tuple[nn.Tensor, nn.Tensor]:
+    def _tables(self, gates: Tensor, indices: Tensor, dtype: str) -> tuple[Tensor, Tensor]:
         """Return the tables of the choices of tokens, (groups, seq, top_k).
 
         Returns
@@ -270,7 +269,7 @@ class OneHotMixture(Mixture):
         return back_to(dispatch, dtype), back_to(combine, dtype)
 
 
-def _one_hot(indices: nn.Tensor, size: int) -> nn.Tensor:
+def _one_hot(indices: Tensor, size: int) -> Tensor:
     """Map int32 (...) to float32 (..., size), with 1 at the index if it is in range."""
     numbers = Tensor.from_const(np.arange(size, dtype="int32"))
     same = nn.op.equal(nn.op.unsqueeze(indices, indices.ndim), numbers)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from tvm import ir
 from tvm.relax.frontend import nn
+from tvm.relax.frontend.nn import Tensor
 
 from .configs import Config
 from .transformer_blocks import export_model, layer_class
@@ -52,7 +53,7 @@ class MlpLayer(nn.Module):  # type: ignore[misc]
         super().__init__()
         self.linear = linear(config)
 
-    def forward(self, x: nn.Tensor) -> nn.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """Map (batch, hidden) to the same shape."""
         return nn.op.relu(self.linear(x))
 
@@ -66,7 +67,7 @@ class Mlp(nn.Module):  # type: ignore[misc]
         self.layers = nn.ModuleList([layer(config) for _ in range(config.layers - 1)])
         self.head = linear(config)
 
-    def main(self, x: nn.Tensor) -> nn.Tensor:
+    def main(self, x: Tensor) -> Tensor:
         """Map (batch, hidden) to the same shape."""
         for layer in self.layers:
             x = layer(x)

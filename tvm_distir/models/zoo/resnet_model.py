@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from tvm import ir, relax
 from tvm.relax.frontend import nn
+from tvm.relax.frontend.nn import Tensor
 
 from .configs import Config, Fault
 from .float_norms import BatchNorm
@@ -98,7 +99,7 @@ class ConvNorm(nn.Module):  # type: ignore[misc]
         )
         self.norm = None if config.folded else BatchNorm(outputs, config.dtype)
 
-    def forward(self, x: nn.Tensor) -> nn.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """Map (batch, inputs, rows, columns) to (batch, outputs, ...)."""
         x = self.conv(x)
         return x if self.norm is None else self.norm(x)
@@ -118,7 +119,7 @@ class ResidualBlock(nn.Module):  # type: ignore[misc]
         same = stride == 1 and inputs == outputs
         self.shortcut = None if same else ConvNorm(config, inputs, outputs, 1, stride)
 
-    def forward(self, x: nn.Tensor) -> nn.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """Map (batch, inputs, rows, columns) to (batch, outputs, rows / stride, ...)."""
         before = x if self.shortcut is None else self.shortcut(x)
         last = len(self.convs) - 1
@@ -145,7 +146,7 @@ class Resnet(nn.Module):  # type: ignore[misc]
         self.blocks = nn.ModuleList(blocks)
         self.head = nn.Linear(inputs, config.classes, dtype=config.dtype)
 
-    def main(self, images: nn.Tensor) -> nn.Tensor:
+    def main(self, images: Tensor) -> Tensor:
         """Map (batch, channels, image, image) to (batch, classes)."""
         x = nn.op.relu(self.stem(images))
         x = emit(relax.op.nn.max_pool2d(x._expr, (3, 3), (2, 2), (1, 1)), "pooled")

@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 from tvm import relax
 from tvm.relax.frontend import nn
+from tvm.relax.frontend.nn import Tensor
 
 from .decoder_config import DecoderConfig, yarn_scale
-from .transformer_blocks import Tensor, back_to, emit, in_float32, part
+from .transformer_blocks import back_to, emit, in_float32, part
 
 Floats = npt.NDArray[np.float64]
 
@@ -61,9 +62,7 @@ def _yarn(config: DecoderConfig, plain: Floats, theta: float) -> tuple[Floats, f
     return angles, yarn_scale(factor)
 
 
-def tables(
-    config: DecoderConfig, position_ids: nn.Tensor, theta: float
-) -> tuple[nn.Tensor, nn.Tensor]:
+def tables(config: DecoderConfig, position_ids: Tensor, theta: float) -> tuple[Tensor, Tensor]:
     """Return cosines and signed sines for positions (..., seq), both float32 (..., seq, rotated).
 
     The sines of the first half are negated, so that ``x cos + swapped(x) sin`` is the rotation.
@@ -82,7 +81,7 @@ def tables(
     return cos, nn.op.multiply(sin, Tensor.from_const(signed), name="signed_sin")
 
 
-def rotate(x: nn.Tensor, cos: nn.Tensor, sin: nn.Tensor, config: DecoderConfig) -> nn.Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, config: DecoderConfig) -> Tensor:
     """Apply the rotary embedding to (batch, heads, seq, width), computed in float32.
 
     Of a wider head the first part is rotated. Nothing is where positions are learned.

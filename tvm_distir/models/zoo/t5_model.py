@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from tvm import ir
 from tvm.relax.frontend import nn
+from tvm.relax.frontend.nn import Tensor
 
 from tvm_distir.support import nearest
 
@@ -21,7 +22,6 @@ from .float_norms import RmsNorm
 from .layers import FeedForward
 from .transformer_blocks import (
     MASKED_SCORE,
-    Tensor,
     back_to,
     export_model,
     in_float32,
@@ -144,7 +144,7 @@ class T5Attention(nn.Module):  # type: ignore[misc]
             setattr(self, name, nn.Linear(config.hidden, width, bias=False, dtype=config.dtype))
         self.o_proj = nn.Linear(width, config.hidden, bias=False, dtype=config.dtype)
 
-    def forward(self, x: nn.Tensor, source: nn.Tensor, bias: nn.Tensor = None) -> nn.Tensor:
+    def forward(self, x: Tensor, source: Tensor, bias: Tensor = None) -> Tensor:
         """Map (batch, seq, hidden) to the same shape, with keys and values of ``source``."""
         q = split_heads(self.q_proj(x), self.heads)
         k, v = (split_heads(proj(source), self.heads) for proj in (self.k_proj, self.v_proj))
@@ -175,7 +175,7 @@ class T5Layer(nn.Module):  # type: ignore[misc]
             self.ln_3 = RmsNorm(config.hidden, config.dtype, config.eps)
         self.mlp = _feed_forward(config)
 
-    def forward(self, x: nn.Tensor, bias: nn.Tensor, encoded: nn.Tensor = None) -> nn.Tensor:
+    def forward(self, x: Tensor, bias: Tensor, encoded: Tensor = None) -> Tensor:
         """Map (batch, seq, hidden) to the same shape."""
         y = self.ln_1(x)
         x = nn.op.add(x, self.self_attn(y, y, bias))
@@ -196,14 +196,14 @@ class T5Stack(nn.Module):  # type: ignore[misc]
         self.layers = nn.ModuleList([layer(config, crosses=causal) for _ in range(layers)])
         self.norm = RmsNorm(config.hidden, config.dtype, config.eps)
 
-    def forward(self, x: nn.Tensor, *encoded: nn.Tensor) -> nn.Tensor:
+    def forward(self, x: Tensor, *encoded: Tensor) -> Tensor:
         """Map (batch, seq, hidden) to the same shape."""
         bias = self._bias(x.shape[1])
         for layer in self.layers:
             x = layer(x, bias, *encoded)
         return self.norm(x)
 
-    def _bias(self, count: int) -> nn.Tensor:
+    def _bias(self, count: int) -> Tensor:
         """Return the float32 terms of the scores, (1, heads, count, count)."""
         buckets = relative_buckets(self.config, count, self.causal)
         table = nn.op.take(
@@ -228,7 +228,7 @@ class T5(nn.Module):  # type: ignore[misc]
         if not config.tied:
             self.lm_head = nn.Linear(config.hidden, config.vocab, bias=False, dtype=config.dtype)
 
-    def main(self, input_ids: nn.Tensor, decoder_input_ids: nn.Tensor) -> nn.Tensor:
+    def main(self, input_ids: Tensor, decoder_input_ids: Tensor) -> Tensor:
         """Map ids (batch, seq) and (batch, decoder_seq) to logits (batch, decoder_seq, vocab)."""
         config, table = self.config, self.shared.weight
         encoded = self.encoder(nn.op.take(table, input_ids, axis=0, name="tokens"))

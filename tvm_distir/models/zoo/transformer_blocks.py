@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 from tvm import ir, relax
+from tvm.relax import Expr
 from tvm.relax.frontend import nn
+from tvm.relax.frontend.nn import Tensor
 from tvm.relax.frontend.nn.exporter import Exporter
 from tvm.relax.frontend.nn.spec import ModuleSpec
 
@@ -19,60 +21,58 @@ from tvm_distir.core.ir.attributes import PARAM_NAMES_ATTR
 
 MASKED_SCORE = float(np.finfo("float32").min)
 
-Tensor = nn.Tensor
 
-
-def emit(expr: relax.Expr, name: str) -> nn.Tensor:
+def emit(expr: Expr, name: str) -> Tensor:
     """Bind a Relax expression and return it as a tensor of relax.nn."""
     return nn.op.wrap_nested(expr, name)
 
 
-def positions(count: int) -> nn.Tensor:
+def positions(count: int) -> Tensor:
     """Return the positions 0..count-1 as an int32 constant of shape (count,)."""
     return Tensor.from_const(np.arange(count, dtype="int32"))
 
 
-def causal_mask(position_ids: nn.Tensor) -> nn.Tensor:
+def causal_mask(position_ids: Tensor) -> Tensor:
     """Return a bool (seq, seq) mask, True where the column is not after the row."""
     rows = nn.op.unsqueeze(position_ids, 1, name="rows")
     columns = nn.op.unsqueeze(position_ids, 0, name="columns")
     return nn.op.less_equal(columns, rows, name="mask")
 
 
-def in_float32(x: nn.Tensor) -> nn.Tensor:
+def in_float32(x: Tensor) -> Tensor:
     """Cast ``x`` to float32 if needed."""
     return x if x.dtype == "float32" else nn.op.astype(x, "float32")
 
 
-def back_to(x: nn.Tensor, dtype: str) -> nn.Tensor:
+def back_to(x: Tensor, dtype: str) -> Tensor:
     """Cast ``x`` to ``dtype`` if needed."""
     return x if x.dtype == dtype else nn.op.astype(x, dtype)
 
 
-def by_head(x: nn.Tensor, heads: int) -> nn.Tensor:
+def by_head(x: Tensor, heads: int) -> Tensor:
     """Split (batch, seq, heads * width) into (batch, seq, heads, width)."""
     batch, seq, hidden = x.shape
     return nn.op.reshape(x, (batch, seq, heads, hidden // heads))
 
 
-def split_heads(x: nn.Tensor, heads: int) -> nn.Tensor:
+def split_heads(x: Tensor, heads: int) -> Tensor:
     """Split (batch, seq, heads * width) into (batch, heads, seq, width)."""
     return nn.op.permute_dims(by_head(x, heads), [0, 2, 1, 3])
 
 
-def merge_heads(x: nn.Tensor) -> nn.Tensor:
+def merge_heads(x: Tensor) -> Tensor:
     """Merge (batch, heads, seq, width) into (batch, seq, heads * width)."""
     batch, heads, seq, width = x.shape
     x = nn.op.permute_dims(x, [0, 2, 1, 3])
     return nn.op.reshape(x, (batch, seq, heads * width))
 
 
-def part(x: nn.Tensor, begin: int, end: int, name: str, axis: int = 3) -> nn.Tensor:
+def part(x: Tensor, begin: int, end: int, name: str, axis: int = 3) -> Tensor:
     """Return ``x[begin:end]`` along an axis."""
     return emit(relax.op.strided_slice(x._expr, [axis], [begin], [end]), name)
 
 
-def capped(x: nn.Tensor, cap: float) -> nn.Tensor:
+def capped(x: Tensor, cap: float) -> Tensor:
     """Return ``cap tanh(x / cap)``, or ``x`` where the cap is 0."""
     if not cap:
         return x
@@ -80,12 +80,12 @@ def capped(x: nn.Tensor, cap: float) -> nn.Tensor:
     return nn.op.multiply(nn.op.tanh(ratio), Tensor.from_scalar(cap, x.dtype), name="capped")
 
 
-def dropped(x: nn.Tensor, rate: float) -> nn.Tensor:
+def dropped(x: Tensor, rate: float) -> Tensor:
     """Apply dropout to ``x`` in training, unless the rate is 0."""
     return emit(relax.op.nn.dropout(x._expr, rate), "dropout")[0] if rate else x
 
 
-def attend_at_once(q: nn.Tensor, k: nn.Tensor, v: nn.Tensor) -> nn.Tensor:
+def attend_at_once(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Compute causal attention as a single op: (batch, seq, heads, width) to the same shape."""
     width = q.shape[3]
     mixed = relax.op.nn.attention(
@@ -95,15 +95,15 @@ def attend_at_once(q: nn.Tensor, k: nn.Tensor, v: nn.Tensor) -> nn.Tensor:
 
 
 def attend(
-    q: nn.Tensor,
-    k: nn.Tensor,
-    v: nn.Tensor,
-    mask: nn.Tensor = None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor = None,
     dropout: float = 0.0,
     scale: float = 0.0,
     cap: float = 0.0,
-    sinks: nn.Tensor = None,
-) -> nn.Tensor:
+    sinks: Tensor = None,
+) -> Tensor:
     """Compute scaled dot product attention, with softmax in float32.
 
     Parameters

@@ -13,10 +13,11 @@ import math
 import numpy as np
 from tvm import ir, relax
 from tvm.relax.frontend import nn
+from tvm.relax.frontend.nn import Tensor
 
 from .float_norms import GroupNorm, LayerNorm
 from .layers import Attention
-from .transformer_blocks import Tensor, back_to, emit, export_model, layer_class
+from .transformer_blocks import back_to, emit, export_model, layer_class
 from .unet_config import UnetConfig
 
 LONGEST_PERIOD = 10000.0
@@ -42,7 +43,7 @@ class ResBlock(nn.Module):  # type: ignore[misc]
         same = inputs == outputs
         self.shortcut = None if same else nn.Conv2D(inputs, outputs, 1, dtype=dtype)
 
-    def forward(self, x: nn.Tensor, time: nn.Tensor) -> nn.Tensor:
+    def forward(self, x: Tensor, time: Tensor) -> Tensor:
         """Map (batch, inputs, rows, columns) and (batch, time width) to (batch, outputs, ...)."""
         y = self.conv_1(nn.op.silu(self.norm_1(x)))
         shift = self.time(nn.op.silu(time))
@@ -60,7 +61,7 @@ class GatedFeedForward(nn.Module):  # type: ignore[misc]
         self.gate_proj = nn.Linear(width, 4 * width, dtype=dtype)
         self.down_proj = nn.Linear(4 * width, width, dtype=dtype)
 
-    def forward(self, x: nn.Tensor) -> nn.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """Map (batch, seq, width) to the same shape."""
         return self.down_proj(nn.op.multiply(self.up_proj(x), nn.op.gelu(self.gate_proj(x))))
 
@@ -83,7 +84,7 @@ class Transformer(nn.Module):  # type: ignore[misc]
         self.mlp = GatedFeedForward(width, dtype)
         self.proj_out = nn.Conv2D(width, width, 1, dtype=dtype)
 
-    def forward(self, x: nn.Tensor, text: nn.Tensor = None) -> nn.Tensor:
+    def forward(self, x: Tensor, text: Tensor = None) -> Tensor:
         """Map (batch, width, rows, columns) to the same shape; text: (batch, tokens, context)."""
         batch, width, rows, columns = x.shape
         y = nn.op.reshape(self.proj_in(self.norm(x)), (batch, width, rows * columns))
@@ -96,7 +97,7 @@ class Transformer(nn.Module):  # type: ignore[misc]
         return nn.op.add(x, self.proj_out(y))
 
 
-def doubled(x: nn.Tensor) -> nn.Tensor:
+def doubled(x: Tensor) -> Tensor:
     """Repeat each pixel of (batch, channels, rows, columns) twice in both directions."""
     size = [2 * int(n) for n in x.shape[2:]]
     out = relax.op.image.resize2d(
@@ -119,7 +120,7 @@ class TimeEmbedding(nn.Module):  # type: ignore[misc]
         self.linear_1 = nn.Linear(config.channels, width, dtype=config.dtype)
         self.linear_2 = nn.Linear(width, width, dtype=config.dtype)
 
-    def forward(self, timesteps: nn.Tensor) -> nn.Tensor:
+    def forward(self, timesteps: Tensor) -> Tensor:
         """Map float32 (batch,) to (batch, time width)."""
         half = self.channels // 2
         speeds = np.exp(-math.log(LONGEST_PERIOD) * np.arange(half) / half).astype("float32")
@@ -179,15 +180,11 @@ class Unet(nn.Module):  # type: ignore[misc]
         return nn.ModuleList(block)
 
     @staticmethod
-    def _run(
-        block: nn.ModuleList, x: nn.Tensor, time: nn.Tensor, text: tuple[nn.Tensor, ...]
-    ) -> nn.Tensor:
+    def _run(block: nn.ModuleList, x: Tensor, time: Tensor, text: tuple[Tensor, ...]) -> Tensor:
         x = block[0](x, time)
         return block[1](x, *text) if len(block) > 1 else x
 
-    def noise(
-        self, sample: nn.Tensor, timesteps: nn.Tensor, text: tuple[nn.Tensor, ...]
-    ) -> nn.Tensor:
+    def noise(self, sample: Tensor, timesteps: Tensor, text: tuple[Tensor, ...]) -> Tensor:
         """Return the noise of the sample, in its shape; ``text`` holds at most a single tensor."""
         config, levels = self.config, len(self.config.widths)
         time = self.time(timesteps)
@@ -213,7 +210,7 @@ class Unet(nn.Module):  # type: ignore[misc]
 class TextUnet(Unet):
     """U-Net conditioned on a text."""
 
-    def main(self, sample: nn.Tensor, timesteps: nn.Tensor, text: nn.Tensor) -> nn.Tensor:
+    def main(self, sample: Tensor, timesteps: Tensor, text: Tensor) -> Tensor:
         """Return the noise of the sample, in its shape."""
         return self.noise(sample, timesteps, (text,))
 
@@ -221,7 +218,7 @@ class TextUnet(Unet):
 class PlainUnet(Unet):
     """U-Net without a text."""
 
-    def main(self, sample: nn.Tensor, timesteps: nn.Tensor) -> nn.Tensor:
+    def main(self, sample: Tensor, timesteps: Tensor) -> Tensor:
         """Return the noise of the sample, in its shape."""
         return self.noise(sample, timesteps, ())
 

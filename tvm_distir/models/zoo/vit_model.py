@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from tvm import ir, relax
 from tvm.relax.frontend import nn
+from tvm.relax.frontend.nn import Tensor
 
 from .configs import Fault, FourfoldFfn, indivisible
 from .float_norms import LayerNorm
@@ -81,7 +82,7 @@ class VitLayer(nn.Module):  # type: ignore[misc]
         self.ln_2 = LayerNorm(config.hidden, config.dtype, config.eps)
         self.mlp = FeedForward(config.hidden, config.ffn_dim, config.dtype)
 
-    def forward(self, x: nn.Tensor) -> nn.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """Map (batch, seq, hidden) to the same shape."""
         x = nn.op.add(x, self.attn(self.ln_1(x)))
         return nn.op.add(x, self.mlp(self.ln_2(x)))
@@ -103,7 +104,7 @@ class Vit(nn.Module):  # type: ignore[misc]
         self.norm = LayerNorm(config.hidden, config.dtype, config.eps)
         self.head = nn.Linear(config.hidden, config.classes, dtype=config.dtype)
 
-    def main(self, images: nn.Tensor) -> nn.Tensor:
+    def main(self, images: Tensor) -> Tensor:
         """Map (batch, channels, image, image) to (batch, classes)."""
         config = self.config
         batch, hidden = config.batch, config.hidden

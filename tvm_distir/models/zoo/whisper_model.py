@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from tvm import ir
 from tvm.relax.frontend import nn
+from tvm.relax.frontend.nn import Tensor
 
 from .configs import Config, Fault, indivisible
 from .float_norms import LayerNorm
@@ -99,7 +100,7 @@ class WhisperLayer(nn.Module):  # type: ignore[misc]
         self.mlp = FeedForward(hidden, ffn, dtype)
         self.final_layer_norm = LayerNorm(hidden, dtype)
 
-    def forward(self, x: nn.Tensor, encoded: nn.Tensor = None, mask: nn.Tensor = None) -> nn.Tensor:
+    def forward(self, x: Tensor, encoded: Tensor = None, mask: Tensor = None) -> Tensor:
         """Map (batch, seq, hidden) to the same shape."""
         x = nn.op.add(x, self.self_attn(self.self_attn_layer_norm(x), mask))
         if encoded is not None:
@@ -123,7 +124,7 @@ class AudioEncoder(nn.Module):  # type: ignore[misc]
         )
         self.layer_norm = LayerNorm(hidden, dtype)
 
-    def forward(self, features: nn.Tensor) -> nn.Tensor:
+    def forward(self, features: Tensor) -> Tensor:
         """Map (batch, mels, 2 frames) to (batch, frames, hidden)."""
         x = nn.op.gelu(self.conv2(nn.op.gelu(self.conv1(features))))
         x = nn.op.permute_dims(x, [0, 2, 1])
@@ -147,7 +148,7 @@ class TextDecoder(nn.Module):  # type: ignore[misc]
         )
         self.layer_norm = LayerNorm(config.hidden, config.dtype)
 
-    def forward(self, ids: nn.Tensor, encoded: nn.Tensor) -> nn.Tensor:
+    def forward(self, ids: Tensor, encoded: Tensor) -> Tensor:
         """Map ids (batch, seq) to logits (batch, seq, vocab)."""
         position_ids = positions(ids.shape[1])
         x = nn.op.take(self.embed_tokens.weight, ids, axis=0, name="tokens")
@@ -166,7 +167,7 @@ class Whisper(nn.Module):  # type: ignore[misc]
         super().__init__()
         self.encoder, self.decoder = AudioEncoder(config), TextDecoder(config)
 
-    def main(self, input_features: nn.Tensor, decoder_input_ids: nn.Tensor) -> nn.Tensor:
+    def main(self, input_features: Tensor, decoder_input_ids: Tensor) -> Tensor:
         """Map (batch, mels, 2 frames) and ids (batch, seq) to logits (batch, seq, vocab)."""
         return self.decoder(decoder_input_ids, self.encoder(input_features))
 

@@ -67,7 +67,7 @@ def parse_json(
         ``refuse``.
     """
 
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
         out = dict(pairs)
         if len(out) < len(pairs):
             names = [key for key, _ in pairs]

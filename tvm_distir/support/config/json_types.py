@@ -66,7 +66,7 @@ class Check:
     The function raises :class:`InvalidValue`, or a DistIRError.
     """
 
-    function: Callable[[Any], Any]
+    function: Callable[[Any], object]
 
     def __get_pydantic_core_schema__(
         self, source: object, handler: GetCoreSchemaHandler
@@ -75,7 +75,7 @@ class Check:
 
         return no_info_after_validator_function(self._checked, handler(source))
 
-    def _checked(self, value: Any) -> Any:
+    def _checked(self, value: object) -> object:
         try:
             return self.function(value)
         except DistIRError as error:

@@ -25,7 +25,7 @@ class Carried(Protocol):
 
     __cause__: BaseException | None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the fields."""
 
     def restore(self, fields: Mapping[str, object]) -> None:
@@ -84,7 +84,7 @@ def _beginner(cls: type[Carried]) -> Callable[[type, str], Carried]:
     return begin
 
 
-def pack(error: Carried, known: type[Carried], ours: type[Carried]) -> Any:
+def pack(error: Carried, known: type[Carried], ours: type[Carried]) -> object:
     """Make the ``tvm_ffi`` error that carries an error of ours.
 
     Parameters
@@ -97,7 +97,7 @@ def pack(error: Carried, known: type[Carried], ours: type[Carried]) -> Any:
     """
     import tvm_ffi
 
-    fields: dict[str, Any] = error.to_dict()
+    fields = error.to_dict()
     fields[_CAUSES] = [tvm_ffi.convert(cause) for cause in _causes(error, ours)]
     context = tvm_ffi.convert(fields)
     carrier = tvm_ffi.core.Error(_PREFIX + known.__name__, str(error), "")
@@ -130,7 +130,7 @@ def unpack(error: Carried, carrier: Any) -> None:
     if fields is None or "code" not in fields:
         return
     error.restore(fields)
-    at: Any = error
+    at: Carried | BaseException = error
     for cause in fields.get(_CAUSES, ()):
-        at.__cause__ = cause.py_error()
-        at = at.__cause__
+        at.__cause__ = inner = cause.py_error()
+        at = inner

@@ -70,7 +70,7 @@ class DistIRError(Exception):
         self.code, self.place = code, place
         self.what, self.remedy = what.strip(), remedy.strip()
         self._listed = tuple(violations)
-        self._carrier: Any = None
+        self._carrier: object = None
 
     def __str__(self) -> str:
         violation = Violation(self.code, self.what, self.place, self.remedy)
@@ -132,7 +132,7 @@ class DistIRError(Exception):
     # the error that it makes where the error comes back.
 
     @property
-    def __tvm_ffi_error__(self) -> Any:
+    def __tvm_ffi_error__(self) -> object:
         """Return the error as the FFI carries it, with the fields."""
         from .ffi import pack
 
@@ -141,7 +141,7 @@ class DistIRError(Exception):
         return pack(self, type(self)._registered(), DistIRError)
 
     @__tvm_ffi_error__.setter
-    def __tvm_ffi_error__(self, carrier: Any) -> None:
+    def __tvm_ffi_error__(self, carrier: object) -> None:
         from .ffi import unpack
 
         unpack(self, carrier)
@@ -151,7 +151,7 @@ class DistIRError(Exception):
 _FIELDS = ("code", "what", "place", "remedy", "_listed", "_carrier")
 
 
-def _rebuilt(cls: type[Self], fields: Mapping[str, Any]) -> Self:
+def _rebuilt(cls: type[Self], fields: Mapping[str, object]) -> Self:
     """Return an error of a class from its fields, whatever arguments the class itself takes."""
     error = cls.__new__(cls)
     error.restore(fields)

@@ -207,7 +207,7 @@ def _sequence(item: object) -> OptionType | None:
             raise Unreadable(expects)
         return tuple(kind.read(item) for item in term.items)
 
-    def make(value: Sequence[Any]) -> tuple[object, ...]:
+    def make(value: Sequence[object]) -> tuple[object, ...]:
         return tuple(kind.make(item) for item in value)
 
     return OptionType(f"[{kind.word},...]", expects, read, make)

@@ -81,7 +81,7 @@ class CommandOption:
 
 
 def option(
-    stage: str, metavar: str = "", read: Reader = _keep, *, default: Any = None, **more: Any
+    stage: str, metavar: str = "", read: Reader = _keep, *, default: object = None, **more: Any
 ) -> Any:
     """Declare a field that is an option; see :class:`CommandOption`."""
     declared = CommandOption(stage, metavar, read, default=default, **more)

@@ -88,7 +88,7 @@ def _offers(group: str, path: tuple[str, ...]) -> tuple[Offer, ...]:
     return tuple(sorted(result, key=lambda offer: offer.name))
 
 
-def _attribute(target: str) -> Any:
+def _attribute(target: str) -> object:
     module, _, attribute = target.partition(":")
     loaded = import_module(module)
     return functools.reduce(getattr, attribute.split("."), loaded) if attribute else loaded

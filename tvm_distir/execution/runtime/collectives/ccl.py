@@ -31,11 +31,12 @@ Each finds the fabric of the worker that calls it through :func:`worker`. All bu
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, SupportsInt
 
+import tvm
 import tvm_ffi
 
 from tvm_distir.core.collectives import Collective, Transfer
@@ -86,7 +87,7 @@ def worker(fabric: Fabric, rank: int) -> Iterator[None]:
         del _here.place
 
 
-def _place(name: str) -> tuple[Any, int]:
+def _place(name: str) -> tuple[Fabric, int]:
     place: tuple[Fabric, int] | None = getattr(_here, "place", None)
     if place is None:
         problem = f"{PREFIX}{name} was called outside of a run of several ranks"
@@ -95,7 +96,7 @@ def _place(name: str) -> tuple[Any, int]:
     return place
 
 
-def split_groups(ranks: Any, size: int) -> tuple[tuple[int, ...], ...]:
+def split_groups(ranks: Iterable[SupportsInt], size: int) -> tuple[tuple[int, ...], ...]:
     """Return the groups of a call from the ranks of all groups, one group after the other."""
     flat = [int(r) for r in ranks]
     return tuple(tuple(flat[i : i + size]) for i in range(0, len(flat), size))
@@ -104,7 +105,7 @@ def split_groups(ranks: Any, size: int) -> tuple[tuple[int, ...], ...]:
 def _guarded(name: str, body: Callable[..., Any]) -> Callable[..., Any]:
     """Hand a failure to the fabric before it leaves, with its class and text intact."""
 
-    def call(*args: Any) -> Any:
+    def call(*args: object) -> object:
         fabric, rank = _place(name)
         try:
             return body(fabric, rank, *args)
@@ -115,7 +116,7 @@ def _guarded(name: str, body: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _decoded(name: str, args: Sequence[Any]) -> tuple[Collective, list[Any]]:
+def _decoded(name: str, args: Sequence[Any]) -> tuple[Collective, list[tvm.runtime.Tensor]]:
     """Return the collective of a call, and its operand, if any, from all but the result."""
     if name == "exchange":
         return _decoded_exchange(*args)
@@ -127,7 +128,9 @@ def _decoded(name: str, args: Sequence[Any]) -> tuple[Collective, list[Any]]:
     return Collective(name, split_groups(groups, int(size)), tuple(arguments)), operand
 
 
-def _decoded_exchange(x: Any, groups: Any, size: Any, *parts: Any) -> tuple[Collective, list[Any]]:
+def _decoded_exchange(
+    x: tvm.runtime.Tensor, groups: tvm_ffi.Shape, size: int, *parts: tvm_ffi.Shape
+) -> tuple[Collective, list[tvm.runtime.Tensor]]:
     shape, mesh, before, after = (tuple(int(n) for n in part) for part in parts)
     places = tuple(range(int(size)))
     args = (("shape", shape), ("src", (mesh, places, before)), ("dst", (mesh, places, after)))
@@ -158,7 +161,7 @@ def _exchange(fabric: NativeFabric, rank: int, *args: Any) -> None:
     NUMPY.write(args[-1], fabric.exchange(rank, call, NUMPY.read(x)))
 
 
-def _send(fabric: Transfers, rank: int, x: Any, *args: Any) -> Any:
+def _send(fabric: Transfers, rank: int, x: tvm.runtime.Tensor, *args: Any) -> object:
     array = fabric.arrays.read(x)
     fabric.send(rank, parse_transfer(args), array)
     return fabric.arrays.tensor(array)
@@ -197,7 +200,7 @@ def functions(collectives: str = "native") -> dict[str, Callable[..., Any]]:
 def _start_on_thread(collective: Callable[..., Any] | None) -> Callable[..., Any]:
     """Return the start of a native collective, or of an exchange, on a rank's progress thread."""
 
-    def body(fabric: NativeFabric, rank: int, x: Any, *rest: Any) -> None:
+    def body(fabric: NativeFabric, rank: int, x: tvm.runtime.Tensor, *rest: Any) -> None:
         *operands, copies, out = rest
         operand = to_tensor(to_array(x)) if int(copies) else x
         run = collective or partial(_exchange, fabric, rank)
@@ -219,7 +222,9 @@ def _start(name: str) -> Callable[..., Any]:
     return body
 
 
-def _done(fabric: NativeFabric | PostedCollectives, rank: int, out: Any, *_: Any) -> None:
+def _done(
+    fabric: NativeFabric | PostedCollectives, rank: int, out: tvm.runtime.Tensor, *_: object
+) -> None:
     fabric.complete(rank, out.data_ptr())
 
 

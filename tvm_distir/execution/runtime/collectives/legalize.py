@@ -24,10 +24,10 @@ from tvm_distir.transforms import GROUPED_KERNELS, WRITTEN_OPS, appended
 from .ccl import ARGS
 from .ccl import PREFIX as CCL_PREFIX
 
-Legalize = Callable[[relax.BlockBuilder, ir.Call], Any]
+Legalize = Callable[[relax.BlockBuilder, ir.Call], relax.Expr]
 
 
-def _int(value: int) -> Any:
+def _int(value: int) -> tirx.IntImm:
     return tirx.IntImm("int64", value)
 
 
@@ -35,7 +35,7 @@ def _shape(values: Sequence[int]) -> relax.ShapeExpr:
     return relax.ShapeExpr([_int(v) for v in values])
 
 
-def _arguments(call: ir.Call) -> list[Any]:
+def _arguments(call: ir.Call) -> list[relax.Expr]:
     """Return the arguments of the packed call of a collective, or of its start, but the result."""
     decoded = decode_collective(call)
     arguments: dict[str, Any] = dict(decoded.args)
@@ -51,24 +51,24 @@ def _arguments(call: ir.Call) -> list[Any]:
 
 
 def _collective(name: str) -> Legalize:
-    def legalize(_: relax.BlockBuilder, call: ir.Call) -> Any:
+    def legalize(_: relax.BlockBuilder, call: ir.Call) -> ir.Call:
         return relax.op.call_dps_packed(CCL_PREFIX + name, _arguments(call), out_ty=call.ty)
 
     return legalize
 
 
-def _transfer_args(call: ir.Call) -> list[Any]:
+def _transfer_args(call: ir.Call) -> list[relax.Expr]:
     transfer = decode_transfer(call)
     parts = [_shape(part) for side in (transfer.src, transfer.dst) for part in side]
     return [_int(transfer.tag), _shape(transfer.shape), *parts]
 
 
-def _send(_: relax.BlockBuilder, call: ir.Call) -> Any:
+def _send(_: relax.BlockBuilder, call: ir.Call) -> ir.Call:
     args = [call.args[0], *_transfer_args(call)]
     return ir.Call(relax.ExternFunc(CCL_PREFIX + "send"), args, ty_args=[call.args[0].ty])
 
 
-def _recv(_: relax.BlockBuilder, call: ir.Call) -> Any:
+def _recv(_: relax.BlockBuilder, call: ir.Call) -> ir.Call:
     return relax.op.call_dps_packed(CCL_PREFIX + "recv", _transfer_args(call), out_ty=call.ty)
 
 

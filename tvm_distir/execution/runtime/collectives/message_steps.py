@@ -16,6 +16,7 @@ from collections.abc import Callable, Generator, Mapping
 from typing import Any, NamedTuple
 
 from tvm_distir.core.collectives import Collective, Transfer, equal_parts
+from tvm_distir.core.collectives.tiles import Side
 from tvm_distir.core.ir import local_shape
 from tvm_distir.execution.runtime.collectives.array_operations import Operand
 
@@ -121,7 +122,7 @@ def _permute(rank: _Rank, shift: int, wrap: int = 0) -> CollectiveSteps:
     return rows[source] if shapes else rank.arrays.zeros(rank.x.shape, rank.x.dtype)
 
 
-def _exchange(rank: _Rank, shape: Any, src: Any, dst: Any) -> CollectiveSteps:
+def _exchange(rank: _Rank, shape: tuple[int, ...], src: Side, dst: Side) -> CollectiveSteps:
     arrays, x, position = rank.arrays, rank.x, rank.position
     pieces: dict[int, list[Operand]] = {}
     boxes: dict[int, list[tuple[slice, ...]]] = {}

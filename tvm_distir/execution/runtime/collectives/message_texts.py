@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tvm_distir.core.collectives import Transfer
 from tvm_distir.execution.runtime.program.io_layout import np_dtype
+from tvm_distir.execution.runtime.program.tensors import Array
 from tvm_distir.support import DistIRError, EngineError
 
 from .native_library import Executed
@@ -21,7 +21,7 @@ from .native_library import Executed
 _SIGNALS = ("KeyboardInterrupt", "SystemExit")
 
 
-def transfer_items(transfer: Transfer) -> list[Any]:
+def transfer_items(transfer: Transfer) -> list[object]:
     """Return a transfer as JSON data."""
     return [transfer.tag, transfer.shape, transfer.src, transfer.dst]
 
@@ -33,7 +33,7 @@ def read_transfer(items: Sequence[Any]) -> Transfer:
     return Transfer(int(tag), tuple(shape), src, dst)  # type: ignore[arg-type]
 
 
-def executed_items(executed: Sequence[Executed]) -> list[list[Any]]:
+def executed_items(executed: Sequence[Executed]) -> list[list[object]]:
     """Return collectives that a rank executed as JSON data."""
     return [[e.kind, e.groups, e.result_bytes, e.count] for e in executed]
 
@@ -46,7 +46,7 @@ def read_executed(items: Sequence[Sequence[Any]]) -> list[Executed]:
     ]
 
 
-def received_items(received: Sequence[tuple[Transfer, int]]) -> list[list[Any]]:
+def received_items(received: Sequence[tuple[Transfer, int]]) -> list[list[object]]:
     """Return transfers and the bytes of an element of each as JSON data."""
     return [[transfer_items(transfer), element_bytes] for transfer, element_bytes in received]
 
@@ -60,7 +60,7 @@ Meaning = Transfer | str | None
 """What an array is sent for: a transfer, the words of a collective, or what both sides know."""
 
 
-def array_head(meaning: Meaning, array: npt.NDArray[Any]) -> bytes:
+def array_head(meaning: Meaning, array: Array) -> bytes:
     """Return what is sent before the bytes of an array: its meaning, shape and type."""
     content = transfer_items(meaning) if isinstance(meaning, Transfer) else meaning
     return json.dumps([content, array.shape, str(array.dtype)]).encode()

@@ -7,12 +7,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import tvm_ffi
 
 from tvm_distir.core.collectives import Collective, Transfer
+from tvm_distir.execution.runtime.collectives.message_texts import Meaning
 from tvm_distir.execution.runtime.program.tensors import Array
 from tvm_distir.support import DistIRError
 
@@ -164,7 +164,7 @@ class NativeFabric(Transfers):
         self._count(rank, call, out)
         return out
 
-    def _post(self, route: Route, message: tuple[Any, Array]) -> list[Any]:
+    def _post(self, route: Route, message: tuple[Meaning, Array]) -> list[object]:
         meaning, part = message
         flat = np.ascontiguousarray(part).reshape(-1).view(np.uint8)
         label = array_head(meaning, part)
@@ -173,7 +173,7 @@ class NativeFabric(Transfers):
 
     def _take(
         self, route: Route, message_label: str, expected: tuple[Transfer, Array] | None = None
-    ) -> tuple[Any, Array]:
+    ) -> tuple[Meaning, Array]:
         tag, source, _ = route
         label, size_bytes = native.await_message(tag, source, message_label)
         meaning, shape, dtype = read_array_head(label)

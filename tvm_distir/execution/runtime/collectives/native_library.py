@@ -52,7 +52,7 @@ class Executed:
     count: int
 
 
-def collective(kind: str) -> Any:
+def collective(kind: str) -> tvm_ffi.Function:
     """Return the packed function of a kind; signatures as in :mod:`~.collectives.ccl`.
 
     It raises DIST0605 on a thread that is no worker of a :class:`CclFabric`.
@@ -127,7 +127,7 @@ class CclFabric:
         """Return the descriptor of the shared memory; -1 for a fabric of threads."""
         return int(self._call("descriptor"))
 
-    def _call(self, name: str, *args: Any) -> Any:
+    def _call(self, name: str, *args: object) -> Any:
         return self._library[f"ccl_{name}"](self._handle, *args)
 
     @contextmanager

@@ -10,10 +10,10 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 from tvm_distir.core.collectives import Collective, Transfer, apply
 from tvm_distir.execution.runtime.collectives.fabric import deadlock, too_late, unlike_calls
+from tvm_distir.execution.runtime.collectives.message_texts import Meaning
 from tvm_distir.execution.runtime.program.tensors import Array
 
 from .fabric import Aborted, call_words, ranks_text
@@ -52,7 +52,7 @@ class PythonFabric(PostedCollectives):
         self._timeout_s = timeout_s
         self._changed = threading.Condition()
         self._rendezvous: dict[tuple[int, ...], _Rendezvous] = {}
-        self._messages: dict[Route, deque[tuple[Any, Array]]] = {}
+        self._messages: dict[Route, deque[tuple[Meaning, Array]]] = {}
         self._waits: dict[int, _Wait] = {}
         self._done: set[int] = set()
         self.failure: tuple[int, BaseException] | None = None
@@ -76,7 +76,7 @@ class PythonFabric(PostedCollectives):
             self._check_standstill(rank)
             self._changed.notify_all()
 
-    def _among_all(self, rank: int, call: Collective, x: Array, into: Any) -> Array:
+    def _among_all(self, rank: int, call: Collective, x: Array, into: Array | None) -> Array:
         """Meet the other ranks, the last of which applies the definition of the collective."""
         group = call.group_of(rank)
         with self._changed:
@@ -117,7 +117,7 @@ class PythonFabric(PostedCollectives):
             rendezvous.results = done
             self._changed.notify_all()
 
-    def _post(self, route: Route, message: tuple[Any, Array]) -> list[Any]:
+    def _post(self, route: Route, message: tuple[Meaning, Array]) -> list[object]:
         with self._changed:
             self._check_failure()
             self._messages.setdefault(route, deque()).append(message)
@@ -127,7 +127,7 @@ class PythonFabric(PostedCollectives):
 
     def _take(
         self, route: Route, label: str, expected: tuple[Transfer, Array] | None = None
-    ) -> tuple[Any, Array]:
+    ) -> tuple[Meaning, Array]:
         with self._changed:
             self._check_failure()
             box = self._messages.setdefault(route, deque())

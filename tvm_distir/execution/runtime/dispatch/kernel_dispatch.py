@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from tvm import ir, relax, tirx
 
@@ -24,11 +23,11 @@ _ACTIVATIONS = "NCHW"
 _WEIGHTS = "OIHW"
 
 
-def _int(value: int) -> Any:
+def _int(value: int) -> tirx.IntImm:
     return tirx.IntImm("int64", value)
 
 
-def _ints(values: Sequence[int]) -> Any:
+def _ints(values: Sequence[int]) -> relax.ShapeExpr:
     return relax.ShapeExpr([_int(int(v)) for v in values])
 
 
@@ -38,15 +37,15 @@ def _of_one_float_type(call: ir.Call) -> bool:
     return len(types) == 1 and types <= set(_FLOATS)
 
 
-def _packed(name: str, args: Sequence[Any], call: ir.Call) -> Any:
+def _packed(name: str, args: Sequence[relax.Expr], call: ir.Call) -> ir.Call:
     return relax.op.call_dps_packed(TORCH_PREFIX + name, list(args), out_ty=call.ty)
 
 
-def _matmul(_: relax.BlockBuilder, call: ir.Call) -> Any:
+def _matmul(_: relax.BlockBuilder, call: ir.Call) -> ir.Call | None:
     return _packed("matmul", call.args, call) if _of_one_float_type(call) else None
 
 
-def _attention(_: relax.BlockBuilder, call: ir.Call) -> Any:
+def _attention(_: relax.BlockBuilder, call: ir.Call) -> ir.Call | None:
     a, width = call.attrs, call.args[0].ty.shape[3]
     if a.window_size is not None or not _of_one_float_type(call):
         return None
@@ -58,7 +57,7 @@ def _attention(_: relax.BlockBuilder, call: ir.Call) -> Any:
     return _packed(name, [*call.args, tirx.FloatImm("float64", scale), _int(mask)], call)
 
 
-def _conv2d(_: relax.BlockBuilder, call: ir.Call) -> Any:
+def _conv2d(_: relax.BlockBuilder, call: ir.Call) -> ir.Call | None:
     a = call.attrs
     layouts = (str(a.data_layout), str(a.kernel_layout), str(a.out_layout or a.data_layout))
     known = (_ACTIVATIONS, _WEIGHTS, _ACTIVATIONS)
@@ -70,7 +69,7 @@ def _conv2d(_: relax.BlockBuilder, call: ir.Call) -> Any:
     return _packed("conv2d", [*call.args, *sizes, *orders], call)
 
 
-def _take_backward(_: relax.BlockBuilder, call: ir.Call) -> Any:
+def _take_backward(_: relax.BlockBuilder, call: ir.Call) -> ir.Call | None:
     grad, table, indices = call.args
     rows_of_matrix = len(table.ty.shape) == 2 and call.attrs.axis is not None
     if not rows_of_matrix or int(call.attrs.axis) != 0 or str(table.ty.dtype) not in _FLOATS:

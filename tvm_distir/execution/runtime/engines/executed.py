@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Protocol
 
 from tvm_distir.core.collectives import Transfer
@@ -13,7 +12,7 @@ from tvm_distir.core.ir import local_shape
 from tvm_distir.execution.runtime.collectives.native_library import Executed
 from tvm_distir.execution.runtime.program.axis_table import AxisTable
 from tvm_distir.execution.runtime.program.counts import CollectiveCount, CollectiveCounter
-from tvm_distir.execution.runtime.program.io_layout import EntryFunction
+from tvm_distir.execution.runtime.program.io_layout import Entries
 
 
 class Executions(Protocol):
@@ -37,7 +36,7 @@ def count_transfer(
 
 
 def count_executed(
-    table: AxisTable, entries: Sequence[EntryFunction], fabric: Executions
+    table: AxisTable, entries: Entries, fabric: Executions
 ) -> tuple[CollectiveCount, ...]:
     """Count a run from the executions of the first rank of every mesh.
 

@@ -62,7 +62,7 @@ class JobFabric(PostedCollectives):
         self.number, self.size, self.local_rank = process, size, local_rank
         self.failure: tuple[int, BaseException] | None = None
         self._processes = {rank: i for i, rank in enumerate(self.ranks)}
-        self._kept: dict[Route, deque[tuple[Any, Any]]] = {}
+        self._kept: dict[Route, deque[tuple[Meaning, Array]]] = {}
 
     @property
     def rank(self) -> int | None:
@@ -81,7 +81,7 @@ class JobFabric(PostedCollectives):
     def finish(self, rank: int) -> None:
         """Do nothing: the end of a run is agreed on by :meth:`exchange_texts`."""
 
-    def _post(self, route: Route, message: tuple[Any, Any]) -> list[Any]:
+    def _post(self, route: Route, message: tuple[Meaning, Array]) -> list[Any]:
         if route[1] == route[2]:
             self._kept.setdefault(route, deque()).append(message)
             return []
@@ -89,7 +89,7 @@ class JobFabric(PostedCollectives):
 
     def _take(
         self, route: Route, label: str, expected: tuple[Transfer, Operand] | None = None
-    ) -> tuple[Any, Any]:
+    ) -> tuple[Meaning, Array]:
         if route[1] == route[2]:
             return self._kept[route].popleft()
         return self._receive(route, label, expected)
@@ -107,7 +107,7 @@ class JobFabric(PostedCollectives):
     @abstractmethod
     def _receive(
         self, route: Route, label: str, expected: tuple[Transfer, Operand] | None
-    ) -> tuple[Any, Any]:
+    ) -> tuple[Meaning, Array]:
         """Wait for the next array of another rank; returns its meaning and the array."""
 
     @abstractmethod

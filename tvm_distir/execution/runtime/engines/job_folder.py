@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import tvm
 
 from tvm_distir.execution.runtime.engines.base import LocalResults
 from tvm_distir.execution.runtime.engines.job_libraries import LIBRARIES
@@ -18,7 +19,7 @@ from tvm_distir.execution.runtime.program.axis_table import AxisTable
 from tvm_distir.execution.runtime.program.communication import Communication
 from tvm_distir.execution.runtime.program.counts import CollectiveCount
 from tvm_distir.execution.runtime.program.inputs import input_ports
-from tvm_distir.execution.runtime.program.io_layout import Bounds, EntryFunction
+from tvm_distir.execution.runtime.program.io_layout import Bounds, Entries, EntryFunction
 from tvm_distir.execution.runtime.program.local_inputs import LocalInputs
 from tvm_distir.execution.runtime.program.runnable import Runnable, load_saved
 from tvm_distir.execution.runtime.program.sharded import ShardedArray, Stored
@@ -77,7 +78,7 @@ class Job:
     timeout_s: float
     communication: Communication
     preload: tuple[str, ...] = ()
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, object] = field(default_factory=dict)
     target: str = ""
 
     @property
@@ -110,7 +111,7 @@ class SavedProgram:
         self.stored: Mapping[int, Any] = job.inputs
         self.entries, self.axes, self.communication = job.entries, job.axes, job.communication
 
-    def library(self, entry: EntryFunction) -> Any:
+    def library(self, entry: EntryFunction) -> tvm.runtime.Module:
         """Return the runtime module that holds the entry function."""
         return load_saved(self.save(entry, Path()), entry.function)
 
@@ -139,7 +140,7 @@ def process_file(folder: Path, rank: int) -> Path:
     return folder / f"process-{rank}.txt"
 
 
-def write_value(path: Path, value: Any) -> None:
+def write_value(path: Path, value: object) -> None:
     """Write a file atomically."""
     write_whole(path, pickle.dumps(value))
 
@@ -180,7 +181,7 @@ def write_job(
     timeout_s: float,
     preload: tuple[str, ...],
     folder: Path,
-    options: Mapping[str, Any],
+    options: Mapping[str, object],
 ) -> Job:
     """Write a job and its inputs into a folder."""
     entries = program.entries
@@ -200,7 +201,7 @@ def write_job(
     return job
 
 
-def _portable(entries: Sequence[EntryFunction], local: LocalInputs, folder: Path) -> dict[int, Any]:
+def _portable(entries: Entries, local: LocalInputs, folder: Path) -> dict[int, Any]:
     """Return inputs as another process can read them; each distinct shard is written once."""
     out: dict[int, Any] = {}
     files: dict[int, tuple[Array, SavedArray]] = {}  # holds the array: no other takes its id
@@ -209,7 +210,7 @@ def _portable(entries: Sequence[EntryFunction], local: LocalInputs, folder: Path
         if _is_stored(source):
             out[index] = source
             continue
-        parts: dict[int, Any] = {}
+        parts: dict[int, object] = {}
         for entry in entries:
             for shard in (p for p in entry.inputs if p.index == index):
                 for rank in entry.ranks:
@@ -222,7 +223,7 @@ def _portable(entries: Sequence[EntryFunction], local: LocalInputs, folder: Path
     return out
 
 
-def _is_stored(source: Any) -> bool:
+def _is_stored(source: object) -> bool:
     """Return whether the array is stored in files already, so that each rank reads its part."""
     if isinstance(source, ShardedArray):
         return all(isinstance(part, Stored) for part in source.parts.values())

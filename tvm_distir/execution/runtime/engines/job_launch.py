@@ -17,9 +17,8 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from tvm_distir.execution.runtime.collectives.fabric import worker_failed
 from tvm_distir.execution.runtime.program.local_inputs import LocalInputs
@@ -53,7 +52,7 @@ def run_job(
     engine: JobEngine,
     program: Runnable,
     local: LocalInputs,
-    options: dict[str, Any],
+    options: Mapping[str, object],
     run: Callable[[Job, Path], None],
 ) -> tuple[LocalResults, RunCounts]:
     """Run a program as a job of a single process per rank.

@@ -24,7 +24,13 @@ from tvm_distir.execution.runtime.collectives.native_library import Executed
 from tvm_distir.execution.runtime.engines.base import LocalResults
 from tvm_distir.execution.runtime.engines.executed import count_executed
 from tvm_distir.execution.runtime.program.counts import CollectiveCount
-from tvm_distir.execution.runtime.program.io_layout import Bounds, EntryFunction, Port, np_dtype
+from tvm_distir.execution.runtime.program.io_layout import (
+    Bounds,
+    Entries,
+    EntryFunction,
+    Port,
+    np_dtype,
+)
 from tvm_distir.execution.runtime.program.joining import check_local, different_bits, gather_outputs
 from tvm_distir.execution.runtime.program.run_trace import CallSpan, RankTrace, write_run_trace
 from tvm_distir.execution.runtime.program.runnable import Runnable
@@ -79,10 +85,7 @@ def _without_padding(entry: EntryFunction, port: Port, rank: int, part: Array) -
 
 
 def wait_for_end(
-    member: JobFabric,
-    entries: Sequence[EntryFunction],
-    results: Mapping[int, Sequence[Array]],
-    outputs: str,
+    member: JobFabric, entries: Entries, results: Mapping[int, Sequence[Array]], outputs: str
 ) -> list[Ended]:
     """Wait until all ranks have ended, and return their reports."""
     digests: Digests = {}
@@ -142,10 +145,7 @@ def write_job_trace(member: JobFabric, path: Path, trace: RankTrace) -> None:
 
 
 def collect(
-    member: JobFabric,
-    entries: Sequence[EntryFunction],
-    results: Mapping[int, list[Array]],
-    ended: Sequence[Ended],
+    member: JobFabric, entries: Entries, results: Mapping[int, list[Array]], ended: Sequence[Ended]
 ) -> LocalResults:
     """Return the local results of all ranks on every process; of replicas, one travels.
 

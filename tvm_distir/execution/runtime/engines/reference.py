@@ -33,7 +33,7 @@ because a library holds the constants."""
 class _Strip(PyExprMutator):  # type: ignore[misc,unused-ignore]
     """Replaces ``annotate_sharding(x)`` by ``x``."""
 
-    def visit_call_(self, call: ir.Call) -> Any:
+    def visit_call_(self, call: ir.Call) -> relax.Expr:
         if isinstance(call.op, ir.Op) and str(call.op.name) == "relax.dist.annotate_sharding":
             return self.visit_expr(call.args[0])
         return super().visit_call_(call)
@@ -48,7 +48,7 @@ def strip_annotations(mod: ir.IRModule) -> ir.IRModule:
     return out
 
 
-def _argument(ty: Any, arrays: Iterator[Array]) -> Any:
+def _argument(ty: ir.Type, arrays: Iterator[Array]) -> Any:
     """Return the next arrays as an argument of a type: a tensor, or a (nested) tuple of them."""
     if isinstance(ty, relax.TupleType):
         return tuple(_argument(field, arrays) for field in ty.fields)

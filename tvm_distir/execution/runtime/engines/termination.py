@@ -14,7 +14,7 @@ from tvm_distir.execution.runtime.collectives.fabric import (
     too_late,
     worker_failed,
 )
-from tvm_distir.execution.runtime.program.io_layout import EntryFunction
+from tvm_distir.execution.runtime.program.io_layout import Entries
 from tvm_distir.support import DistIRError, EngineError
 
 GRACE_S = 1.0
@@ -90,7 +90,7 @@ def stopped(ranks: Sequence[int], timeout_s: float) -> EngineError:
     return too_late(f"{ranks_text(ranks)} {state}", ranks_text(ranks[:1]))
 
 
-def raise_failure(fabric: Fabric, entries: Sequence[EntryFunction]) -> None:
+def raise_failure(fabric: Fabric, entries: Entries) -> None:
     """Raise the first failure of a run, if any.
 
     Raises

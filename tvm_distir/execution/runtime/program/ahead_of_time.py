@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tvm import ir
+import tvm
+from tvm import ir, relax
 
 from .compilation import compile_module
 from .io_layout import EntryFunction
@@ -33,19 +34,19 @@ class CompiledProgram(DerivedProgram):
     stored: Mapping[int, Any] = {}
 
     def __init__(
-        self, program: LoweredProgram, target: str, executables: Mapping[str, Any]
+        self, program: LoweredProgram, target: str, executables: Mapping[str, relax.VMExecutable]
     ) -> None:
         super().__init__(program)
         self.target = target
         self.executables = dict(executables)
-        self._libraries: dict[str, Any] = {}
+        self._libraries: dict[str, tvm.runtime.Module] = {}
 
     @property
     def entries(self) -> tuple[EntryFunction, ...]:
         """Return the entry functions, in mesh order."""
         return self._program.entries
 
-    def library(self, entry: EntryFunction) -> Any:
+    def library(self, entry: EntryFunction) -> tvm.runtime.Module:
         """Return the runtime module that holds the entry function."""
         if entry.function not in self._libraries:
             self._libraries[entry.function] = self.executables[entry.function].jit()
@@ -69,7 +70,7 @@ class CompiledProgram(DerivedProgram):
         return "\n".join(str(part.inspect_source()) for part in parts)
 
 
-def _device_modules(module: Any) -> Iterator[Any]:
+def _device_modules(module: tvm.runtime.Module) -> Iterator[tvm.runtime.Module]:
     """Yield the modules inside of a module whose code runs on a GPU."""
     for part in module.imports:
         if part.kind in ("cuda", "rocm", "metal", "opencl", "vulkan"):

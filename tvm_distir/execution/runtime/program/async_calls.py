@@ -55,12 +55,12 @@ def _has_pairs(fn: relax.Function) -> bool:
     return any(started_op(value) is not None or is_done(value) for value in values)
 
 
-def _split(fn: relax.Function, names: dict[Any, Any]) -> relax.Function:
+def _split(fn: relax.Function, names: dict[relax.Var, relax.Expr]) -> relax.Function:
     """Return an impure function whose starts and dones are packed calls."""
     bindings = [binding for block in fn.body.blocks for binding in block.bindings]
     awaited = {b.value.args[0] for b in bindings if is_done(b.value)}
-    env: dict[Any, Any] = dict(names)
-    operands: dict[Any, Any] = {}
+    env: dict[relax.Var, relax.Expr] = dict(names)
+    operands: dict[relax.Var, relax.Expr] = {}
     out: list[Any] = []
     for binding in bindings:
         value = substitute(binding.value, env)

@@ -43,7 +43,7 @@ class AxisTable:
         names = dict(zip(self.meshes, self.mesh_names))
         return "->".join(names.get(side[:2], "?") for side in (transfer.src, transfer.dst))
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the JSON form."""
         return {
             "mesh_names": list(self.mesh_names),

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tvm import ir
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,7 @@ class Communication:
     groups: tuple[tuple[int, ...], ...] = ()
     transfers: tuple[tuple[int, int], ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the JSON form."""
         return {
             "groups": [list(g) for g in self.groups],
@@ -44,7 +47,7 @@ class Communication:
         )
 
 
-def communication_of(mod: Any) -> Communication:
+def communication_of(mod: ir.IRModule) -> Communication:
     """Return the groups and pairs of ranks of a level-5 module that communicate."""
     from tvm import relax
 
@@ -54,7 +57,7 @@ def communication_of(mod: Any) -> Communication:
     groups: dict[tuple[int, ...], None] = {}
     pairs: set[tuple[int, int]] = set()
 
-    def visit(expr: Any) -> None:
+    def visit(expr: relax.Expr) -> None:
         if collective_op(expr) in COLLECTIVES:
             groups.update(dict.fromkeys(decode_collective(expr).groups))
         elif dist_op_name(expr) == "send":

@@ -44,7 +44,7 @@ class _ModuleMap:
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._entries: collections.OrderedDict[Key, list[tuple[ir.IRModule, Any]]] = (
+        self._entries: collections.OrderedDict[Key, list[tuple[ir.IRModule, object]]] = (
             collections.OrderedDict()
         )
         self._turn = ForkSafeLock()
@@ -60,7 +60,7 @@ class _ModuleMap:
         # Structural hashes of unlike nodes meet in TVM: only the comparison decides.
         return next((v for m, v in alike if tvm_ffi.structural_equal(mod, m)), None)
 
-    def keep(self, mod: ir.IRModule, value: Any) -> None:
+    def keep(self, mod: ir.IRModule, value: object) -> None:
         """Store a value of a module that is not known yet."""
         key = self._key(mod)
         with self._turn():
@@ -68,7 +68,7 @@ class _ModuleMap:
             while len(self._entries) > self._size:
                 self._entries.popitem(last=False)
 
-    def find_or_make(self, mod: ir.IRModule, make: Callable[[], Any]) -> Any:
+    def find_or_make(self, mod: ir.IRModule, make: Callable[[], object]) -> Any:
         """Return the value remembered for a module, computed once by a single thread."""
         value = self.find(mod)
         if value is None:
@@ -172,7 +172,7 @@ class KernelCache:
                 missing.append((mod, place))
         return missing
 
-    def _compile(self, modules: Sequence[tuple[ir.IRModule, str]]) -> list[Any]:
+    def _compile(self, modules: Sequence[tuple[ir.IRModule, str]]) -> list[Callable[..., Any]]:
         """Compile modules in one build; returns the function of each, which selects its machine."""
         functions: dict[ir.GlobalVar, relax.Function | tirx.PrimFunc] = {}
         for number, (mod, _) in enumerate(modules):

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from tvm_distir.core.collectives import wire_bytes
 from tvm_distir.core.ir.operators import COLLECTIVES
@@ -39,7 +38,7 @@ class CollectiveCount:
     bytes_per_device: int
     wire_bytes_per_device: int
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the fields as a plain dict."""
         return asdict(self)
 

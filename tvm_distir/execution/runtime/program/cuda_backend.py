@@ -18,7 +18,6 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import tvm
 import tvm_ffi
@@ -44,7 +43,7 @@ _NO_DEVICE = 100
 """``CUDA_ERROR_NO_DEVICE``."""
 
 
-def load_cuda_backend(target: Any) -> bool:
+def load_cuda_backend(target: tvm.target.Target) -> bool:
     """Load TVM's backend for CUDA where a target needs it.
 
     Parameters

@@ -31,10 +31,10 @@ class DeviceObjects:
     [0, 1]
     """
 
-    def __init__(self, objects: Mapping[int, Any]) -> None:
+    def __init__(self, objects: Mapping[int, object]) -> None:
         self.objects = dict(objects)
 
-    def call(self, function: str, *args: Any) -> list[Any]:
+    def call(self, function: str, *args: object) -> list[Any]:
         """Call a global function of TVM on the object of every device, in order of their ids.
 
         Parameters
@@ -56,7 +56,7 @@ class DeviceObjects:
             raise EngineError("DIST0618", problem, place=function, remedy=remedy)
         return [known(self.objects[device], *args) for device in sorted(self.objects)]
 
-    def of(self, rank: int, place: str) -> Any:
+    def of(self, rank: int, place: str) -> object:
         """Return the object of a device (EngineError DIST0602 where it has none)."""
         if rank not in self.objects:
             problem = f"device {rank} has no object, the devices {sorted(self.objects)} have"

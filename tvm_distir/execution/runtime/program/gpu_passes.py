@@ -20,7 +20,7 @@ from tvm_distir.support import EngineError
 from tvm_distir.transforms import register_gpu_reducers, repair_kernels
 
 
-def _is_projection(fn: Any) -> bool:
+def _is_projection(fn: ir.BaseFunc) -> bool:
     """Return whether a function is a group of fused ops that calls no kernel."""
     return (
         isinstance(fn, relax.Function)
@@ -30,7 +30,7 @@ def _is_projection(fn: Any) -> bool:
     )
 
 
-def _inline_all_projections(mod: ir.IRModule, _: Any) -> ir.IRModule:
+def _inline_all_projections(mod: ir.IRModule, _: object) -> ir.IRModule:
     """Inline groups of items of nested tuples, which FuseOps makes and FuseTIR fails on."""
     projections = {
         gv: fn.without_attr("Primitive") for gv, fn in mod.functions.items() if _is_projection(fn)
@@ -56,7 +56,7 @@ class _Optional(dlight.base.ScheduleRule):  # type: ignore[misc,unused-ignore]
     def __init__(self, rule: Any) -> None:
         self._rule = rule
 
-    def apply(self, func: tirx.PrimFunc, target: Any, tunable: bool) -> Any:
+    def apply(self, func: tirx.PrimFunc, target: tvm.target.Target, tunable: bool) -> Any:
         """Return the schedule of a kernel, or None."""
         try:
             schedule = self._rule.apply(func, target, tunable)
@@ -68,7 +68,7 @@ class _Optional(dlight.base.ScheduleRule):  # type: ignore[misc,unused-ignore]
             return None  # a kernel that no rule binds to threads is refused later
 
 
-def gpu_passes() -> list[Any]:
+def gpu_passes() -> list[ir.transform.Pass]:
     """Return the passes that fuse and schedule the kernels of a legalized module.
 
     They run in the scope of the target.
@@ -90,7 +90,7 @@ def gpu_passes() -> list[Any]:
     ]
 
 
-def _has_threads(stmt: Any) -> bool:
+def _has_threads(stmt: tirx.Stmt) -> bool:
     """Return whether a statement, or a statement inside of it, runs on threads of a GPU."""
     if getattr(stmt, "thread_binding", None) is not None:
         return True
@@ -101,7 +101,7 @@ def _has_threads(stmt: Any) -> bool:
     return any(_has_threads(part) for part in parts if part is not None)
 
 
-def check_threads(mod: ir.IRModule, target: Any) -> None:
+def check_threads(mod: ir.IRModule, target: tvm.target.Target) -> None:
     """Refuse (DIST0608) kernels that TVM would build for the host and hand pointers of a GPU."""
     for gv, fn in mod.functions.items():
         if not isinstance(fn, tirx.PrimFunc) or (fn.attrs and "tirx.is_host_func" in fn.attrs):

@@ -11,20 +11,19 @@ from typing import Any
 import numpy as np
 
 from tvm_distir.core.plan import match_name
+from tvm_distir.execution.runtime.program.io_layout import Entries
 from tvm_distir.support import EngineError, Faults, nearest
 
 from .device_objects import DeviceObjects
 from .input_faults import bad_input, index_fault, input_location
-from .io_layout import EntryFunction, Port, np_dtype
+from .io_layout import Port, np_dtype
 from .local_inputs import LocalInputs
 from .sharded import ShardedArray, Stored
 
 Inputs = Sequence[Any] | Mapping[str, Any]
 
 
-def _check_indices(
-    entries: Sequence[EntryFunction], checked: Mapping[int, Any], faults: Faults
-) -> None:
+def _check_indices(entries: Entries, checked: Mapping[int, object], faults: Faults) -> None:
     """Check full arrays of indices against the range that each entry allows."""
     ranges = {
         (port.index, port.index_range): port
@@ -44,7 +43,7 @@ def _no_faults() -> Faults:
     return Faults("inputs", EngineError("DIST0602", "several inputs do not match"))
 
 
-def input_ports(entries: Sequence[EntryFunction]) -> dict[int, Port]:
+def input_ports(entries: Entries) -> dict[int, Port]:
     """Return the inputs of all entries by their position in the original function, in its order."""
     ports: dict[int, Port] = {}
     for entry in entries:
@@ -53,7 +52,7 @@ def input_ports(entries: Sequence[EntryFunction]) -> dict[int, Port]:
     return dict(sorted(ports.items()))
 
 
-def donated_inputs(entries: Sequence[EntryFunction], donate: Sequence[str]) -> frozenset[int]:
+def donated_inputs(entries: Entries, donate: Sequence[str]) -> frozenset[int]:
     """Return the positions of donated inputs.
 
     Parameters
@@ -79,8 +78,8 @@ def donated_inputs(entries: Sequence[EntryFunction], donate: Sequence[str]) -> f
 
 
 def _by_position(
-    ports: Mapping[int, Port], inputs: Inputs, stored: Mapping[int, Any], faults: Faults
-) -> dict[int, Any]:
+    ports: Mapping[int, Port], inputs: Inputs, stored: Mapping[int, object], faults: Faults
+) -> dict[int, object]:
     """Return the values by position. A sequence names, in order, the inputs that are not stored."""
     if isinstance(inputs, Mapping):
         by_name = _by_name(ports, inputs, faults)
@@ -101,11 +100,11 @@ def _by_position(
 
 
 def _by_name(
-    ports: Mapping[int, Port], inputs: Mapping[str, Any], faults: Faults
-) -> dict[int, Any]:
+    ports: Mapping[int, Port], inputs: Mapping[str, object], faults: Faults
+) -> dict[int, object]:
     """Return the values by position, given by the names that :func:`leaves_by_name` reads."""
     names = {p.name: i for i, p in ports.items()}
-    arguments: dict[int, Any] = {}
+    arguments: dict[int, object] = {}
     for name, known, value in leaves_by_name(inputs, names):
         if known not in names:
             faults.add(bad_input(f'there is no input "{name}"', nearest(name, names)))
@@ -117,8 +116,8 @@ def _by_name(
 
 
 def leaves_by_name(
-    inputs: Mapping[str, Any], names: Collection[str]
-) -> Iterator[tuple[str, str, Any]]:
+    inputs: Mapping[str, object], names: Collection[str]
+) -> Iterator[tuple[str, str, object]]:
     """Yield inputs with the name as given, the name of the program's input, and the value.
 
     Names may be those of the model, with dots for example. A tensor of a tuple is ``x_0``,
@@ -165,12 +164,12 @@ def _checked(value: Any, port: Port, faults: Faults) -> Any:
     return value
 
 
-def flatten_tuples(inputs: Sequence[Any]) -> list[Any]:
+def flatten_tuples(inputs: Sequence[object]) -> list[object]:
     """Flatten the tuples of tuple parameters."""
     return [x for i in inputs for x in (flatten_tuples(i) if isinstance(i, tuple) else [i])]
 
 
-def bind_some(entries: Sequence[EntryFunction], inputs: Mapping[str, Any]) -> dict[int, Any]:
+def bind_some(entries: Entries, inputs: Mapping[str, object]) -> dict[int, object]:
     """Check some of the inputs as :func:`bind_inputs` does; they are returned by position."""
     ports, faults = input_ports(entries), _no_faults()
     arguments = _by_name(ports, inputs, faults)
@@ -181,8 +180,8 @@ def bind_some(entries: Sequence[EntryFunction], inputs: Mapping[str, Any]) -> di
 
 
 def values_by_position(
-    entries: Sequence[EntryFunction], inputs: Inputs, stored: Mapping[int, Any]
-) -> dict[int, Any]:
+    entries: Entries, inputs: Inputs, stored: Mapping[int, object]
+) -> dict[int, object]:
     """Return the inputs of a run by position, before their shapes and types are checked.
 
     Raises
@@ -197,7 +196,7 @@ def values_by_position(
 
 
 def bind_inputs(
-    entries: Sequence[EntryFunction], inputs: Inputs, stored: Mapping[int, Any] | None = None
+    entries: Entries, inputs: Inputs, stored: Mapping[int, object] | None = None
 ) -> LocalInputs:
     """Check the inputs of a run and index them by parameter.
 

@@ -71,7 +71,7 @@ class Port:
         """Return whether each device has its own object here, and no part of a tensor."""
         return self.dtype == OBJECT
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return an item of ``dist.io``."""
         item = {
             "index": self.index,
@@ -155,6 +155,9 @@ class EntryFunction:
         return f'{self.function}/output {port.index} "{port.name}"'
 
 
+Entries = Sequence[EntryFunction]
+
+
 def wrong_module(place: str, problem: str) -> EngineError:
     """Return the error DIST0603 for a module that is not at level 5."""
     return EngineError(
@@ -208,7 +211,7 @@ def _port_mesh(item: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...
     return shape, devices
 
 
-def _index_range(numbers: Sequence[Any]) -> tuple[int, ...]:
+def _index_range(numbers: Sequence[int]) -> tuple[int, ...]:
     bounds = tuple(int(n) for n in numbers)
     if len(bounds) not in (2, 3):
         raise ValueError(f"{len(bounds)} numbers for a range of indices")

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tvm_distir.core.ir import placement_text
+from tvm_distir.execution.runtime.program.io_layout import Entries
 from tvm_distir.support import EngineError
 
 from .device_objects import DeviceObjects
@@ -89,7 +90,7 @@ def same_bits(a: Array, b: Array) -> bool:
     )
 
 
-def check_results(entries: Sequence[EntryFunction], results: Mapping[int, Sequence[Array]]) -> None:
+def check_results(entries: Entries, results: Mapping[int, Sequence[Array]]) -> None:
     """Refuse (DIST0603) ranks that gave too few or too many results, and missing outputs."""
     indices = {port.index for entry in entries for port in entry.outputs}
     if sorted(indices) != list(range(len(indices))):
@@ -106,9 +107,7 @@ def check_results(entries: Sequence[EntryFunction], results: Mapping[int, Sequen
                 )
 
 
-def gather_outputs(
-    entries: Sequence[EntryFunction], results: Mapping[int, Sequence[Array]]
-) -> list[Any]:
+def gather_outputs(entries: Entries, results: Mapping[int, Sequence[Array]]) -> list[Any]:
     """Return the full outputs, in the order of the original function's flattened results.
 
     An output that is an object of each device is :class:`.device_objects.DeviceObjects`.

@@ -10,9 +10,12 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tvm_distir.support import DependencyError
+
+if TYPE_CHECKING:
+    from tvm import relax
 
 COMPILER_VARIABLE = "CXX"
 _PROBE_BYTES = 1 << 20
@@ -44,7 +47,7 @@ def need_compiler() -> str:
     return compiler
 
 
-def export_library(executable: Any, path: Path, compiler: str) -> None:
+def export_library(executable: relax.VMExecutable, path: Path, compiler: str) -> None:
     """Write a compiled module as a shared library.
 
     Parameters
@@ -88,7 +91,7 @@ def check_room(folder: Path, size_bytes: int = 0) -> None:
 
 
 @contextmanager
-def _workspace(executable: Any) -> Iterator[tuple[str, list[int]]]:
+def _workspace(executable: relax.VMExecutable) -> Iterator[tuple[str, list[int]]]:
     """Yield a folder whose object files are in memory, and their descriptors.
 
     LLVM ends the process where it cannot write an object, so none goes to a disk.

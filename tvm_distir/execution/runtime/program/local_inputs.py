@@ -56,7 +56,7 @@ class LocalInputs:
 
 
 def _cut(
-    value: Any, bounds: Bounds, size: tuple[int, ...], segments: Segments | None = None
+    value: Stored | Array, bounds: Bounds, size: tuple[int, ...], segments: Segments | None = None
 ) -> Array:
     if segments is None:
         part = _box_of(value, bounds)
@@ -72,7 +72,7 @@ def _cut(
     return np.ascontiguousarray(part).reshape(size)
 
 
-def _box_of(value: Any, bounds: Bounds) -> Array:
+def _box_of(value: Stored | Array, bounds: Bounds) -> Array:
     """Return a box of an array, in memory or in a file."""
     if isinstance(value, Stored):
         return value.read(bounds)

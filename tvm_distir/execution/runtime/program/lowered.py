@@ -40,7 +40,7 @@ def entry_module(mod: ir.IRModule, entry: str) -> ir.IRModule:
     return split_starts(outline_branches(part))
 
 
-def compile_entry(mod: ir.IRModule, name: str) -> Any:
+def compile_entry(mod: ir.IRModule, name: str) -> tvm.runtime.Module:
     """Compile an entry function with its callees; returns a module to make machines of.
 
     Raises
@@ -100,7 +100,7 @@ class LoweredProgram:
         """Return the target in scope, in TVM's JSON form."""
         return str(target_in_scope())
 
-    def library(self, entry: EntryFunction) -> Any:
+    def library(self, entry: EntryFunction) -> tvm.runtime.Module:
         """Return the runtime module that holds the entry function; compiled at its first use."""
         return compile_entry(self.mod, entry.function)
 
@@ -121,7 +121,7 @@ class LoweredProgram:
         return path
 
 
-def load_and_compile(path: Path, function: str) -> Any:
+def load_and_compile(path: Path, function: str) -> tvm.runtime.Module:
     """Compile a module that :meth:`LoweredProgram.save` wrote without a linker."""
     saved = json.loads(path.read_text(encoding="utf-8"))
     with tvm.target.Target(json.loads(saved["target"])):

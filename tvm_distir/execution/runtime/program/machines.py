@@ -19,7 +19,9 @@ _UNKNOWN = re.compile(r"Cannot find ffi::Function (\S+) in ")
 """TVM's words for a packed function that a library calls and nobody registered."""
 
 
-def make_machine(library: Any, device: Any = None) -> VirtualMachine:
+def make_machine(
+    library: tvm.runtime.Module, device: tvm.runtime.Device | None = None
+) -> VirtualMachine:
     """Make a virtual machine of a library; it looks up the functions that the library calls.
 
     Parameters
@@ -67,11 +69,11 @@ class Machines:
     library : runtime Module
     """
 
-    def __init__(self, library: Any) -> None:
+    def __init__(self, library: tvm.runtime.Module) -> None:
         self._library = library
         self._idle: list[VirtualMachine] = []  # appending and popping are atomic
 
-    def call(self, function: str, *args: Any) -> Any:
+    def call(self, function: str, *args: object) -> Any:
         """Call a function of the library by its name."""
         try:
             machine = self._idle.pop()

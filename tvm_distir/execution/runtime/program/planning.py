@@ -115,7 +115,7 @@ class _Reader:
         self.mod, self.known = mod, known
         self.steps: list[StorageStep] = []
         self.count: list[int] = []
-        self.at: dict[Any, Tree] = {}  # by variable; tuples inside expressions by number
+        self.at: dict[object, Tree] = {}  # by variable; tuples inside expressions by number
         self.makers: dict[int, str] = {}
 
     @staticmethod
@@ -170,7 +170,7 @@ class _Reader:
         name = str(op.name) if isinstance(op, ir.Op) else ""
         if name == "relax.memory.alloc_storage":
             self._take(var, int(value.args[0].values[0]), str(var.name))
-        elif _sends(op):
+        elif isinstance(op, relax.ExternFunc) and str(op.global_symbol) == _SEND:  # it copies
             sent = value.args[0].ty
             self._take(var, size_bytes(known_shape(sent) or (), str(sent.dtype)), "send")
         elif name in _KILLS:
@@ -246,7 +246,7 @@ class _Reader:
                 name = getattr(called, "name_hint", None) or getattr(called, "global_symbol", "")
                 self.makers.setdefault(block, str(name))
 
-    def _put(self, var: Any, tree: Tree) -> None:
+    def _put(self, var: object, tree: Tree) -> None:
         self._hold(tree)
         self._drop(self.at.get(var))
         self.at[var] = tree
@@ -287,11 +287,6 @@ def _parts(ty: ir.Type, tree: Tree) -> Iterator[Tree]:
     fields = tree if isinstance(tree, tuple) else (tree,) * len(ty.fields)
     for field, part in zip(ty.fields, fields, strict=True):
         yield from _parts(field, part)
-
-
-def _sends(op: relax.Expr) -> bool:
-    """Return whether an external function is a send: it returns a copy of what it sends."""
-    return isinstance(op, relax.ExternFunc) and str(op.global_symbol) == _SEND
 
 
 def _leaves(tree: Tree) -> Iterator[int]:

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tvm.runtime.vm import VirtualMachine
+
 from tvm_distir.performance import write_trace
 from tvm_distir.support import UsageError
 
@@ -67,11 +69,11 @@ class RankTrace:
         self.spans: list[CallSpan] = []
         self._begun_ns: list[int] = []
 
-    def attach(self, machine: Any) -> None:
+    def attach(self, machine: VirtualMachine) -> None:
         """Record the calls of a virtual machine from now on."""
         machine.set_instrument(self._record)
 
-    def _record(self, _: Any, name: str, before: bool, __: Any, *args: Any) -> int:
+    def _record(self, _: object, name: str, before: bool, __: object, *args: Any) -> int:
         """Take note of a call; TVM calls this before and after each."""
         if str(name).startswith(_BUILTIN):
             return 0

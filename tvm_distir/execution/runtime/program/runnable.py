@@ -8,13 +8,16 @@ import ctypes
 import functools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from tvm_distir.support import EngineError
 
 from .axis_table import AxisTable
 from .communication import Communication
 from .io_layout import EntryFunction
+
+if TYPE_CHECKING:
+    import tvm
 
 
 @runtime_checkable
@@ -45,7 +48,7 @@ class Runnable(Protocol):
     def target(self) -> str:
         """Return the target of the program, or else of a compilation now, in TVM's JSON form."""
 
-    def library(self, entry: EntryFunction) -> Any:
+    def library(self, entry: EntryFunction) -> tvm.runtime.Module:
         """Return the runtime module that holds the entry function, in this process."""
 
     def save(self, entry: EntryFunction, folder: Path) -> Path:
@@ -100,7 +103,7 @@ def as_runnable(dist: Any, dispatch: str | None = None) -> Runnable:
     return LoweredProgram(dist, dispatch)
 
 
-def load_saved(path: Path, function: str) -> Any:
+def load_saved(path: Path, function: str) -> tvm.runtime.Module:
     """Load a file of :meth:`Runnable.save`; a module without a library is compiled."""
     if path.suffix == ".json":
         from .lowered import load_and_compile

@@ -10,10 +10,11 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from tvm_distir.execution.runtime.program.io_layout import Entries
 from tvm_distir.support import EngineError
 
 from .device_objects import DeviceObjects
-from .io_layout import Bounds, EntryFunction
+from .io_layout import Bounds
 from .joining import check_local, check_results
 from .tensors import Array
 
@@ -92,16 +93,14 @@ def _cannot_join(problem: str) -> EngineError:
     )
 
 
-def read_part(part: Any) -> Array:
+def read_part(part: object) -> Array:
     """Return a part as an array, read from its file if it is stored."""
     if isinstance(part, Stored):
         return part.read(tuple((0, n) for n in part.shape))
     return np.asarray(part)
 
 
-def sharded_outputs(
-    entries: Sequence[EntryFunction], results: Mapping[int, Sequence[Array]]
-) -> list[Any]:
+def sharded_outputs(entries: Entries, results: Mapping[int, Sequence[Array]]) -> list[Any]:
     """Return the outputs as the ranks hold them, in the order of the original function's results.
 
     Parameters

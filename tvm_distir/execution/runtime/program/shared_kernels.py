@@ -10,7 +10,6 @@ library of an earlier program is left out of a build, and that library is linked
 from __future__ import annotations
 
 import collections
-from typing import Any
 
 import tvm
 import tvm_ffi
@@ -31,10 +30,10 @@ class SharedKernels:
         self._contents: dict[tuple[int, str], list[tuple[tirx.PrimFunc, str]]] = (
             collections.defaultdict(list)
         )
-        self._libraries: dict[str, Any] = {}
+        self._libraries: dict[str, tvm.runtime.Module] = {}
         self._named = 0
 
-    def compile(self, mod: ir.IRModule, target: Any) -> relax.VMExecutable:
+    def compile(self, mod: ir.IRModule, target: tvm.target.Target) -> relax.VMExecutable:
         """Compile a module of kernels and calls of them, as TVM's default build leaves it.
 
         Parameters
@@ -47,12 +46,12 @@ class SharedKernels:
         if len(self._libraries) > _MOST_KERNELS:
             self._contents.clear()
             self._libraries.clear()
-        functions: dict[Any, Any] = dict(mod.functions.items())
+        functions: dict[ir.GlobalVar, ir.BaseFunc] = dict(mod.functions.items())
         kernels = {gv: fn for gv, fn in functions.items() if isinstance(fn, tirx.PrimFunc)}
         if any(map(calls_functions, kernels.values())):
             return tvm.compile(mod, target, relax_pipeline=None)
         new: dict[str, tirx.PrimFunc] = {}
-        libraries: dict[int, Any] = {}
+        libraries: dict[int, tvm.runtime.Module] = {}
         for gv, kernel in kernels.items():
             name = self._name_of(kernel, str(target))
             functions[gv] = relax.ExternFunc(name)

@@ -7,12 +7,15 @@ Nothing here needs IR: TVM's runtime-only library is enough.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import tvm
+
 from tvm_distir.core.ir import extent_value, shard_counts
+from tvm_distir.execution.runtime.program.io_layout import Entries
 from tvm_distir.support import EngineError
 
 from .input_faults import bad_input
@@ -22,12 +25,12 @@ from .runnable import DerivedProgram, Runnable
 from .sharded import ShardedArray
 
 
-def is_symbolic(entries: Sequence[EntryFunction]) -> bool:
+def is_symbolic(entries: Entries) -> bool:
     """Return whether an input of a program has a dim without a size."""
     return any(entry.dims for entry in entries)
 
 
-def sizes_of_inputs(entries: Sequence[EntryFunction], values: Mapping[int, Any]) -> dict[str, int]:
+def sizes_of_inputs(entries: Entries, values: Mapping[int, Any]) -> dict[str, int]:
     """Return the sizes of the dims of a program, from the shapes of its inputs.
 
     Parameters
@@ -66,7 +69,7 @@ def sizes_of_inputs(entries: Sequence[EntryFunction], values: Mapping[int, Any])
 
 
 def _named_dims(
-    entries: Sequence[EntryFunction], values: Mapping[int, Any], names: Mapping[str, int]
+    entries: Entries, values: Mapping[int, Any], names: Mapping[str, int]
 ) -> Iterator[tuple[Port, str, int]]:
     """Yield the dims of inputs that are a variable alone, with their sizes."""
     for entry in entries:
@@ -88,9 +91,7 @@ def _named_dims(
                         yield port, extent, int(size) * count
 
 
-def with_sizes(
-    entries: Sequence[EntryFunction], sizes: Mapping[str, int]
-) -> tuple[EntryFunction, ...]:
+def with_sizes(entries: Entries, sizes: Mapping[str, int]) -> tuple[EntryFunction, ...]:
     """Return the entries with numbers in all shapes."""
 
     def sized(port: Port) -> Port:
@@ -132,7 +133,7 @@ class SizedProgram(DerivedProgram):
         """Return the target of the program in TVM's JSON form."""
         return self._program.target
 
-    def library(self, entry: EntryFunction) -> Any:
+    def library(self, entry: EntryFunction) -> tvm.runtime.Module:
         """Return the runtime module that holds the entry function, in this process."""
         return self._program.library(entry)
 

@@ -39,7 +39,7 @@ def _level_features(level: str) -> set[str]:
 
 
 @functools.lru_cache(maxsize=1)
-def host_target() -> Any:
+def host_target() -> tvm.target.Target:
     """Return LLVM's target of this machine, with the best x86-64 level that the CPU reports.
 
     LLVM's level 2 vectorises as level 3 does, and compiles in a third of the time.
@@ -52,7 +52,7 @@ def host_target() -> Any:
     return tvm.target.Target(base)
 
 
-def as_target(target: Any) -> Any:
+def as_target(target: object) -> tvm.target.Target:
     """Return TVM's target of a description.
 
     Parameters
@@ -98,7 +98,7 @@ def _config(text: str) -> Any:
     return {"kind": kind, "mcpu" if kind in _CPU_KINDS else "arch": arch[0]}
 
 
-def target_in_scope() -> Any:
+def target_in_scope() -> tvm.target.Target:
     """Return the target of the ``with target:`` around the caller, else :func:`host_target`."""
     return tvm.target.Target.current(allow_none=True) or host_target()
 

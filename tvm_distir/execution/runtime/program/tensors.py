@@ -28,7 +28,7 @@ _ALIGNMENT_BYTES = 64
 """Compiled kernels take the memory of tensors to be so aligned."""
 
 
-def to_tensor(array: Any) -> Any:
+def to_tensor(array: object) -> Any:
     """Return the TVM tensor with a copy of the array's values, shape () included.
 
     What is no array is an object of a device, and stays.
@@ -73,7 +73,7 @@ def _can_share(array: Array) -> bool:
     return aligned and flags.writeable and flags.c_contiguous and str(array.dtype) in _SHARED
 
 
-def to_array(tensor: Any) -> Any:
+def to_array(tensor: object) -> Any:
     """Return a read-only array over the tensor's memory, or a copy where the type needs it.
 
     What is no tensor is an object of a device, and stays.

@@ -8,10 +8,9 @@ import hashlib
 import json
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tvm
@@ -136,7 +135,7 @@ def _calls(kernels: ir.IRModule) -> dict[str, relax.Call]:
     """Return a call of each PrimFunc whose operands are tensors of fixed size."""
     calls: dict[str, relax.Call] = {}
 
-    def visit(expr: Any) -> None:
+    def visit(expr: relax.Expr) -> None:
         if isinstance(expr, relax.Call) and expr.op == ir.Op.get("relax.call_tir"):
             name = str(expr.args[0].name_hint)
             tensors = [known_shape(arg.ty) is not None for arg in expr.args[1]]
@@ -177,7 +176,7 @@ def _function(call: relax.Call, name: str) -> relax.Function:
     return builder.finalize()[name]
 
 
-def _arguments(call: relax.Call) -> list[Any]:
+def _arguments(call: relax.Call) -> list[tvm.runtime.Tensor]:
     """Draw normal floats, as trained models have them, and integers 0, which are in range."""
     rng, out = np.random.default_rng(0), []
     for arg in call.args[1]:
@@ -189,7 +188,7 @@ def _arguments(call: relax.Call) -> list[Any]:
     return out
 
 
-def _timed(function: Any, arguments: list[Any]) -> float:
+def _timed(function: Callable[..., object], arguments: list[tvm.runtime.Tensor]) -> float:
     """Return the seconds of a call, the quickest of some runs: of this thread's time."""
     function(*arguments)
     count, best_s = 1, float("inf")

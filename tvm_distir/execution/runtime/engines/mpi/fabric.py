@@ -14,7 +14,7 @@ wait for each other; so each sees what the other called.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -100,7 +100,7 @@ class MpiFabric(JobFabric):
 
     def _receive(
         self, route: Route, label: str, expected: tuple[Transfer, Array] | None
-    ) -> tuple[Any, Array]:
+    ) -> tuple[Meaning, Array]:
         tag, source, _ = route
         words = label if tag < 0 else f"{label} from rank {source}"
         return self._next(self.process(source), MESSAGES + tag, words)
@@ -108,7 +108,7 @@ class MpiFabric(JobFabric):
     def _await_sent(self, posted: Posted) -> None:
         self._world.finish(posted.sent, self.check, lambda: posted.words)
 
-    def _next(self, process: int, tag: int, label: str) -> tuple[Any, Array]:
+    def _next(self, process: int, tag: int, label: str) -> tuple[Meaning, Array]:
         """Wait for the next array of a process.
 
         Raises

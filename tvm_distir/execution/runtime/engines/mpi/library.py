@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from types import ModuleType
 
 from tvm_distir.support import DependencyError, missing_extra
 
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "PMIX_SIZE")
 
 
-def load_mpi() -> Any:
+def load_mpi() -> ModuleType:
     """Return ``mpi4py.MPI``; importing it starts MPI in this process.
 
     Raises

@@ -18,10 +18,10 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import tvm
 import tvm_ffi
+from tvm.runtime.vm import VirtualMachine
 
 from tvm_distir.execution.runtime.collectives import ccl
 from tvm_distir.execution.runtime.collectives.fabric import Watched
@@ -58,7 +58,7 @@ class ThreadJob:
     """The state that the workers of a run share."""
 
     fabric: Watched
-    machine: dict[int, Any]
+    machine: dict[int, VirtualMachine]
     function: dict[int, str]
     inputs: dict[int, list[Array]]
     donated: set[int] = field(default_factory=set)
@@ -76,7 +76,7 @@ class ThreadJob:
 
 _numbers = itertools.count()
 _jobs: dict[int, ThreadJob] = {}
-_sessions: dict[int, Any] = {}
+_sessions: dict[int, tvm.runtime.disco.Session] = {}
 
 
 def make_job(
@@ -163,7 +163,7 @@ def _begin_anew() -> None:
 os.register_at_fork(after_in_child=_begin_anew)
 
 
-def _session(workers: int) -> Any:
+def _session(workers: int) -> tvm.runtime.disco.Session:
     """Return process' session of that many workers; it is created once, as its threads live on."""
     if workers not in _sessions:
         disco = repair_disco()

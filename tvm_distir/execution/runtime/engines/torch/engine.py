@@ -31,9 +31,9 @@ from tvm_distir.support import EngineError, nearest
 
 from .job_environment import is_torchrun_process
 from .launch import run_processes
-from .process_groups import is_initialized, load_torch
+from .process_groups import is_initialized, join_job, load_torch
 from .torch_fabric import TorchFabric
-from .torch_job import TorchJob, current_job, forget_job, join_job
+from .torch_job import current_job, forget_job
 
 REDUCES = ("ordered", "library")
 """Ways of reduction: in rank order with the bits of all engines, or by gloo or NCCL."""
@@ -127,7 +127,7 @@ class TorchEngine(JobEngine):
         failures = job.begin(ranks, _place(program, ranks, job.process))
         fabric = TorchFabric(job, ranks, reduce, bool(self.check))
         try:
-            with run_turn(), one_thread_each(_local_size(job)):
+            with run_turn(), one_thread_each(int(os.environ.get("LOCAL_WORLD_SIZE", job.size))):
                 yield fabric
         except BaseException as err:
             seen = err if fabric.failure is None else fabric.failure[1]
@@ -148,8 +148,3 @@ def _place(program: Runnable, ranks: Sequence[int], process: int) -> str:
     rank = ranks[process] if process < len(ranks) else None
     names = [e.function for e in program.entries if rank in e.ranks]
     return names[0] if names else "engine torch"
-
-
-def _local_size(job: TorchJob) -> int:
-    """Return the number of processes on this host, or of all where it is not known."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", job.size))

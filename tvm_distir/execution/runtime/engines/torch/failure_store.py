@@ -17,7 +17,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tvm_distir.execution.runtime.collectives.fabric import (
     Aborted,
@@ -29,6 +29,9 @@ from tvm_distir.execution.runtime.collectives.fabric import (
 from tvm_distir.execution.runtime.collectives.message_texts import error_text, read_error
 from tvm_distir.execution.runtime.engines.termination import GRACE_S
 from tvm_distir.support import DistIRError, EngineError
+
+if TYPE_CHECKING:
+    import torch
 
 _LOOK_S = 0.1
 _ANSWER_S = 0.2
@@ -96,7 +99,7 @@ class FailureStore:
 
     def __init__(
         self,
-        store: Any,
+        store: torch.distributed.Store,
         process: int,
         ranks: Sequence[int],
         place: str,

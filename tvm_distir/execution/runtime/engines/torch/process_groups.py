@@ -4,20 +4,25 @@
 
 from __future__ import annotations
 
+import atexit
 import datetime
+import os
 import socket
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tvm_distir.execution.runtime.engines.loopback import LOOPBACK
+from tvm_distir.execution.runtime.engines.loopback import LOOPBACK, LOOPBACK_NAME
 from tvm_distir.support import EngineError, missing_extra
 
 from .failure_store import LostPeers
+from .job_environment import JobPlace, find_job_place
 
 if TYPE_CHECKING:
     from torch import distributed as dist
+
+    from .torch_job import TorchJob
 
 _POLL_S = 0.05
 
@@ -171,3 +176,56 @@ def loopback_store(
         listening["master_listen_fd"] = server.detach()
     store = load_torch().distributed.TCPStore
     return store(LOOPBACK, port, processes, is_server, timeout, processes is not None, **listening)
+
+
+JOBS: list[TorchJob] = []
+"""The job of this process, if it has made one."""
+
+_INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""The variables that name the network interface on which gloo and NCCL listen."""
+
+
+def join_job(timeout_s: float) -> JobPlace:
+    """Join the job that the environment variables name.
+
+    Raises
+    ------
+    EngineError
+        DIST0613 where the other processes do not come within the timeout, DIST0633 where the
+        environment names no job.
+    """
+    dist = load_torch().distributed
+    place = find_job_place()
+    if place is None:
+        problem = "no launcher started this process"
+        remedy = "Start it with torchrun, srun or mpirun."
+        raise EngineError("DIST0633", problem, place="engine torch", remedy=remedy)
+    limit = datetime.timedelta(seconds=timeout_s)
+    options: dict[str, object] = {"rank": place.rank, "world_size": place.size, "timeout": limit}
+    try:
+        if place.is_on_one_host:
+            os.environ.update({k: LOOPBACK_NAME for k in _INTERFACES if k not in os.environ})
+        if place.has_store:
+            options["init_method"] = "env://"
+        elif place.is_on_one_host:
+            is_first = place.rank == 0
+            options["store"] = loopback_store(place.port, is_first, limit, place.size)
+        else:
+            options["init_method"] = f"tcp://{place.address}:{place.port}"
+        dist.init_process_group("gloo", **options)
+    except (RuntimeError, ValueError) as err:
+        raise not_started(place.rank, place.size, timeout_s, err) from err
+    atexit.register(_leave)
+    return place
+
+
+def _leave() -> None:
+    """Leave the job at the end of the process.
+
+    A thread that returns from the library while the interpreter ends would abort the process.
+    """
+    for job in JOBS:
+        job.stop_answering()
+    dist = load_torch().distributed
+    if dist.is_initialized():
+        dist.destroy_process_group()

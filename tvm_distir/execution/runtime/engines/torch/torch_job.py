@@ -4,28 +4,26 @@
 
 from __future__ import annotations
 
-import atexit
 import datetime
 import itertools
-import os
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from tvm_distir.execution.runtime.engines.job_launch import START_S
-from tvm_distir.execution.runtime.engines.loopback import LOOPBACK_NAME
 from tvm_distir.execution.runtime.engines.termination import GRACE_S
 from tvm_distir.execution.runtime.program.communication import Communication
 from tvm_distir.support import EngineError
 
 from .failure_store import ENDED, ENDED_S, FailureStore, LostPeers
-from .job_environment import JobPlace, find_job_place
+from .job_environment import find_job_place
 from .process_groups import (
+    JOBS,
     MessageWork,
     RankGroup,
     has_succeeded,
+    join_job,
     load_torch,
-    loopback_store,
     not_started,
 )
 
@@ -268,69 +266,16 @@ def _unlisted(subject: str) -> EngineError:
     return EngineError("DIST0605", problem, place="engine torch", remedy=remedy)
 
 
-_INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-"""The variables that name the network interface on which gloo and NCCL listen."""
-
-
-def join_job(timeout_s: float) -> JobPlace:
-    """Join the job that the environment variables name.
-
-    Raises
-    ------
-    EngineError
-        DIST0613 where the other processes do not come within the timeout, DIST0633 where the
-        environment names no job.
-    """
-    dist = load_torch().distributed
-    place = find_job_place()
-    if place is None:
-        problem = "no launcher started this process"
-        remedy = "Start it with torchrun, srun or mpirun."
-        raise EngineError("DIST0633", problem, place="engine torch", remedy=remedy)
-    limit = datetime.timedelta(seconds=timeout_s)
-    options: dict[str, object] = {"rank": place.rank, "world_size": place.size, "timeout": limit}
-    try:
-        if place.is_on_one_host:
-            os.environ.update({k: LOOPBACK_NAME for k in _INTERFACES if k not in os.environ})
-        if place.has_store:
-            options["init_method"] = "env://"
-        elif place.is_on_one_host:
-            is_first = place.rank == 0
-            options["store"] = loopback_store(place.port, is_first, limit, place.size)
-        else:
-            options["init_method"] = f"tcp://{place.address}:{place.port}"
-        dist.init_process_group("gloo", **options)
-    except (RuntimeError, ValueError) as err:
-        raise not_started(place.rank, place.size, timeout_s, err) from err
-    atexit.register(_leave)
-    return place
-
-
-def _leave() -> None:
-    """Leave the job at the end of the process.
-
-    A thread that returns from the library while the interpreter ends would abort the process.
-    """
-    for job in _current:
-        job.stop_answering()
-    dist = load_torch().distributed
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
-_current: list[TorchJob] = []
-
-
 def current_job(timeout_s: float, device: str) -> TorchJob:
     """Return the job of this process; made anew after a failure, or with other options."""
-    if _current and (_current[0].timeout_s, _current[0].device) != (timeout_s, device):
+    if JOBS and (JOBS[0].timeout_s, JOBS[0].device) != (timeout_s, device):
         forget_job()
-    if not _current:
-        _current.append(TorchJob(timeout_s, device))
-    return _current[0]
+    if not JOBS:
+        JOBS.append(TorchJob(timeout_s, device))
+    return JOBS[0]
 
 
 def forget_job() -> None:
     """Abandon the groups of the job; the next run makes new ones."""
-    while _current:
-        _current.pop().close()
+    while JOBS:
+        JOBS.pop().close()

@@ -13,7 +13,9 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any
 
+import tvm
 from tvm import ir, relax
+from tvm.runtime.vm import VirtualMachine
 
 from tvm_distir.execution.runtime.collectives.fabric import worker_failed
 from tvm_distir.execution.runtime.engines.base import Engine, LocalResults
@@ -64,7 +66,7 @@ class _Run:
         self.exchanges = Exchanges(axes)
         self.kernels = kernels
         self.cut: dict[str, FunctionSteps] = {}
-        self.machines: dict[Segment, Any] = {}
+        self.machines: dict[Segment, VirtualMachine] = {}
 
     def steps(self, name: str) -> FunctionSteps:
         if name not in self.cut:
@@ -218,7 +220,9 @@ class VirtualEngine(Engine):
 
 def _columns(entry: EntryFunction, local: LocalInputs) -> list[PerRank]:
     """Return each input as a tensor per rank; replicas share a tensor."""
-    converted: dict[int, tuple[Array, Any]] = {}  # holds the array, so that no other takes its id
+    converted: dict[
+        int, tuple[Array, tvm.runtime.Tensor]
+    ] = {}  # holds the array, so that no other takes its id
     columns: list[PerRank] = [[] for _ in entry.inputs]
     for rank in entry.ranks:
         for column, array in zip(columns, local.of(entry, rank)):

@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from typing import Any
 
+import tvm
+
 from tvm_distir.core.collectives import Collective, apply_groups, apply_local, counted_bytes
 from tvm_distir.core.ir.operators import LOCAL_OPS
 from tvm_distir.execution.runtime.engines.executed import count_transfer
@@ -71,7 +73,7 @@ class Exchanges:
             nbytes = counted_bytes(call, results[ranks[0]])
             axes = self.axes.name(call.groups)
             self.counter.collective(call.name, axes, len(call.groups[0]), nbytes)
-        shared: dict[int, Any] = {}
+        shared: dict[int, tvm.runtime.Tensor] = {}
         for result in (results[rank] for rank in ranks):
             if id(result) not in shared:
                 shared[id(result)] = to_tensor(result)

@@ -8,7 +8,7 @@ import functools
 import importlib.util
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tvm import ir
 
@@ -20,6 +20,9 @@ from tvm_distir.models import to_stablehlo
 from tvm_distir.support import EngineError
 
 from .process import missing
+
+if TYPE_CHECKING:
+    import jax
 
 _WIDE = ("int64", "uint64", "float64")
 
@@ -46,7 +49,7 @@ class JaxFunction:
     """
 
     def __init__(
-        self, text: str, entry: EntryFunction, axes: Sequence[str], devices: Sequence[Any]
+        self, text: str, entry: EntryFunction, axes: Sequence[str], devices: Sequence[jax.Device]
     ) -> None:
         import jax
         import numpy as np
@@ -56,7 +59,7 @@ class JaxFunction:
         self.outputs = tuple(sorted(entry.outputs, key=lambda port: port.index))
         self.mesh = Mesh(np.array(devices).reshape(entry.mesh_shape), tuple(axes))
 
-        def shardings(ports: Sequence[Port]) -> tuple[Any, ...]:
+        def shardings(ports: Sequence[Port]) -> tuple[jax.sharding.NamedSharding, ...]:
             return tuple(NamedSharding(self.mesh, _partition_spec(p, axes)) for p in ports)
 
         self.in_shardings, self.out_shardings = shardings(self.inputs), shardings(self.outputs)
@@ -68,7 +71,7 @@ class JaxFunction:
             out_shardings=self.out_shardings,
         )
 
-    def __call__(self, *args: Any) -> tuple[Any, ...]:
+    def __call__(self, *args: Any) -> tuple[jax.Array, ...]:
         """Return the results for full arrays, in the order of the original's parameters.
 
         Parameters
@@ -95,7 +98,7 @@ class JaxFunction:
                 raise _wrong(
                     f'"{port.name}" is {actual[1]}{actual[0]}, not {expected[1]}{expected[0]}'
                 )
-        results: tuple[Any, ...] = self._jitted(*args)
+        results: tuple[jax.Array, ...] = self._jitted(*args)
         return results
 
 
@@ -104,7 +107,7 @@ def _wrong(problem: str) -> EngineError:
     return EngineError("DIST0602", problem, place="to_jax", remedy=remedy)
 
 
-def _partition_spec(port: Port, axes: Sequence[str]) -> Any:
+def _partition_spec(port: Port, axes: Sequence[str]) -> jax.sharding.PartitionSpec:
     """Return JAX's form of the placement of a port."""
     from jax.sharding import PartitionSpec as JaxPartitionSpec
 
@@ -112,7 +115,7 @@ def _partition_spec(port: Port, axes: Sequence[str]) -> Any:
 
 
 @functools.cache
-def _primitive() -> Any:
+def _primitive() -> jax.extend.core.Primitive:
     """Return the primitive of JAX that calls a module given as text."""
     from jax.core import ShapedArray
     from jax.extend.core import Primitive
@@ -124,10 +127,10 @@ def _primitive() -> Any:
     primitive.multiple_results = True
 
     @primitive.def_abstract_eval  # type: ignore[untyped-decorator,unused-ignore]
-    def result_types(*_: Any, text: str, results: Sequence[tuple[Any, Any]]) -> list[Any]:
+    def result_types(*_: object, text: str, results: Sequence[Any]) -> list[jax.core.ShapedArray]:
         return [ShapedArray(shape, dtype) for shape, dtype in results]
 
-    def lower(ctx: Any, *operands: Any, text: str, results: Sequence[tuple[Any, Any]]) -> Any:
+    def lower(ctx: Any, *operands: object, text: str, results: Sequence[Any]) -> object:
         module = ctx.module_context.module
         with module.context:
             program = mlir_ir.Module.parse(text)
@@ -141,7 +144,7 @@ def _primitive() -> Any:
     return primitive
 
 
-def to_jax(dist: ir.IRModule, devices: Sequence[Any] | None = None) -> JaxFunction:
+def to_jax(dist: ir.IRModule, devices: Sequence[jax.Device] | None = None) -> JaxFunction:
     """Return a distributed module as a function of JAX, which XLA compiles and runs.
 
     The function is called with full arrays, of which every device gets its shard. It may be called

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from tvm_distir.execution.runtime.program.tensors import Array
 from tvm_distir.support import EngineError
 
 from .worker import Xla, collectives
+
+if TYPE_CHECKING:
+    import jax
 
 
 def is_jax_job() -> bool:
@@ -114,7 +117,7 @@ class JaxJob:
         results = {rank: rows[position] for rank, position in self._position.items()}
         return results, collectives(hlo, len(self._devices))
 
-    def gathered(self, results: Mapping[int, list[Array]], ranks: Sequence[int]) -> Any:
+    def gathered(self, results: Mapping[int, list[Array]], ranks: Sequence[int]) -> jax.Array:
         """Return the results of all ranks, on every process."""
         from jax.experimental import multihost_utils
         from jax.sharding import Mesh, NamedSharding, PartitionSpec

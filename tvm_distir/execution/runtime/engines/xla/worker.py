@@ -16,9 +16,12 @@ import queue
 import re
 import sys
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    import jax
 
 _KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 _COLLECTIVE = re.compile(rf" = (\(.*?\)|\S+) ({'|'.join(_KINDS)})(-start)?\(")
@@ -39,11 +42,11 @@ class Xla:
         """Let arrays have 64-bit types in this process."""
         self._jax.config.update("jax_enable_x64", True)
 
-    def devices(self, count: int) -> list[Any]:
+    def devices(self, count: int) -> list[jax.Device]:
         """Return the first devices."""
         return list(self._jax.devices()[:count])
 
-    def compiled(self, text: str, devices: list[Any], replicas: bool) -> Any:
+    def compiled(self, text: str, devices: list[jax.Device], replicas: bool) -> Any:
         """Return a program for devices, as replicas or as partitions of a program."""
         from jax._src import compiler, xla_bridge
         from jax._src.interpreters import mlir
@@ -66,8 +69,8 @@ class Xla:
         return backend.compile_and_load(module, DeviceList(tuple(devices)), options, [])
 
     def run_replicas(
-        self, program: Any, columns: dict[int, list[Any]], devices: list[Any]
-    ) -> dict[int, list[Any]]:
+        self, program: Any, columns: dict[int, list[np.ndarray]], devices: list[jax.Device]
+    ) -> dict[int, list[np.ndarray]]:
         """Run on the arrays of the devices of this process, by position; returns their results."""
         from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -86,14 +89,14 @@ class Xla:
             for i, position in enumerate(columns)
         }
 
-    def run_whole(self, program: Any, arrays: list[Any], count: int) -> list[Any]:
+    def run_whole(self, program: Any, arrays: list[np.ndarray], count: int) -> list[np.ndarray]:
         """Run on full arrays, and return full arrays; the program states their shardings."""
         from jax._src.lib import xla_client
         from jax._src.sharding_impls import GSPMDSharding
 
         devices = tuple(self._jax.devices()[:count])
 
-        def lies(proto: Any) -> Any:
+        def lies(proto: object) -> jax.sharding.Sharding:
             return GSPMDSharding(devices, xla_client.HloSharding.from_proto(proto))
 
         shardings = program.get_parameter_shardings() or []
@@ -107,11 +110,11 @@ class Xla:
         return result
 
     @staticmethod
-    def _parts(program: Any, args: list[Any]) -> list[Any]:
+    def _parts(program: Any, args: list[jax.Array]) -> list[list[jax.Array]]:
         return list(program.execute_sharded(args).disassemble_into_single_device_arrays())
 
 
-def _whole_shape(shape: tuple[int, ...], proto: Any) -> tuple[int, ...]:
+def _whole_shape(shape: tuple[int, ...], proto: object) -> tuple[int, ...]:
     """Return the shape of the array whose shard is of a shape."""
     from jax._src.lib import xla_client
 
@@ -157,7 +160,7 @@ def _bytes(kind: str, bits: str, shape: str) -> int:
     return count * max(int(bits or 8) // 8, 1)
 
 
-def _read(path: str, kinds: list[str]) -> list[Any]:
+def _read(path: str, kinds: list[str]) -> list[np.ndarray]:
     import ml_dtypes
 
     with np.load(path) as archive:
@@ -168,7 +171,7 @@ def _read(path: str, kinds: list[str]) -> list[Any]:
     ]
 
 
-def _answer(xla: Xla, question: dict[str, Any]) -> dict[str, Any]:
+def _answer(xla: Xla, question: dict[str, Any]) -> dict[str, object]:
     with open(question["text"], encoding="utf-8") as file:
         text = file.read()
     count, replicas = int(question["devices"]), bool(question["replicas"])
@@ -183,7 +186,7 @@ def _answer(xla: Xla, question: dict[str, Any]) -> dict[str, Any]:
     else:
         results = xla.run_whole(program, arrays, count)
     kinds = [str(array.dtype) for array in results]
-    plain = [
+    plain: list[Any] = [
         array if kind in np.sctypeDict else array.view(f"u{array.dtype.itemsize}")
         for array, kind in zip(results, kinds, strict=True)
     ]
