@@ -24,10 +24,6 @@ gc.set_threshold(50_000, 20, 100)
 #: with a long one at the end.
 FIRST = ("transforms", "integration", "planning", "execution", "repo", "models", "core")
 
-#: Folders that compile as users do, with LLVM's optimisations, as tests marked ``optimized`` do.
-#: The subject of the others is not the code that TVM makes of their programs.
-OPTIMIZED = ("docs",)
-
 #: Folders and files marked ``quick``: fast, and some of every wing. At most two minutes in two
 #: workers.
 QUICK = (
@@ -87,7 +83,11 @@ def _young_collector():
 
 
 def _is_optimized(node: pytest.Item | pytest.Collector) -> bool:
-    return _folder(node.path) in OPTIMIZED or node.get_closest_marker("optimized") is not None
+    """Whether it compiles as users do, with LLVM's optimisations.
+
+    The subject of others is not the code that TVM makes of their programs.
+    """
+    return node.get_closest_marker("optimized") is not None
 
 
 @pytest.fixture(scope="module", autouse=True)

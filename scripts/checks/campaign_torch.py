@@ -20,7 +20,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
 
 import torch
 from tests.campaign import campaign_modules
-from tests.campaign.campaign_check import QUICK_TARGET, Case
+from tests.campaign.campaign_check import Case
+from tests.quick_compilation import QUICK_TARGET
 
 import tvm_distir as td
 from tvm_distir.execution.runtime.engines.torch.engine import TorchEngine

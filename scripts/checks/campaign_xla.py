@@ -18,7 +18,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
 
 from tests.campaign import campaign_modules
-from tests.campaign.campaign_check import QUICK_TARGET, Case, Original
+from tests.campaign.campaign_check import Case, Original
+from tests.quick_compilation import QUICK_TARGET
 
 import tvm_distir as td
 from tvm_distir.execution.runtime.engines.xla.engine import XlaEngine

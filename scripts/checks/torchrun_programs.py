@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
 from job_cases import CASES
-from tests.campaign.campaign_check import QUICK_TARGET
+from tests.quick_compilation import QUICK_TARGET
 
 import tvm_distir as td
 from tvm_distir.execution.runtime.program.joining import same_bits

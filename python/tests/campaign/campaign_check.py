@@ -17,6 +17,7 @@ from tvm import ir, relax
 import tvm_distir as td
 from tests.campaign import campaign_modules, campaign_plans
 from tests.planning.search.systems import QUICK
+from tests.quick_compilation import QUICK_TARGET
 from tvm_distir.core.analysis.levels import check_level
 from tvm_distir.core.ir.types import flat_types
 from tvm_distir.core.passes.annotate.passes import AnnotateSharding
@@ -55,9 +56,6 @@ CAREFUL_EVERY = 10
 
 COMPLETE_EVERY = 8
 """Of so many seeds one plan is completed, every other of these by a system's times."""
-
-QUICK_TARGET = tvm.target.Target({"kind": "llvm", "opt-level": 0})
-"""The kernels are small: compiling them is what takes time."""
 
 NARROW_VALUES = ("scaled", "mixed", "scaled positive", "positive")
 """The same for programs of 16-bit types (see :data:`campaign_modules.SCALED`)."""

@@ -51,7 +51,11 @@ _ENTRY = re.compile(r'^"?([\w.-]+)"? *= *"([\w.:]+)"')
 _OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 _LOOP = re.compile(r"^for (\w+) in ([\w ]+); do (.*?);? *done$", re.DOTALL)
 _SECONDS = 300
-_PLAIN = ("analyze", "compare", "explain", "search", "serve-analyze", "sweep", "systems")
+_QUIET = " 2> /dev/null"
+_PLAIN = (
+    "analyze", "compare", "explain", "search", "serve-analyze", "serve-search", "sweep", "systems",
+    "verify",
+)  # fmt: skip
 """Commands that leave nothing behind in a process."""
 
 
@@ -200,11 +204,13 @@ class Reader:
 
     def _run_line(self, line: str) -> tuple[int, str]:
         first, _, behind = line.partition("|")
+        is_quiet = _QUIET in first
+        first = first.replace(_QUIET, "")
         words = shlex.split(first)
         is_plain = words[0] == "tvm-distir" and words[1:2] and words[1] in _PLAIN
-        if not is_plain or self._installs or re.search(r"[<>;&$]", line):
+        if not is_plain or self._installs or re.search(r"[<>;&$]", first) or behind[:1] == "|":
             return self._in_shell(line)
-        code, printed = self._run_here(words[1:], merged=not behind)
+        code, printed = self._run_here(words[1:], merged=not behind and not is_quiet)
         return self._in_shell(behind, printed) if behind else (code, printed)
 
     def _in_shell(self, command: str, given: str = "") -> tuple[int, str]:

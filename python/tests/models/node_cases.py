@@ -132,13 +132,11 @@ def check(case: NodeCase, cuts: bool = True) -> Iterator[Outcome]:
     It is cut by every strategy and along every dim of the first input; not with ``cuts`` False,
     and not when it is not right on one device.
     """
-    import tvm
-
     import tvm_distir as td
+    from tests.quick_compilation import QUICK_TARGET
     from tvm_distir.execution.runtime.engines.reference import Reference
 
-    quick = tvm.target.Target({"kind": "llvm", "opt-level": 0})  # compiling is what takes time
-    with quick, warnings.catch_warnings():
+    with QUICK_TARGET, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             mod = td.from_onnx(case.model)

@@ -58,11 +58,12 @@ def test_it_runs_as_the_module_does(small, name):
     loaded = td.load(folder, check=True)
     assert [p.name for p in loaded.inputs] == ["x"]
     chosen = engine(name)
-    (got,) = loaded.run([x], engine=chosen)
+    (got,) = td.run(loaded, {"x": x}, engine=chosen)
     assert same_bits(got, want)
     assert [(c.kind, c.mesh_axis) for c in chosen.collectives] == [("all_reduce", "tp")]
-    (named,) = td.run(loaded, {"x": x}, engine=name)
-    assert same_bits(named, want)
+    if name != "mpi":  # each run of which starts processes
+        (got,) = loaded.run([x], engine=name)
+        assert same_bits(got, want)
 
 
 @pytest.mark.parametrize("name", ["virtual", "threads"])

@@ -19,9 +19,9 @@ import tvm
 import tvm_ffi
 
 import tvm_distir as td
-from tests.campaign.campaign_check import QUICK_TARGET
 from tests.execution.runtime.mpi_cases import CASES
 from tests.execution.runtime.mpi_programs import DTYPES, calls, draw, groups_of
+from tests.quick_compilation import QUICK_TARGET
 from tvm_distir.core.collectives.meaning import apply
 from tvm_distir.core.ir.operators.names import REDUCE_OPS
 from tvm_distir.execution.runtime.collectives import ccl

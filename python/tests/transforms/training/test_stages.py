@@ -50,10 +50,10 @@ def _whole(tied: bool, skip: bool = False) -> tuple[list[str], list[Any], list[A
 
 
 def _staged(
-    kind: str, stages: int, micros: int, tied: bool = True, skip: bool = False
+    kind: str, stages: int, micros: int, tied: bool = True, skip: bool = False, layers: int = LAYERS
 ) -> ir.IRModule:
     schedule = schedule_of(kind, stages, micros)
-    return td.train_step(tower(LAYERS, BATCH // micros, tied, skip), schedule=schedule, **OPTIONS)
+    return td.train_step(tower(layers, BATCH // micros, tied, skip), schedule=schedule, **OPTIONS)
 
 
 SIZES = list(itertools.product([1, 2, 3, 4], [1, 2, 4, 8]))
@@ -244,7 +244,7 @@ def test_gradients_are_reduced_once_per_step() -> None:
 
 
 def test_every_level_prints_and_parses_back() -> None:
-    step = _staged("zero_bubble", 2, 2)
+    step = _staged("zero_bubble", 2, 2, layers=3)
     plan = make_plan(
         step, "pipeline:micro_batches=2,schedule=zero_bubble+zero:stage=1", {"pp": 2, "dp": 2}
     )

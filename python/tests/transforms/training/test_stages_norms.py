@@ -27,6 +27,7 @@ from tvm_distir.transforms.training.pipeline.expand_passes import ExpandSchedule
 
 BATCH, LAYERS, MICROS = 32, 8, 4
 OPTIONS: dict[str, Any] = {"loss": "mse", "optimizer": "sgd"}
+RESNET: dict[str, Any] = {"size": "tiny", "depth": 10, "width": 4, "batch": 8}
 
 
 def _staged(kind: str, stages: int, micros: int = MICROS, **more: Any) -> ir.IRModule:
@@ -136,7 +137,7 @@ def test_a_step_with_batch_norms_is_verified(engine: str) -> None:
 def test_resnet_in_stages() -> None:
     kind, stages = "zero_bubble", 3
     schedule = {"kind": kind, "stages": stages, "micro_batches": 2}
-    step = td.train_step(td.zoo.resnet(size="tiny", batch=8), schedule=schedule)
+    step = td.train_step(td.zoo.resnet(**RESNET), schedule=schedule)
     turn = RunInTurn()(step)
     values = draw_inputs(turn, seed=0)
     words = f"pipeline:schedule={kind},micro_batches=2+data_parallel"
@@ -145,11 +146,9 @@ def test_resnet_in_stages() -> None:
 
 
 def test_resnet_of_one_micro_batch_is_the_step_at_once() -> None:
-    step = td.train_step(td.zoo.resnet(size="tiny", batch=8))
+    step = td.train_step(td.zoo.resnet(**RESNET))
     values = draw_inputs(step, seed=0)
-    staged = td.train_step(
-        td.zoo.resnet(size="tiny", batch=8), schedule="1f1b:stages=3,micro_batches=1"
-    )
+    staged = td.train_step(td.zoo.resnet(**RESNET), schedule="1f1b:stages=3,micro_batches=1")
     _near(Reference(RunInTurn()(staged)).run(values), Reference(step).run(values))
 
 
