@@ -49,11 +49,16 @@ class Area:
 AREAS = {
     "rules": Area(
         ("core/ops/**/*.py",),
-        ("core/ops", "core/analysis", "execution/runtime/test_index_ranges.py"),
+        (
+            "core/ops",
+            "core/analysis",
+            "core/passes/test_lower_padding.py",
+            "execution/runtime/test_index_ranges.py",
+        ),
     ),
     "lowering": Area(
         ("core/passes/**/*.py", "core/redistribution/*.py", "core/collectives/*.py"),
-        ("core/passes", "core/collectives"),
+        ("core/passes", "core/collectives", "integration/test_segments_of_weights.py"),
     ),
     "costs": Area(
         (

@@ -14,6 +14,8 @@ from tests.performance.simulation.hand_programs import SYSTEM, Build, program
 from tvm_distir.core.plan import RankStep, Schedule
 from tvm_distir.core.plan.schedules.programs import programs
 from tvm_distir.performance.memory.account import Label, LiveBuffer, MemoryAccount, holders
+from tvm_distir.performance.memory.caching_allocator import CachingAllocator
+from tvm_distir.performance.memory.call_variants import DROPPED, OWN, CallVariant
 from tvm_distir.performance.memory.remedies import verdict
 from tvm_distir.performance.memory.stage_actions import _lasts
 from tvm_distir.performance.memory.steady_state import cut
@@ -194,3 +196,31 @@ def test_an_instance_lasts_until_its_last_slot_is_read() -> None:
     unit = SimpleNamespace(last=[3, 1, 2, 0, 5])
     assert _lasts(unit, SimpleNamespace(same=[0, 0, 2, 2, 4])) == {0: 3, 2: 2, 4: 5}
     assert _lasts(unit, SimpleNamespace(same=[0, 0, 0, 0, 0])) == {0: 5}
+
+
+def test_results_that_no_caller_needs_are_freed_at_their_last_use() -> None:
+    """In blocks above the entry: the most, and what is left. ``f0`` makes b of nine, which its next
+    op reads, then works on six and returns one; ``f1`` passes both on, ``f2`` reads b once more.
+    """
+    inner = Build().param("x").compute("b", "x", 1, 9 * BLOCK).compute("a", "b", 1, BLOCK)
+    inner = inner.compute("big", "a", 1, 6 * BLOCK).compute("r", "big", 1, BLOCK)
+    functions = {"f0": inner.done("r b")}
+    for name in ("f1", "f2"):
+        build = Build().param("x")
+        outputs = build.new("r", BLOCK), build.new("b", 9 * BLOCK)
+        build.ops.append(Op("r b", "call", "f0", build.of("x"), outputs, callee="f0"))
+        if name == "f2":
+            build.compute("c", "b", 1, 2 * BLOCK)
+        functions[name] = build.done("c b" if name == "f2" else "r b")
+    main = Build().param("x", BLOCK).compute("y", "x", 1, BLOCK).done("y")
+    allocator = CachingAllocator(program((("a",), (1,)), main=main, **functions))
+
+    def blocks(function: str, second: int) -> tuple[int, int]:
+        level = allocator.level(CallVariant(function, given=(OWN, second)))
+        return level.peak // BLOCK, level.live // BLOCK
+
+    for name in ("f0", "f1"):
+        assert blocks(name, OWN) == (9 + 1 + 6, 1 + 9)
+        assert blocks(name, DROPPED) == (9 + 1, 1)
+    assert blocks("f2", OWN) == (9 + 1 + 6, 2 + 9)
+    assert blocks("f2", DROPPED) == (9 + 1 + 6, 2)

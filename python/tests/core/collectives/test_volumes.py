@@ -11,8 +11,10 @@ from fractions import Fraction
 
 import pytest
 
+from tvm_distir.core.collectives.meaning import Collective, crossing_elements
 from tvm_distir.core.collectives.tiles import Transfer
 from tvm_distir.core.collectives.volume import wire_bytes, wire_share
+from tvm_distir.core.redistribution.costs import EXCHANGE_EXTRA, LAUNCH_BYTES, RingCosts
 
 Element = tuple[int, ...]
 Side = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
@@ -94,3 +96,30 @@ def test_owners_of_equal_elements_send_in_turn() -> None:
     assert transfer.crossing_elements(True) == 12 and transfer.crossing_elements(False) == 6
     alone = Transfer(0, (6,), ((1,), (0,), (-1,)), ((4,), (2, 3, 4, 5), (-1,)))
     assert alone.crossing_elements(True) == 24
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"])
+def test_a_step_costs_what_it_sends_and_its_launch(kind: str) -> None:
+    """An exchange costs more than a collective that sends as much; local steps cost least."""
+    costs = RingCosts()
+    for ranks in (2, 4):
+        groups = [list(range(first, first + ranks)) for first in (0, ranks)]
+        assert costs.step(kind, 1000, groups) == wire_bytes(kind, 1000, ranks) + LAUNCH_BYTES
+        assert costs.step("exchange", 1000, groups) == 1000 + LAUNCH_BYTES + EXCHANGE_EXTRA
+        assert costs.step("local_slice", 10**9, groups) == 1
+        part = 1000 * (ranks - 1) // ranks  # what a rank lacks of the result of a gather
+        assert costs.floor(part) <= costs.step("all_gather", 1000, groups)
+    assert costs.step(kind, 1000, [[0], [1]]) == 0
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_an_exchange_brings_what_a_device_lacks(seed: int) -> None:
+    rng = random.Random(seed)
+    mesh = rng.choice(((4,), (2, 2), (2, 3)))
+    devices = tuple(range(math.prod(mesh)))
+    shape = tuple(rng.randint(4, 9) for _ in range(2))
+    before, after = ((mesh, devices, tuple(rng.choice((-1, 0, 1)) for _ in mesh)) for _ in range(2))
+    args = (("shape", shape), ("src", before), ("dst", after))
+    call = Collective("exchange", (devices,), args)
+    have, want = _stored(shape, before), _stored(shape, after)
+    assert crossing_elements(call) == max(len(want[d] - have[d]) for d in devices)

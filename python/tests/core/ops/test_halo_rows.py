@@ -7,7 +7,9 @@ from __future__ import annotations
 import random
 
 import pytest
+from tvm import relax
 
+from tvm_distir.core.ops.lookup import rule_of
 from tvm_distir.core.ops.windows.halo import Window, fetching
 
 
@@ -68,3 +70,14 @@ def test_windows_reach_over_the_ends_by_as_many_rows_as_they_read(seed: int) -> 
     inside = all(rows <= set(range(extent)) for rows in touched)
     if window.separate(extent, result):
         assert apart and inside and extent == result * stride
+
+
+@pytest.mark.parametrize("strides", [[2, 2], [2, 1], [1, 2], [1, 1]])
+def test_each_spatial_dim_of_a_pool_may_be_sharded(strides: list[int]) -> None:
+    """Windows that lie apart, and windows that overlap, in any order of the dims."""
+    x = relax.Var("x", relax.TensorType([2, 3, 8, 8], "float32"))
+    call = relax.BlockBuilder().normalize(
+        relax.op.nn.max_pool2d(x, pool_size=[2, 2], strides=strides)
+    )
+    tied = {(factor.ins[0], factor.outs[0]) for factor in rule_of(call).factors}
+    assert {(dim, dim) for dim in range(4)} <= tied

@@ -224,3 +224,37 @@ def test_statistics_over_two_sharded_dims_divide_by_both(name, shape):
     (x,) = draw(shape)
     expected = {"mean": np.mean, "variance": np.var, "std": np.std}[name](x, (0, 1))
     np.testing.assert_allclose(lower_and_run(mod, x)[1], expected, rtol=1e-5, atol=1e-6)
+
+
+def _normalized(x, axes, groups=1):
+    """Normalize over the dims, and over channels (dim 1) in groups."""
+    parts = x.reshape(x.shape[0], groups, -1, *x.shape[2:]) if groups else x
+    over = (2, *(axis + 1 for axis in axes)) if groups else axes
+    mean, variance = parts.mean(over, keepdims=True), parts.var(over, keepdims=True)
+    return ((parts - mean) / np.sqrt(variance + 1e-5)).reshape(x.shape)
+
+
+NORMS = {
+    "group": ("R.nn.group_norm(x, g, b, num_groups=2, channel_axis=1, axes=[2])", 4, 2),
+    "instance": ("R.nn.instance_norm(x, g, b, channel_axis=1, axes=[2])", 4, 0),
+}
+
+
+@pytest.mark.parametrize("last", [6, 7])
+@pytest.mark.parametrize("name", NORMS)
+def test_norms_of_groups_over_a_sharded_dim_divide_by_all(name, last):
+    """Of several channels, and dims of which each device has a part, which may differ."""
+    text, channels, groups = NORMS[name]
+    shape = (2, channels, last)
+    mod = module(
+        [f"x: {D(shape, 'S[2]')}", f"g: {D((channels,), 'R')}", f"b: {D((channels,), 'R')}"],
+        [f"d: {D(shape, 'S[2]')} = {text}"],
+        "d",
+        "(3,)",
+        3,
+    )
+    x, gamma, beta = draw(shape, (channels,), (channels,))
+    expected = _normalized(x, (2,), groups) * gamma[:, None] + beta[:, None]
+    np.testing.assert_allclose(
+        lower_and_run(mod, x, gamma, beta)[1], expected, rtol=1e-4, atol=1e-5
+    )

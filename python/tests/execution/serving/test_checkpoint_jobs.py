@@ -157,6 +157,14 @@ def test_the_last_checkpoint_of_all_hosts_is_continued(tmp_path: Path) -> None:
     assert aside == [1, 1, 2, 0]
 
 
+@pytest.mark.parametrize("lacking", range(4))
+def test_any_host_may_lack_the_last_checkpoint(tmp_path: Path, lacking: int) -> None:
+    folders = [tmp_path / str(host) for host in range(4)]
+    Job(4).run(folders, [None] * 4, save(1, 2))
+    complete_steps(folders[lacking])[2].rename(tmp_path / "missing")
+    assert Job(4).run([None] * 4, folders, save()) == [1] * 4
+
+
 def test_hosts_without_a_common_checkpoint_are_refused(tmp_path: Path) -> None:
     """Any of the hosts may be the one that lacks it."""
     for lacking in range(4):

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of serving by themselves: options, workloads, lengths of runs, texts; no model is made."""
+"""Parts of serving by themselves: options, workloads, lengths of runs, texts, memory."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from tvm_distir.hardware.systems.system import System
 from tvm_distir.planning.serving import serving_run
 from tvm_distir.planning.serving.batching import (
     ROUTERS,
@@ -28,9 +29,11 @@ from tvm_distir.planning.serving.levels import (
     _halves_agree,
     summarize,
 )
+from tvm_distir.planning.serving.served_model import ServedModel
 from tvm_distir.planning.serving.serving_report import ServingReport
 from tvm_distir.planning.serving.serving_run import ServingSetup, run_deployment
 from tvm_distir.planning.serving.size_order import SizeOrder, ranges_of
+from tvm_distir.planning.serving.surface import Surface
 from tvm_distir.planning.serving.workload import Requests, Workload, read_trace
 from tvm_distir.support.errors.tree import SimulationError
 
@@ -312,3 +315,14 @@ def test_a_summary_counts_by_hand() -> None:
     assert summary.utilization == pytest.approx(4 / 5) and summary.peak_pages == 4
     assert summary.decoding == pytest.approx(3 / 5)
     assert summary.used_pages == pytest.approx((2 + 8 + 1) / 5)
+
+
+def test_memory_of_a_decoder_is_counted_by_hand() -> None:
+    """Two layers of 64 wide, 8 heads, 4 of keys and values, 96 inside, and 512 words; float32."""
+    layer = 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 96 + 2 * 64
+    weights = 4 * (2 * layer + 2 * 512 * 64 + 64)
+    served = ServedModel("zoo:llama3?size=tiny", "megatron", {"tp": 1}, System.load("dgx-h100"))
+    memory = Surface(served).memory(64)
+    assert memory.token_bytes == 2 * 2 * 4 * (64 // 8) * 4  # keys and values of two layers
+    assert weights <= memory.weight_bytes <= weights + 64  # and positions of the step
+    assert memory.workspace_bytes >= 4 * 64 * (64 + 96)

@@ -269,7 +269,7 @@ class StageWriter:
                 continue
             owner, names = Owner(layer.name, layer.label), self.functions.of[layer.name].params
             for arg, name in zip(layer.args, names, strict=True):
-                if arg in gradients and reads[arg] == 1:
+                if reads[arg] == 1:  # of a gradient, by one layer
                     owners[arg] = owner, str(name.name)
         for var, gradient in gradients.items():
             weight = self.weights[var]

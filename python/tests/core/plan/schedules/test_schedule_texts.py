@@ -9,6 +9,7 @@ import pytest
 from tvm_distir.core.plan.schedules.offloading import LEAST
 from tvm_distir.core.plan.schedules.programs import FETCH, RUN, STORE, programs
 from tvm_distir.core.plan.schedules.schedule import MOST, Schedule
+from tvm_distir.core.plan.schedules.timeline import in_flight
 from tvm_distir.support.errors.tree import PlanError
 
 
@@ -81,3 +82,13 @@ def test_stashes_are_away_between_their_passes_alone(
                 assert ran == backward - 2
                 away.remove(key)
         assert seen == expected and not away
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 8])
+def test_zero_bubble_v_holds_no_more_than_1f1b(ranks: int) -> None:
+    """Of half stages, twice as many activations: Qi et al. 2023. Five ranks come to the limit."""
+    most = [
+        max(map(in_flight, Schedule("zero_bubble_v", ranks, micros).orders))
+        for micros in range(1, 3 * ranks)
+    ]
+    assert max(most) <= 2 * ranks and (ranks != 5 or max(most) == 2 * ranks)
