@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from tvm import ir, relax
+from tvm.relax import Expr
 from tvm.relax.distributed import DTensorType
 
 from tvm_distir.core.ir.handles import handle

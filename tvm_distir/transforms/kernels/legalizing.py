@@ -149,7 +149,7 @@ def _first_extreme(x: te.Tensor, axis: int | None, keepdims: bool, largest: bool
     least, most = tirx.min_value(kind), tirx.max_value(kind)
     best, worst = (most, least) if largest else (least, most)
 
-    def pair(*place: Expr) -> tuple[Expr, Expr]:
+    def pair(*place: Expr) -> Any:
         value = x(*place[:front], along, *place[back:])
         key = _key_of(value, kind, best) if is_float else value
         return combine((tirx.Cast("int64", along), key), along)

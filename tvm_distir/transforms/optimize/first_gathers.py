@@ -114,8 +114,9 @@ class _FirstGathers:
         for number, place in self.updated.items():
             var = fields[place]
             value = self.values.get(var)
-            gathered = value is not None and collective_op(value) == "all_gather"
-            if not gathered or var in used or fields.count(var) > 1:
+            if value is None or collective_op(value) != "all_gather":
+                continue
+            if var in used or fields.count(var) > 1:
                 continue
             placement = self._sharded(number, place, value)
             if placement is None:

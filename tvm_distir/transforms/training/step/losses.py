@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from tvm import ir, relax
 from tvm.relax import BlockBuilder, Expr
@@ -18,7 +18,7 @@ from tvm_distir.core.ir import static_shape, tensor_type
 from tvm_distir.support import ModelError
 from tvm_distir.transforms.training.autodiff.tape import Tape
 
-Emitter = BlockBuilder | Tape
+Emitter: TypeAlias = BlockBuilder | Tape
 """What emits values, recorded by a tape or not."""
 Write = Callable[[Emitter, Expr, Expr], Expr]
 
