@@ -152,7 +152,8 @@ def _first_extreme(x: te.Tensor, axis: int | None, keepdims: bool, largest: bool
     def pair(*place: Expr) -> Any:
         value = x(*place[:front], along, *place[back:])
         key = _key_of(value, kind, best) if is_float else value
-        return combine((tirx.Cast("int64", along), key), along)
+        reduced: tuple[Expr, Expr] = combine((tirx.Cast("int64", along), key), along)
+        return reduced
 
     def earlier(left: Sequence[Expr], right: Sequence[Expr]) -> tuple[Expr, Expr]:
         (at, key), (at_other, rival) = left, right

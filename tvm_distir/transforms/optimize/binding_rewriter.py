@@ -225,8 +225,8 @@ class Editor:
             self.readers[used] += 1
         return var
 
-    def single(self, var: Var) -> Any:
-        """Return the value of a variable that is read once, else None."""
+    def single(self, var: Expr) -> Any:
+        """Return the value of a variable that is read once, or None for other operands."""
         return self.known.get(var) if self.readers[var] == 1 else None
 
     def normalize(self, value: Expr) -> Expr:

@@ -20,7 +20,7 @@ from tvm_distir.transforms.training.autodiff.tape import Tape
 
 Emitter: TypeAlias = BlockBuilder | Tape
 """What emits values, recorded by a tape or not."""
-Write = Callable[[Emitter, Expr, Expr], Expr]
+Write: TypeAlias = Callable[[Emitter, Expr, Expr], Expr]
 
 
 @dataclass(frozen=True)
