@@ -273,8 +273,8 @@ def _alternatives(alternatives: Sequence[OtherPlacement]) -> Iterator[str]:
         )
         costs = [f"{cost:+,.0f}" for cost in (x.price, x.cost)]
         sizes = [f"{n:+,}" for n in (x.wire_bytes, x.flops, x.memory_bytes, x.held_bytes)]
-        asked = "yes" if x.asked else "no"
-        rows.append([x.axis, label, asked, *costs, *sizes, changes or "unchanged"])
+        requested = "yes" if x.asked else "no"
+        rows.append([x.axis, label, requested, *costs, *sizes, changes or "unchanged"])
     if rows:
         yield from align(_HEAD, rows, "l" * len(_HEAD))
         yield from _indent(_LEGEND)

@@ -184,13 +184,13 @@ class _Reader:
 
     def _call(self, op: Op, reads: Sequence[int], number: int) -> None:
         known: dict[int, int] = {}
-        for value, (exists, made, role, size) in zip(op.outputs, self._returned(op, reads)):
-            if made is None:
+        for value, (exists, new, role, size) in zip(op.outputs, self._returned(op, reads)):
+            if new is None:
                 self.at[value] = exists
                 continue
-            if made not in known:
-                known[made] = self._make(value, role, number, size)
-            self.at[value] = known[made]
+            if new not in known:
+                known[new] = self._make(value, role, number, size)
+            self.at[value] = known[new]
         callee = self.program[op.callees[0]]
         for place, lent in callee.lent:
             value = op.outputs[place]

@@ -42,11 +42,11 @@ class ServiceLevels:
 
     def kept(self, latencies: Sequence[Floats]) -> npt.NDArray[np.bool_]:
         """Return which requests keep all levels, from their TTFT, TPOT, time and further ones."""
-        kept = np.ones(latencies[0].size, bool)
+        good = np.ones(latencies[0].size, bool)
         for values, most in zip(latencies, (self.ttft_s, self.tpot_s, self.e2e_s), strict=False):
             if most is not None:
-                kept &= values <= most
-        return kept
+                good &= values <= most
+        return good
 
 
 @dataclass(frozen=True)

@@ -96,8 +96,8 @@ def megatron(mod: ir.IRModule, mesh: MeshLike, axis: str = "tp", sequence: bool 
     consumers = Consumers(mod)
     heads = key_heads(mod, consumers)
     spec = with_copies(spec, axis, heads)
-    found = _Rules(mod, spec, axis, consumers, heads == 1, sequence)
-    return found.plan([found.entry(*entry) for entry in entries(mod)])
+    rules = _Rules(mod, spec, axis, consumers, heads == 1, sequence)
+    return rules.plan([rules.entry(*entry) for entry in entries(mod)])
 
 
 class _Rules:

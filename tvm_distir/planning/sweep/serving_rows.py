@@ -27,7 +27,7 @@ _AT_ONCE = 8192
 
 
 class PlanRefusals(dict[int, str]):
-    """Why plans are not possible, by row; see :class:`.templates.Refusals`."""
+    """Reasons why plans are not possible, by row; see :class:`.templates.Refusals`."""
 
     known = dict[int, str].get
     learn = dict[int, str].__setitem__
