@@ -258,3 +258,22 @@ def test_norms_of_groups_over_a_sharded_dim_divide_by_all(name, last):
     np.testing.assert_allclose(
         lower_and_run(mod, x, gamma, beta)[1], expected, rtol=1e-4, atol=1e-5
     )
+
+
+@pytest.mark.parametrize(("sizes", "count"), [("(1, 2)", 2), ("(2, 1)", 2), ("(2, 2)", 4)])
+def test_windows_take_rows_of_neighbors_along_each_dim_that_is_cut(sizes, count):
+    """Also where an axis of one device cuts the other dim."""
+    shape = (1, 2, 6, 8)
+    pool = "R.nn.max_pool2d(x, pool_size=[3, 3], strides=[1, 1], padding=[1, 1, 1, 1])"
+    mod = module(
+        [f"x: {D(shape, 'S[2], S[3]')}"],
+        [f"d: {D(shape, 'S[2], S[3]')} = {pool}"],
+        "d",
+        sizes,
+        count,
+        '"a", "b"',
+    )
+    (x,) = draw(shape)
+    padded = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)), constant_values=-np.inf)
+    shifts = [padded[:, :, i : i + 6, j : j + 8] for i in range(3) for j in range(3)]
+    np.testing.assert_array_equal(lower_and_run(mod, x)[1], np.max(shifts, axis=0))

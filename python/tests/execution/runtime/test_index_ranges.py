@@ -10,6 +10,8 @@ import tvm
 from tvm import relax
 
 import tvm_distir as td
+from tvm_distir.core.ir.types import named_leaves
+from tvm_distir.core.ops.index_ranges import input_index_ranges
 from tvm_distir.execution.runtime.engines.reference import Reference
 from tvm_distir.support.errors.tree import EngineError
 from tvm_distir.transforms import kernel_passes, repair_kernels
@@ -200,3 +202,21 @@ def test_soft_suppression_of_boxes_compiles_and_selects_as_the_kernel_of_tvm_doe
     for want, got in zip(*results, strict=True):
         np.testing.assert_array_equal(got, want)
     assert (results[0][0][0, :4, 1] != np.sort(boxes[0, :, 1])[:0:-1]).any()  # some have decayed
+
+
+@pytest.mark.parametrize("field", [0, 1, 2])
+def test_a_field_of_a_tuple_has_the_range_of_its_table(field):
+    """Tables of 8, 5 and 3 rows, each read at the indices of one field of the second parameter."""
+    builder = relax.BlockBuilder()
+    tables = [relax.Var(f"t{n}", relax.TensorType([n, 4], "float32")) for n in (8, 5, 3)]
+    fields = [relax.TensorType([6], "int64")] * 3
+    given = relax.Var("ids", relax.TupleType(fields))
+    with builder.function("main", [tables[field], given]):
+        with builder.dataflow():
+            ids = builder.emit(relax.TupleGetItem(given, field))
+            result = builder.emit_output(relax.op.take(tables[field], ids, axis=0))
+        builder.emit_func_output(result)
+    mod = builder.get()
+    ((key, allowed),) = input_index_ranges(mod, mod["main"]).items()
+    names = [suffix for suffix, _ in named_leaves("", given.ty)]
+    assert key == (1, names[field]) and (allowed.low, allowed.high) == (0, (8, 5, 3)[field])
