@@ -76,3 +76,13 @@ def test_drawn_samples_are_whole():
     rule = rule_of(relax.BlockBuilder().normalize(relax.op.multinomial_from_uniform(*operands)))
     assert rule.factors == () and rule.linear == ()
     assert "must sample the same" in rule.why_whole["in0.dim0"]
+
+
+def test_a_sample_takes_an_operation_and_is_replicated():
+    """Five samples of two distributions."""
+    prob = relax.Var("prob", relax.TensorType([2, 7], "float32"))
+    uniform = relax.Var("uniform", relax.TensorType([5, 1], "float32"))
+    rows = relax.Var("rows", relax.TensorType([5, 1], "int64"))
+    call = relax.BlockBuilder().normalize(relax.op.multinomial_from_uniform(prob, uniform, rows))
+    rule = rule_of(call)
+    assert rule.work.flops == 5 and rule.factors == ()

@@ -10,6 +10,7 @@ import pytest
 
 from tvm_distir.hardware.auto_sharding.decisions import mesh_of
 from tvm_distir.hardware.auto_sharding.in_flight import LiveRanges
+from tvm_distir.hardware.auto_sharding.states import OpStates
 from tvm_distir.planning.search.candidates import Candidate
 from tvm_distir.planning.search.layers import LayerTables
 from tvm_distir.planning.search.trials import StrategyMaker
@@ -104,3 +105,22 @@ def test_a_strategy_is_made_with_the_given_number_of_micro_batches() -> None:
     assert StrategyMaker(stated).specs == list(parse(stated))
     assert StrategyMaker(stated).schedule({"pp": 2}).micro_batches == 4
     assert StrategyMaker(text.format(""), 8).schedule({"pp": 2}).micro_batches == 8
+
+
+def test_a_call_that_runs_apart_has_the_most_kernels_of_its_factors() -> None:
+    """Two factors on three axes; uneven parts need one kernel more, which reads and writes."""
+    factors = [
+        SimpleNamespace(kernels=1, passes=2, size=12), SimpleNamespace(kernels=3, passes=5, size=9)
+    ]  # fmt: skip
+    rule = SimpleNamespace(factors=factors)
+    states = OpStates.__new__(OpStates)
+    states.prices = SimpleNamespace(sizes=(2, 3, 2))
+
+    def apart(*chosen: int | None) -> tuple[int, int]:
+        return states._apart(rule, [SimpleNamespace(factor=number) for number in chosen])
+
+    assert apart(0, None, None) == (1, 2)
+    assert apart(0, 1, None) == apart(None, 1, None) == (3, 5)
+    assert apart(0, 0, 0) == (1, 2)  # 12 in 12 parts
+    assert apart(0, None, 1) == (3 + 1, 5 + 2)  # 9 in 2 parts
+    assert apart(None, None, None) == (0, 0)
