@@ -110,8 +110,8 @@ def costs_of_axes(system: System, dtype: str, axes: Sequence[Sequence[Sequence[i
         return max(1, round(byte_weight * seconds / slowest_s))
 
     links = tuple((weight(byte_s or slowest_s), weight(launch_s)) for byte_s, launch_s in times)
-    launch, own = max(launch for _, launch in links), links if len(set(links)) > 1 else ()
-    return Costs(byte_weight, weight(memory_s), weight(flop_s), launch, links=own)
+    launch, by_axis = max(launch for _, launch in links), links if len(set(links)) > 1 else ()
+    return Costs(byte_weight, weight(memory_s), weight(flop_s), launch, links=by_axis)
 
 
 def _link_times(system: System, groups: Sequence[Sequence[int]]) -> tuple[float, float]:

@@ -10,6 +10,7 @@ from .meaning import apply_groups as apply_groups
 from .meaning import apply_local as apply_local
 from .meaning import counted_bytes as counted_bytes
 from .meaning import equal_parts as equal_parts
+from .tiles import Side as Side
 from .tiles import Transfer as Transfer
 from .volume import RING_PASSES as RING_PASSES
 from .volume import check_kind as check_kind

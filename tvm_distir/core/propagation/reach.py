@@ -269,7 +269,9 @@ class ReachabilityWalk:
         if source.pin is None:
             reach = self.result[g.key]
             pairs = zip(reach.fixed, reach.held)
-            result = tuple([(label.get(origin), held.get(origin, False)) for label, held in pairs])
+            result = tuple(
+                [(fixed.get(origin), stays.get(origin, False)) for fixed, stays in pairs]
+            )
         else:
             key = (source.mesh, source.pin, source.stationary)
             if key not in of_pins:

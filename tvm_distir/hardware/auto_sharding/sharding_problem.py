@@ -78,15 +78,15 @@ class LiveRange(NamedTuple):
 
 
 NO_STATES = Strategies(-1, ())
-Made = TypeVar("Made")
+Value = TypeVar("Value")
 
 
-def once(known: dict[Hashable, Made], key: Hashable, make: Callable[[], Made]) -> Made:
-    """Return what is known of a key, which is made where nothing is."""
-    made = known.get(key)
-    if made is None:
-        made = known[key] = make()
-    return made
+def once(known: dict[Hashable, Value], key: Hashable, make: Callable[[], Value]) -> Value:
+    """Return what is known of a key, which is computed where nothing is."""
+    value = known.get(key)
+    if value is None:
+        value = known[key] = make()
+    return value
 
 
 class Shared:

@@ -6,15 +6,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from .constants import DEFAULTS, DEVICE_CONSTANTS, FORMS, MEANINGS, Constant, ConstantSpec
 from .efficiency import LIKE
 from .hardware import ASSUMED, Device
 from .rates import POWER_LIMITED
-
-if TYPE_CHECKING:
-    from .system import System
 
 NO_SOURCE = "no source is stated"
 _LISTED_ELSEWHERE = ("kernel_times", "constants", "sources")
@@ -47,7 +44,7 @@ class SourcedNumber(NamedTuple):
         return self.source.lower().startswith(ASSUMED)
 
 
-def sourced_numbers(system: System) -> tuple[SourcedNumber, ...]:
+def sourced_numbers(system: Any) -> tuple[SourcedNumber, ...]:
     """Return all numbers of a system with their sources."""
     numbers = [
         SourcedNumber(name, value, "", "", _source(system.sources, name))
@@ -75,7 +72,7 @@ class StepUse:
     links: Collection[str]
     host: Collection[str]
 
-    def numbers(self, system: System) -> tuple[SourcedNumber, ...]:
+    def numbers(self, system: Any) -> tuple[SourcedNumber, ...]:
         """Return the numbers of a system that the step uses."""
         device: Device = system.device
         forms = {
@@ -138,7 +135,7 @@ def _forms(device: Device) -> Iterator[SourcedNumber]:
         yield SourcedNumber(name, numbers, "", "", form.source)
 
 
-def _constants(system: System) -> Iterator[SourcedNumber]:
+def _constants(system: Any) -> Iterator[SourcedNumber]:
     rows: list[tuple[Mapping[str, Constant], Mapping[str, ConstantSpec]]] = [
         (system.device.constants, DEVICE_CONSTANTS), (system.constants, MEANINGS)
     ]  # fmt: skip

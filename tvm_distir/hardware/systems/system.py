@@ -332,7 +332,7 @@ class System(Displayed):
             Device ids of the group; they say which members share a node.
         sharing : int
             The number of groups, this group included, that leave a node at the same time
-            (:meth:`nic_sharing`).
+            (:func:`.network.nic_sharing`).
         """
         where = spread(ranks, self.intra_node.devices_per_node, self._domains)
         return self.spread_time_s(kind, payload_bytes, where, sharing)

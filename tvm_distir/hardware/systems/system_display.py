@@ -5,21 +5,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tvm_distir.support import Column, DataTable
 from tvm_distir.support.display import units
 
 from .provenance import sourced_numbers
 
-if TYPE_CHECKING:
-    from .system import System
-
 _INTENSITY = (1.0, 1e4)
 """FLOP per byte at the ends of a roofline."""
 
 
-def system_headline(system: System) -> str:
+def system_headline(system: Any) -> str:
     """Return the name, the device and the networks of a system."""
     near = system.intra_node
     return (
@@ -30,7 +27,7 @@ def system_headline(system: System) -> str:
     )
 
 
-def system_tables(system: System) -> list[DataTable]:
+def system_tables(system: Any) -> list[DataTable]:
     """Return the numbers of a system with their sources."""
     columns = (Column("name", "name"), Column("value", "value"), Column("unit", "unit"),
                Column("source", "source"))  # fmt: skip
@@ -50,7 +47,7 @@ def _short(value: Any) -> Any:
     return value
 
 
-def draw_system(system: System, axes: Any) -> None:
+def draw_system(system: Any, axes: Any) -> None:
     """Draw the roofline of a device: peak FLOP/s by arithmetic intensity, for each dtype.
 
     The attainable rate is ``min(peak, intensity * bandwidth)`` (Williams et al., "Roofline", 2009).

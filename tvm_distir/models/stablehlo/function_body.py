@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tvm import relax
 from tvm.relax import BlockBuilder, Expr
@@ -23,14 +23,11 @@ from .operation_call import HloCall
 from .shardings import sharding_of
 from .translated_values import Tensors, TranslatedTensor, UnsupportedOperation, identifier, typed
 
-if TYPE_CHECKING:
-    from .functions import Functions
-
 
 class FunctionBody:
     """Translator of the body of a function."""
 
-    def __init__(self, functions: Functions, builder: BlockBuilder, module: BlockBuilder) -> None:
+    def __init__(self, functions: Any, builder: BlockBuilder, module: BlockBuilder) -> None:
         self._functions = functions
         self._write = Emitter(builder, module)
         self._scopes: list[dict[str, TranslatedTensor]] = []

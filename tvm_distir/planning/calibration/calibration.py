@@ -28,8 +28,8 @@ class Calibration:
     at_bound, undetermined : tuple of str
         Constants at the end of what is plausible, and those of which the rows say little.
     changed : mapping of str to (float, float)
-        The constants whose value the fit changed by more than :data:`CHANGED`, before and after.
-        The other constants of ``system`` are those of the system before.
+        The constants that the fit changed by more than :data:`.calibrate.CHANGED`, before and
+        after. The other constants of ``system`` are those of the system before.
     unused : mapping of int to str
         The rows that determine no constant, counted from 1, and why.
     """

@@ -42,7 +42,8 @@ def forward_stages(
     axis : str
         The mesh axis of the stages.
     layers : str
-        Numbers of layers of each stage, as ``17/15``; empty: evenly, see :func:`even_layers`.
+        Numbers of layers of each stage, as ``17/15``; empty: evenly, see
+        :func:`.stage_division.even_layers`.
     others : Plan, optional
         The plan of other strategies on the mesh of a stage.
 

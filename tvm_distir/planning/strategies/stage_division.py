@@ -49,7 +49,7 @@ class StageDivision:
     fn : relax.Function
     stages : int
     layers : str
-        See :func:`forward_stages`.
+        See :func:`.forward_stages.forward_stages`.
 
     Attributes
     ----------

@@ -141,8 +141,8 @@ class DivisibleDims:
             if any(variable.same_as(size) for size in _extents(param.ty))
         ]
         what = f'the symbolic dim "{name}" of this value is divided into {count} parts'
-        held = f"every device has the whole of {' and '.join(params)}"
-        problem = f"{what}, and {held}: the size of a part is that of no input"
+        placement = f"every device has the whole of {' and '.join(params)}"
+        problem = f"{what}, and {placement}: the size of a part is that of no input"
         remedy = f'Shard {params[0]} along "{name}" too, or replicate this dim.'
         remedy = f"{remedy} {dims_remedy([name])}"
         return LoweringError("DIST0502", problem, place=self._places[variable], remedy=remedy)

@@ -15,8 +15,7 @@ import math
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, NamedTuple
 
-from tvm_distir.core.collectives import Collective, Transfer, equal_parts
-from tvm_distir.core.collectives.tiles import Side
+from tvm_distir.core.collectives import Collective, Side, Transfer, equal_parts
 from tvm_distir.core.ir import local_shape
 from tvm_distir.execution.runtime.collectives.array_operations import Operand
 

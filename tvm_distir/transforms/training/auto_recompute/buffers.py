@@ -67,7 +67,7 @@ class CallTask:
 
 
 @dataclass
-class FunctionBody:
+class BufferTasks:
     """Body of a function.
 
     Attributes
@@ -95,7 +95,7 @@ those that it makes."""
 
 def read_body(
     fn: relax.Function, weights: Sequence[bool], kernels: ir.IRModule, results: Results
-) -> FunctionBody:
+) -> BufferTasks:
     """Read a function of pure bindings.
 
     Parameters
@@ -114,7 +114,7 @@ def read_body(
         param: _results(param.ty, lambda ty: Buffer(type_bytes(ty), next(flags)))
         for param in fn.params
     }
-    body = FunctionBody([b for param in fn.params for b in leaves(trees[param])], [], None, trees)
+    body = BufferTasks([b for param in fn.params for b in leaves(trees[param])], [], None, trees)
     for binding in reading.bindings:
         if isinstance(binding.value, ir.Call):
             body.constants += _constant_bytes(binding.value.args)
@@ -124,7 +124,7 @@ def read_body(
 
 
 def _bound(
-    body: FunctionBody, binding: Binding, in_place: bool, kernels: ir.IRModule, results: Results
+    body: BufferTasks, binding: Binding, in_place: bool, kernels: ir.IRModule, results: Results
 ) -> Tree:
     """Return the buffers of a binding, and add its task if it has a task."""
     var, value = binding.var, binding.value

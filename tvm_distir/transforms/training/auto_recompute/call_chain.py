@@ -23,7 +23,7 @@ from tvm_distir.transforms.training.autodiff.saved_values import kept_bytes
 from tvm_distir.transforms.training.autodiff.tape import CallGradient, ForwardBackward
 from tvm_distir.transforms.training.recompute.policies import kept_by
 
-from .buffers import Buffer, FunctionBody, leaves, tree_of
+from .buffers import Buffer, BufferTasks, leaves, tree_of
 from .chain import CallOption, ChainCall
 from .peak_memory import PeakMemory
 
@@ -51,7 +51,7 @@ class CallChain:
     ----------
     memory : PeakMemory
         Knows which results of the calls' backward passes are gradients of weights.
-    body : FunctionBody
+    body : BufferTasks
         The function.
     calls : sequence of CallGradient
         Both parts of each stand in it.
@@ -68,7 +68,7 @@ class CallChain:
     def __init__(
         self,
         memory: PeakMemory,
-        body: FunctionBody,
+        body: BufferTasks,
         calls: Sequence[CallGradient],
         weights: Collection[str],
         arriving: Collection[Buffer] = (),

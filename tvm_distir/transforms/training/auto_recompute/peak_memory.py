@@ -18,7 +18,7 @@ from tvm_distir.transforms.training.autodiff.tape import ForwardBackward
 from tvm_distir.transforms.training.recompute.choice import Auto
 from tvm_distir.transforms.training.recompute.pairs import Differentiator
 
-from .buffers import Buffer, CallTask, FunctionBody, Tree, leaves, read_body
+from .buffers import Buffer, BufferTasks, CallTask, Tree, leaves, read_body
 
 Flags = tuple[bool, ...]
 
@@ -40,7 +40,7 @@ class PeakMemory:
         self.pairs, self.auto, self.block_bytes = pairs, auto, block_bytes
         self.gradients: dict[str, Flags] = {}
         """The results of each function that are gradients of weights, where that is known."""
-        self._bodies: dict[tuple[str, Flags], FunctionBody] = {}
+        self._bodies: dict[tuple[str, Flags], BufferTasks] = {}
         self._peaks: dict[tuple[str, Flags, Flags], int] = {}
 
     def size(self, buffer: Buffer) -> int:
@@ -67,7 +67,7 @@ class PeakMemory:
         flags = tuple(isinstance(arg, ir.Var) and str(arg.name) in weights for arg in operands)
         self.gradients[str(pair.backward.name_hint)] = flags
 
-    def read(self, name: str, weights: Flags) -> FunctionBody:
+    def read(self, name: str, weights: Flags) -> BufferTasks:
         """Read a function, given which leaves of its parameters are weights."""
         key = (name, weights)
         if key not in self._bodies:
@@ -112,7 +112,7 @@ class PeakMemory:
 
     def profile(
         self,
-        body: FunctionBody,
+        body: BufferTasks,
         params: Collection[Buffer],
         others: Collection[Buffer] = (),
         last: Mapping[Buffer, int] | None = None,
@@ -121,7 +121,7 @@ class PeakMemory:
 
         Parameters
         ----------
-        body : FunctionBody
+        body : BufferTasks
         params : collection of Buffer
             Parameters that count.
         others : collection of Buffer
@@ -160,7 +160,7 @@ class PeakMemory:
         return self.sizes(results) + self.sizes(dying)
 
     def last_uses(
-        self, body: FunctionBody, without: Mapping[int, Collection[Buffer]] | None = None
+        self, body: BufferTasks, without: Mapping[int, Collection[Buffer]] | None = None
     ) -> dict[Buffer, int]:
         """Return the last task that reads each buffer; results are read at the end.
 

@@ -26,7 +26,7 @@ from tvm_distir.transforms.training.pipeline.pipeline_step import WrittenPipelin
 from tvm_distir.transforms.training.recompute.choice import Auto
 from tvm_distir.transforms.training.recompute.drafts import DraftPair
 
-from .buffers import Buffer, CallTask, FunctionBody, leaves
+from .buffers import Buffer, BufferTasks, CallTask, leaves
 from .call_chain import CallChain
 from .chain import ChainCall
 from .peak_memory import PeakMemory
@@ -150,10 +150,10 @@ class _Measuring:
             self._bytes(self.writer.params.grads, once),
         )
 
-    def _bytes(self, params: Sequence[Var], body: FunctionBody) -> int:
+    def _bytes(self, params: Sequence[Var], body: BufferTasks) -> int:
         return self._sizes(b for param in params for b in leaves(body.trees[param]))
 
-    def _micro_batch(self, draft: DraftPair) -> tuple[FunctionBody, int]:
+    def _micro_batch(self, draft: DraftPair) -> tuple[BufferTasks, int]:
         """Return both passes as a single function, and the task between them."""
         results = tuple_of([draft.result, *draft.gradients])
         block = relax.DataflowBlock([*draft.before, *draft.after])
@@ -180,7 +180,7 @@ class _Measuring:
         body.result = tuple(gradients)
         return body, boundary
 
-    def _once(self) -> FunctionBody:
+    def _once(self) -> BufferTasks:
         """Return the stage's function without the results that go to other stages.
 
         Results that replace a weight or a state are left out too, since they use its memory.
@@ -214,7 +214,7 @@ class _Measuring:
             (halves.weights, tuple(flags[k] for k in halves.later)),
         ]
 
-    def _resident(self, once: FunctionBody) -> int:
+    def _resident(self, once: BufferTasks) -> int:
         """Return the bytes of data of all micro-batches, weights and states."""
         total, pipeline = 0, self.pipeline
         for var, note in zip(
@@ -225,7 +225,7 @@ class _Measuring:
                 total += times * self._bytes([var], once)
         return total
 
-    def _sums(self, once: FunctionBody) -> tuple[int, int, int, int, int]:
+    def _sums(self, once: BufferTasks) -> tuple[int, int, int, int, int]:
         """Return the bytes of values computed once, gradient sums, their addition and the end."""
         profile = self.memory.profile(once, ())
         phases = [self._phase(task) for task in once.tasks]
@@ -245,7 +245,7 @@ class _Measuring:
         fn = self.tools.functions.of.get(task.callee or "")
         return "" if fn is None else phase_of(fn)
 
-    def _later(self, chain: CallChain, once: FunctionBody) -> int:
+    def _later(self, chain: CallChain, once: BufferTasks) -> int:
         """Return the bytes that a split backward pass passes on, without those of calls."""
         inputs = str(self.writer.halves.inputs.name_hint)
         task = next(task for task in once.tasks if task.callee == inputs)

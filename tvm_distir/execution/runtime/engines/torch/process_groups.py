@@ -22,7 +22,6 @@ from .job_environment import JobPlace, find_job_place
 if TYPE_CHECKING:
     from torch import distributed as dist
 
-    from .torch_job import TorchJob
 
 _POLL_S = 0.05
 
@@ -178,7 +177,7 @@ def loopback_store(
     return store(LOOPBACK, port, processes, is_server, timeout, processes is not None, **listening)
 
 
-JOBS: list[TorchJob] = []
+JOBS: list[Any] = []
 """The job of this process, if it has made one."""
 
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")

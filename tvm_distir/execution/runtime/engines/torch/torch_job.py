@@ -272,7 +272,8 @@ def current_job(timeout_s: float, device: str) -> TorchJob:
         forget_job()
     if not JOBS:
         JOBS.append(TorchJob(timeout_s, device))
-    return JOBS[0]
+    job: TorchJob = JOBS[0]
+    return job
 
 
 def forget_job() -> None:
