@@ -57,6 +57,7 @@ from .errors.user_input import MAX_DEVICES as MAX_DEVICES
 from .errors.user_input import MAX_INT as MAX_INT
 from .errors.user_input import closest as closest
 from .errors.user_input import nearest as nearest
+from .errors.user_input import parse_float as parse_float
 from .errors.user_input import parse_int as parse_int
 from .errors.user_input import printable as printable
 from .errors.user_input import shortened as shortened

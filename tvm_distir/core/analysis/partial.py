@@ -140,7 +140,7 @@ class PartialState:
 
     def _op(self, where: str, name: str, call: ir.Call, out: ir.Type) -> list[Axes]:
         rule = rule_of(call, self.mod, out)
-        pending = [axes for a in call.args for axes in self._tensors(a)]
+        pending = [axes for a in call.args if value_types(a.ty) for axes in self.of(a)]
         types = [t for a in call.args for t in value_types(a.ty)]
         results = value_types(out)
         rank = max([len(labels_of(t.placement)) for t in results if _placed(t)], default=0)
@@ -159,9 +159,6 @@ class PartialState:
                 if carried or (starts and self.legalized):
                     axes.append(axis)
         return [frozenset(axes) for axes in left]
-
-    def _tensors(self, expr: ir.Expr) -> list[Axes]:
-        return self.of(expr) if value_types(expr.ty) else []
 
 
 def _placed(ty: ir.Type) -> bool:

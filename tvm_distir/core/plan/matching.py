@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tvm import ir, relax
+from tvm import ir
 from tvm.ir import Type
 from tvm.relax import Binding, Function
 
 from tvm_distir.core.ir.attributes.keys import FIELDS_ATTR
 from tvm_distir.core.ir.attributes.readers import param_names
 from tvm_distir.core.ir.placement import R
-from tvm_distir.core.ir.types import is_object, is_private, tensor_type
+from tvm_distir.core.ir.types import is_object, is_private, relax_functions, tensor_type
 from tvm_distir.core.ops.packed import CACHE_HEADS, creates_cache
 from tvm_distir.core.rewriting.scopes import all_bindings
 from tvm_distir.core.rewriting.tuple_parameters import field_path
@@ -90,9 +90,7 @@ def resolve(plan: Plan, mod: ir.IRModule) -> dict[str, FunctionTargets]:
     MeshError
         DIST0204, DIST0205: the placement does not fit the tensor.
     """
-    functions = {
-        str(gv.name_hint): fn for gv, fn in mod.functions.items() if isinstance(fn, relax.Function)
-    }
+    functions = {str(gv.name_hint): fn for gv, fn in relax_functions(mod)}
     targets: dict[str, FunctionTargets] = {}
     faults = faults_of_plan()
     for number, rule in enumerate(plan.rules):

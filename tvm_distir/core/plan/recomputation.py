@@ -22,7 +22,7 @@ from tvm import ir
 
 from tvm_distir.core.ir.attributes.readers import training_notes
 from tvm_distir.core.ir.types import relax_functions
-from tvm_distir.support import DistIRError, PlanError, nearest, parse_int, shortened
+from tvm_distir.support import DistIRError, PlanError, nearest, parse_float, parse_int, shortened
 
 from .name_patterns import match_name
 
@@ -146,10 +146,7 @@ def read_runs(text: str, refuse: Refuse) -> Runs:
 
 def share_of(policy: str) -> float | None:
     """Return the memory fraction of a policy, in [0, 1]; None where it has none."""
-    try:
-        share = float(policy.removeprefix(CUT)) if policy.startswith(CUT) else math.nan
-    except ValueError:
-        share = math.nan
+    share = parse_float(policy.removeprefix(CUT)) if policy.startswith(CUT) else math.nan
     return share if 0 <= share <= 1 else None
 
 

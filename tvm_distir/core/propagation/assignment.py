@@ -20,7 +20,7 @@ from tvm_distir.core.propagation.solve.cost import Costs
 from tvm_distir.core.propagation.solve.exact import WarmStarts
 from tvm_distir.core.propagation.solve.kept import give_back, take
 from tvm_distir.core.propagation.solve.tables import PriceTables
-from tvm_distir.support import PropagationError
+from tvm_distir.support import PropagationError, memoized
 
 from .decision import Decision, Instance, Signature
 from .decision_cost import Evaluator, Price
@@ -64,7 +64,6 @@ class ShardingAssignment:
         self.module, self.reach, self.prices = module, reach, prices
         self.problems, self.starts = problems, starts
         self.instances = Instances(module.axes, reach)
-        self._solvers: dict[tuple[tuple[int, ...], SolverLimits], AxesSolver] = {}
 
     def run(self) -> Decision:
         """Solve every public function separately; private functions are shared."""
@@ -123,15 +122,11 @@ class ShardingAssignment:
         """Return whether several axes reach a value, so that each changes sizes for the others."""
         return sum(any(any(r.live[a]) for r in self.reach.values()) for a in axes) > 1
 
+    @memoized
     def solver(self, axes: tuple[int, ...], limits: SolverLimits = AXIS_LIMITS) -> AxesSolver:
         """Return the solver of some axes of a mesh."""
-        key = (axes, limits)
-        if key not in self._solvers:
-            starts = self.starts if limits is AXIS_LIMITS else None
-            self._solvers[key] = AxesSolver(
-                self.prices, axes, self.instances, self.problems, limits, starts
-            )
-        return self._solvers[key]
+        starts = self.starts if limits is AXIS_LIMITS else None
+        return AxesSolver(self.prices, axes, self.instances, self.problems, limits, starts)
 
     def _cheaper(
         self, inst: Instance, axes: Sequence[int], solution: tuple[Instance, int, int]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from tvm_distir.core.propagation.graph.graph import Graph, Node, PinLabels, has_size
 from tvm_distir.core.rewriting.native.union_find import union_find
+from tvm_distir.support import memoized
 
 from .decision import Signature
 from .placed_module import PlacedModule
@@ -81,7 +82,6 @@ class DimUnifier:
         self._seeds: dict[str, dict[int, set[int]]] = {}
         self._ties: dict[str, list[tuple[int, Tie]]] = {}
         self._across: dict[tuple[str, int], list[tuple[int, int]]] = {}
-        self._marks: dict[tuple[int, PinLabels], list[tuple[int, int]]] = {}
 
     def run(self) -> DimClasses:
         """Compute classes and seeds of every graph, callees first."""
@@ -101,14 +101,11 @@ class DimUnifier:
                     groups.setdefault(dim_class, []).append((slot, d))
         return list(groups.items())
 
+    @memoized
     def _marked(self, pin: PinLabels, mesh: int) -> list[tuple[int, int]]:
         """Return the (dim, axis) pairs that an annotation asks for."""
-        marks = self._marks.get((mesh, pin))
-        if marks is None:
-            labels = [(pin[axis.index], a) for a, axis in enumerate(self.axes) if axis.mesh == mesh]
-            marks = [(x, a) for x, a in labels if x is not None and x >= 0]
-            self._marks[mesh, pin] = marks
-        return marks
+        labels = [(pin[axis.index], a) for a, axis in enumerate(self.axes) if axis.mesh == mesh]
+        return [(x, a) for x, a in labels if x is not None and x >= 0]
 
     def _unify(self, g: Graph) -> None:
         groups, seeds = list[int](), list[tuple[int, int]]()

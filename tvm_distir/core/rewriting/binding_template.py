@@ -189,7 +189,7 @@ class PartMatcher:
     def of(self, old: ir.Expr, new: ir.Expr) -> tuple[Any, ...] | None:
         """Return the parts of the new form; None if a part is neither operand nor literal."""
         mine, theirs = _arguments(new), _arguments(old)
-        aligned = len(mine) == len(theirs) and self._positions(theirs)
+        aligned = len(mine) == len(theirs) and sum(map(_count, theirs)) == len(self.operands)
         if aligned:
             at = [0]
             places = [self._aligned(a, b, at) for a, b in zip(mine, theirs)]
@@ -199,9 +199,6 @@ class PartMatcher:
             return None
         places = [self._searched(a) for a in mine]
         return None if _has_none(places) else tuple(places)
-
-    def _positions(self, args: Sequence[ir.Expr]) -> bool:
-        return sum(_count(a) for a in args) == len(self.operands)
 
     def _aligned(self, new: ir.Expr, old: ir.Expr, at: list[int]) -> Any:
         """Return the part of an argument at its original position; None if another is there."""

@@ -23,7 +23,7 @@ from tvm_distir.core.propagation import (
 )
 from tvm_distir.core.solver import Problem, Tables
 from tvm_distir.hardware.systems.system import System
-from tvm_distir.support import InfeasibleError, Steps, UsageError, unrolled
+from tvm_distir.support import InfeasibleError, Steps, UsageError, memoized, unrolled
 
 from .decisions import axes_of, decision_of, mesh_of
 from .edge_builder import EdgeBuilder
@@ -112,7 +112,6 @@ class Labeller:
         self.flights = flights_of(mod)
         self.solutions: dict[str, tuple[ShardingProblem, Sequence[int]]] = {}
         """The problem of each public function and the values of its variables, once solved."""
-        self._searches: dict[tuple[str, float, float], MemorySearch] = {}
         self._shared: dict[str, Shared] = {}
 
     def run(self, gap: float, memory_bytes: int | None, hidden: float = 0.0) -> ShardingSolution:
@@ -170,14 +169,10 @@ class Labeller:
         discount = OverlapDiscount(self.module, key, shared.updates, hidden)
         return ShardingProblemBuilder(shared.discounted(discount)).of(key)
 
+    @memoized
     def _search(self, name: str, hidden: float, gap: float) -> MemorySearch:
         """Return the search of a public function; what one limit computes serves the next."""
-        key = name, hidden, gap
-        if key not in self._searches:
-            self._searches[key] = self._new_search(self.net(name, hidden), name, gap)
-        return self._searches[key]
-
-    def _new_search(self, net: ShardingProblem, name: str, gap: float) -> MemorySearch:
+        net = self.net(name, hidden)
         tables, starts = self.tables, WarmStarts()  # memory changes tables, not their scopes
 
         def solve(problem: Problem, constant: int) -> Solution:

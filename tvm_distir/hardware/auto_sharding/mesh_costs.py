@@ -15,6 +15,7 @@ from tvm_distir.core.propagation import fits
 from tvm_distir.core.redistribution import PriceMatrix, price_matrix
 from tvm_distir.hardware.systems.clock import Clock
 from tvm_distir.hardware.systems.system import System
+from tvm_distir.support import memoized
 
 Groups = Sequence[Sequence[int]]
 
@@ -43,7 +44,6 @@ class MeshPrices:
         self.clock, self.mesh, self.sizes = Clock(system), mesh, mesh_shape(mesh)
         self.devices = tuple([int(d) for d in mesh_devices(mesh).reshape(-1)])
         self._groups: dict[int, Groups] = {}
-        self._forms: dict[tuple[tuple[int, ...], str], PriceMatrix] = {}
 
     def step(self, kind: str, payload_bytes: int, groups: Groups) -> int:
         """Return the :class:`~.costs.StepCosts` of a resharding step; local steps cost copies."""
@@ -67,17 +67,13 @@ class MeshPrices:
             self._groups[axis] = axis_groups(self.mesh, (axis,))
         return self.step(kind, payload_bytes, self._groups[axis])
 
+    @memoized
     def forms(self, shape: tuple[int, ...], dtype: str) -> PriceMatrix:
         """Return the placements of a tensor on the mesh, and the resharding costs between them."""
-        key = (shape, dtype)
-        if key not in self._forms:
-            every = (*range(len(shape)), R, P)
-            choices = [every if size > 1 else (R,) for size in self.sizes]
-            placements = [x for x in itertools.product(*choices) if self.divides(shape, x)]
-            self._forms[key] = price_matrix(
-                self, shape, dtype, self.sizes, self.devices, placements
-            )
-        return self._forms[key]
+        every = (*range(len(shape)), R, P)
+        choices = [every if size > 1 else (R,) for size in self.sizes]
+        placements = [x for x in itertools.product(*choices) if self.divides(shape, x)]
+        return price_matrix(self, shape, dtype, self.sizes, self.devices, placements)
 
     def divides(self, shape: Sequence[int], form: Labels) -> bool:
         """Return whether each dim can be split over all axes that shard it."""

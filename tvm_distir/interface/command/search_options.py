@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tvm_distir.support import UsageError, option, parse_count, parse_mesh, shortened
+from tvm_distir.support import UsageError, option, parse_count, parse_float, parse_mesh, shortened
 
 from .options import WorkerOptions
 
@@ -39,10 +39,7 @@ def parse_size(text: str, option: str) -> int:
 def parse_share(text: str, option: str) -> float:
     """Read a share from 0 up to 1, as ``1%`` or ``0.01``."""
     number, percent, rest = text.strip().partition("%")
-    try:
-        share = float(number) / (100 if percent else 1)
-    except ValueError:
-        share = -1.0
+    share = parse_float(number) / (100 if percent else 1)
     if rest or not 0 <= share < 1:
         raise UsageError(
             "DIST0152", f'"{shortened(text)}" is not a share below 1',

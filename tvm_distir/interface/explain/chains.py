@@ -212,7 +212,7 @@ class Chains:
                 yield from self._into_call(spot, k, followed)
             elif node.kind == "pin" or (node.kind == "move" and not followed):
                 for w in (*node.operands, *node.results):
-                    if w >= 0 and w != v and (not followed or self._pinned_as(inst, k, d)):
+                    if w >= 0 and w != v and (not followed or inst.choice[self.a][k].needs == (d,)):
                         near = (inst, w, d, stack)
                         yield near, self.steps.through_op(inst, node, None, (w, d), (v, d))
         if g.nodes[maker].kind == "param":
@@ -242,9 +242,6 @@ class Chains:
         """Return the label that a value is produced with along the axis."""
         k, j = inst.graph.producer[value]
         return inst.choice[self.a][k].gives[j]
-
-    def _pinned_as(self, inst: Instance, k: int, d: int) -> bool:
-        return inst.choice[self.a][k].needs == (d,)
 
     def _through_op(self, spot: Spot, k: int, followed: bool) -> Iterator[tuple[Spot, ChainStep]]:
         inst, v, d, stack = spot

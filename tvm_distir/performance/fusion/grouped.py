@@ -48,7 +48,8 @@ def grouped(program: Program, profile: Profile | str) -> Program:
         DIST0152 for a training step under a profile that quantizes weights alone.
     """
     resolved = Profile.resolve(profile)
-    if resolved.changes_nothing or _measured(program):
+    measured = any(op.measured_ps for fn in program.functions.values() for op in fn.ops)
+    if resolved.changes_nothing or measured:
         return program
     program = reduced(without_wrappers(program), resolved)
     functions, besides = dict[str, Function](), dict[str, int]()
@@ -71,7 +72,3 @@ def _function(fn: Function, profile: Profile) -> tuple[Function, int]:
     flow = Dataflow(fn, profile.casts, casts)
     grouping = Grouping(flow, profile, flow.after_gradients())
     return classified(Writer(flow, grouping).run(), profile.attention_class), launches
-
-
-def _measured(program: Program) -> bool:
-    return any(op.measured_ps for fn in program.functions.values() for op in fn.ops)

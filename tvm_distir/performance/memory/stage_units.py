@@ -11,6 +11,7 @@ from tvm_distir.performance.program.pipeline_program import Edge, PipelineProgra
 from tvm_distir.performance.program.program import Program
 from tvm_distir.performance.program.stage_kind import ACCUMULATE, NEXT, StageKind
 from tvm_distir.performance.program.unit_phases import unit_phases
+from tvm_distir.support import memoized
 
 from .account import COMMUNICATION, GRADIENTS, RESULTS, STASHES, WEIGHTS
 from .caching_allocator import CachingAllocator
@@ -34,8 +35,6 @@ class Stages:
     ) -> None:
         self.program, self.staged, self.framework = program, staged, framework
         self._cache: dict[tuple[int, tuple[bool, ...]], dict[str, StageAction]] = {}
-        self._of_stage: dict[int, dict[str, StageAction]] = {}
-        self._added: dict[int, dict[int, int]] = {}  # by number of role
         self.roles: dict[int, dict[int, int]] = {}
         arriving: dict[int, set[int]] = {}
         for edge in staged.all_edges:
@@ -44,14 +43,9 @@ class Stages:
         for number, role in enumerate(staged.roles):
             self.roles[number] = _slot_roles(role, arriving.get(number, set()))
 
+    @memoized
     def units(self, stage: int) -> dict[str, StageAction]:
-        """Return the units of a stage by name."""
-        if stage not in self._of_stage:
-            self._of_stage[stage] = self._shared(stage)
-        return self._of_stage[stage]
-
-    def _shared(self, stage: int) -> dict[str, StageAction]:
-        """Return the units of a stage, made for the first of its kind."""
+        """Return the units of a stage by name, made for the first of its kind."""
         stage_info = self.staged.stages[stage]
         key = stage_info.role, tuple(bool(name) for name in stage_info.results)
         if key not in self._cache:
@@ -97,24 +91,23 @@ class Stages:
         These sums are buffers that are there from the beginning to the end, with zeros before the
         first micro-batch.
         """
-        role, number = self.staged.role_of(stage), self.staged.stages[stage].role
-        if number not in self._added:
-            self._added[number] = self._added_in(stage, role)
-        return self._added[number]
+        return self._added_of(self.staged.stages[stage].role)
 
-    def _added_in(self, stage: int, role: StageKind) -> dict[int, int]:
-        """Return :meth:`added` of a stage, which the stages of its kind share."""
+    @memoized
+    def _added_of(self, kind: int) -> dict[int, int]:
+        """Return :meth:`added` of the stages of a kind."""
+        role = self.staged.roles[kind]
         added = added_in_place(self.program, role)
-        read = {*role.results, *(edge.source[1] for edge in self._edges_from(stage))}
+        read = {*role.results, *(edge.source[1] for edge in self._edges_from(kind))}
         for phase in role.phases:
             if phase.name not in (ACCUMULATE, NEXT):
                 read.update(phase.inputs)
         return {term: total for term, total in added.items() if term not in read}
 
-    def _edges_from(self, stage: int) -> Iterator[Edge]:
-        """Yield the edges that leave the stages of the same kind."""
+    def _edges_from(self, kind: int) -> Iterator[Edge]:
+        """Yield the edges that leave the stages of a kind."""
         for edge in self.staged.all_edges:
-            if self.staged.stages[edge.source[0]].role == self.staged.stages[stage].role:
+            if self.staged.stages[edge.source[0]].role == kind:
                 yield edge
 
     def _dropped(self, stage: int) -> set[int]:
@@ -131,7 +124,7 @@ class Stages:
         read = {slot for phase in role.phases for slot in phase.inputs}
         read.update(slot for pair in role.sums for slot in pair)
         read.update(target for _, target in role.carried)
-        read.update(edge.source[1] for edge in self._edges_from(stage))
+        read.update(edge.source[1] for edge in self._edges_from(stage_info.role))
         return set(role.results) - returned - read
 
 

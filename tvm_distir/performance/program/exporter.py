@@ -10,7 +10,14 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core.ir import check_module, mesh_axes, mesh_key, mesh_names, meshes
+from tvm_distir.core.ir import (
+    check_module,
+    mesh_axes,
+    mesh_key,
+    mesh_names,
+    meshes,
+    relax_functions,
+)
 from tvm_distir.core.ir.attributes import IO_ATTR, NUM_INPUT_ATTR
 from tvm_distir.core.plan import Pipeline, plain_name
 from tvm_distir.core.rewriting import dims_remedy, entry_family, gc_paused, no_single_entry
@@ -108,9 +115,7 @@ def _entry(name: str, fn: relax.Function) -> Entry:
 def _entry_functions(mod: ir.IRModule) -> dict[str, relax.Function]:
     """Return the functions with ``dist.io``, by mesh, then by name."""
     entries = {
-        str(gv.name_hint): fn
-        for gv, fn in mod.functions.items()
-        if isinstance(fn, relax.Function) and fn.attrs and IO_ATTR in fn.attrs
+        str(gv.name_hint): fn for gv, fn in relax_functions(mod) if fn.attrs and IO_ATTR in fn.attrs
     }
     if not entries:
         raise SimulationError(

@@ -5,13 +5,12 @@
 from __future__ import annotations
 
 import csv
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tvm_distir.core.plan import CHECKPOINT, CORE, FULL, NONE, SELECTIVE
 from tvm_distir.planning.option_names import is_misplaced
-from tvm_distir.support import SimulationError, nearest, shortened
+from tvm_distir.support import SimulationError, nearest, parse_float, shortened
 
 from .rows import BYTES, AnyRow, MeasuredStep, ProductRow, StepRow
 
@@ -138,10 +137,7 @@ def _time(row: Mapping[str, str], column: str, place: str, measured: bool) -> fl
     if not measured:
         return 0.0
     text = row.get(column) or ""
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
+    seconds = parse_float(text)
     if not 0.0 < seconds < float("inf"):
         unit = "milliseconds" if column == TIME else "microseconds"
         raise _wrong(place, f"{column} is {text!r}", f"Give {unit}.")
@@ -152,10 +148,7 @@ def _integer(
     row: Mapping[str, str], names: tuple[str, ...], default: str | None, place: str, least: int = 1
 ) -> int:
     text = next((row[name] for name in names if row.get(name)), default)
-    try:
-        number = float(text or "")
-    except ValueError:
-        number = math.nan
+    number = parse_float(text or "")
     if not number.is_integer():  # nor infinite
         raise _wrong(place, f"{names[0]} is {text!r}", "Give an integer.")
     if number < least:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.support import MAX_INT, SimulationError
+from tvm_distir.support import MAX_INT, SimulationError, parse_float
 
 Ints = npt.NDArray[np.int64]
 
@@ -92,10 +92,7 @@ def integer_of(text: str, place: str) -> int:
 
 def positive_of(text: str, place: str) -> float:
     """Return the positive number that a text is."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
+    number = parse_float(text)
     if not 0 < number < math.inf:
         raise workload_fault(f'"{text}" is not positive', place, "Give a positive number.")
     return number

@@ -17,7 +17,7 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core.ir import static_shape, tensor_type
+from tvm_distir.core.ir import relax_functions, static_shape, tensor_type
 from tvm_distir.core.ir.operators import EXPERT_MATMUL_OP
 from tvm_distir.core.ops import rule_of
 from tvm_distir.core.rewriting import all_bindings
@@ -98,11 +98,7 @@ class Consumers:
 
     def __init__(self, mod: ir.IRModule) -> None:
         self.mod = mod
-        self.functions = {
-            str(gv.name_hint): fn
-            for gv, fn in mod.functions.items()
-            if isinstance(fn, relax.Function)
-        }
+        self.functions = {str(gv.name_hint): fn for gv, fn in relax_functions(mod)}
         self._readers: dict[str, dict[Any, list[tuple[Any, Any, int]]]] = {}
 
     @functools.cached_property

@@ -16,6 +16,7 @@ from tvm_distir.core.ir import (
     is_private,
     mesh_devices,
     mesh_shape,
+    relax_functions,
     static_shape,
     tensor_type,
     value_types,
@@ -93,11 +94,7 @@ def entries(mod: ir.IRModule) -> list[tuple[str, relax.Function, str | None]]:
     ``main`` where it exists, else all public functions.
     """
     mod = inner_made_private(mod)
-    public = {
-        str(gv.name_hint): fn
-        for gv, fn in mod.functions.items()
-        if isinstance(fn, relax.Function) and not is_private(fn)
-    }
+    public = {str(gv.name_hint): fn for gv, fn in relax_functions(mod) if not is_private(fn)}
     if MAIN in public:
         return [(MAIN, public[MAIN], None)]
     if not public:
@@ -106,7 +103,7 @@ def entries(mod: ir.IRModule) -> list[tuple[str, relax.Function, str | None]]:
             place="module", remedy='Give the entry a "global_symbol".',
         )  # fmt: skip
     only = len(public) == 1
-    return [(name, public[name], None if only else name) for name in sorted(public)]
+    return [(name, public[name], None if only else name) for name in public]
 
 
 def tensor_parameters(name: str, fn: relax.Function, rule_name: str | None) -> list[Parameter]:

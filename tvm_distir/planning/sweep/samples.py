@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Sequence
 
 import numpy as np
@@ -96,17 +97,13 @@ def best_split(
     best, split = _mixed(kind_of), None
     for feature in features:
         values = feature[list(samples)]
-        for low, high in _gaps(np.unique(values)):
+        for low, high in itertools.pairwise(np.unique(values).tolist()):
             below = values <= low
             parts = [kind_of[below], kind_of[~below]]
             mixed = sum(_mixed(part) * part.size for part in parts) / kind_of.size
             if mixed < best - _CLOSE:
                 best, split = mixed, feature <= (low + high) / 2
     return split
-
-
-def _gaps(values: Floats) -> list[tuple[float, float]]:
-    return list(zip(values[:-1].tolist(), values[1:].tolist(), strict=True))
 
 
 def _mixed(kinds: Collection[int] | npt.NDArray[np.int64]) -> float:

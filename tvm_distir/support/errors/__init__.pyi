@@ -24,6 +24,7 @@ from .tree import register_with_ffi as register_with_ffi
 from .user_input import MAX_DEVICES as MAX_DEVICES
 from .user_input import MAX_INT as MAX_INT
 from .user_input import nearest as nearest
+from .user_input import parse_float as parse_float
 from .user_input import parse_int as parse_int
 from .user_input import printable as printable
 from .user_input import shortened as shortened

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Iterable
 
@@ -58,6 +59,20 @@ def parse_int(text: str, least: int = 0, most: int = MAX_INT) -> int | None:
         return None
     number = int(word)
     return number if least <= number <= most else None
+
+
+def parse_float(text: str) -> float:
+    """Read a number, as Python writes it; NaN where it is none.
+
+    Examples
+    --------
+    >>> parse_float("1e3"), parse_float("fast")
+    (1000.0, nan)
+    """
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def shortened(value: object, most: int = 60) -> str:

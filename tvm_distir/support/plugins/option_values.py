@@ -8,7 +8,13 @@ import math
 import re
 
 from tvm_distir.support.errors.tree import MeshError, UsageError
-from tvm_distir.support.errors.user_input import MAX_DEVICES, MAX_INT, parse_int, shortened
+from tvm_distir.support.errors.user_input import (
+    MAX_DEVICES,
+    MAX_INT,
+    parse_float,
+    parse_int,
+    shortened,
+)
 
 _AXIS = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 MESH_REMEDY = "Write axes and sizes, major first: --mesh dp=2,tp=4."
@@ -100,10 +106,7 @@ def parse_dims(items: list[str] | None, option: str = "--dim") -> dict[str, int]
 
 def parse_number(text: str, option: str) -> float:
     """Read a finite number (UsageError DIST0152)."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
+    number = parse_float(text)
     if not math.isfinite(number):
         problem = f'"{shortened(text)}" is not a number'
         remedy = f"Give a number, e.g. {option} 1.0."

@@ -31,6 +31,7 @@ from tvm_distir.core.passes import Rewrite, module_pass
 from tvm_distir.core.plan import Plan
 from tvm_distir.core.rewriting import all_bindings, callee_of, op_name, with_functions
 from tvm_distir.core.rewriting.native import Readings
+from tvm_distir.support import memoized
 from tvm_distir.transforms.optimize.unused import removed
 
 from .fuser import NN_ATTENTION, Fuser
@@ -114,23 +115,21 @@ class _Facts:
                 callee = callee_of(value)
                 if callee is not None:
                     self._calls.setdefault(str(callee.name_hint), []).append((name, value))
-        self._readers: dict[str, MaskReader] = {}
 
+    @memoized
     def reader(self, name: str) -> MaskReader:
         """Return the reader of a function's masks."""
-        if name not in self._readers:
-            fn = self._functions[name]
-            numbers = {param: i for i, param in enumerate(fn.params)}
+        fn = self._functions[name]
+        numbers = {param: i for i, param in enumerate(fn.params)}
 
-            def of_param(var: Var) -> Fact | None:
-                if var not in numbers or not is_private(fn):
-                    return None
-                calls = self._calls.get(name, ())
-                states = {self.reader(caller).of(c.args[numbers[var]]) for caller, c in calls}
-                return states.pop() if len(states) == 1 else None
+        def of_param(var: Var) -> Fact | None:
+            if var not in numbers or not is_private(fn):
+                return None
+            calls = self._calls.get(name, ())
+            states = {self.reader(caller).of(c.args[numbers[var]]) for caller, c in calls}
+            return states.pop() if len(states) == 1 else None
 
-            self._readers[name] = MaskReader(self._values[name], of_param, self._of_call)
-        return self._readers[name]
+        return MaskReader(self._values[name], of_param, self._of_call)
 
     def _of_call(self, call: Any) -> Fact | None:
         """Return what is known of the result of a private function, by all of its calls."""

@@ -12,6 +12,7 @@ block.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from tvm_distir.core.ir.operators import (
     ops,
 )
 from tvm_distir.core.rewriting import scalar
+from tvm_distir.support import memoized
 
 from .ring_gathers import GatheredTensor
 
@@ -67,8 +69,6 @@ class RingBlocks:
         self._form = AttentionForm.of(call)
         self._tensors, self._bias, self._shift = attention_operands(call)
         self._sinks = attention_sinks(call)
-        self._first: dict[int, Var] = {}
-        self._me: Any = None
         if keys.padded:
             self._blocks = [self._keys_only(block) for block in self._blocks]
 
@@ -200,26 +200,24 @@ class RingBlocks:
         rows = self._bind(op.arange(0, self._keys.rows, 1, "int64"))
         return self._bind(op.add(rows, self._first_row(step)))
 
+    @memoized
     def _first_row(self, step: int) -> Any:
         """Return the position of the first key at hand: those of rank ``me - step``."""
-        if step not in self._first:
-            owner, count = self._rank(), self._keys.count
-            if step:
-                owner = self._bind(op.add(owner, int64(count - step)))
-                owner = self._bind(op.floor_mod(owner, int64(count)))
-            self._first[step] = self._bind(op.multiply(owner, int64(self._keys.rows)))
-        return self._first[step]
+        owner, count = self._rank, self._keys.count
+        if step:
+            owner = self._bind(op.add(owner, int64(count - step)))
+            owner = self._bind(op.floor_mod(owner, int64(count)))
+        return self._bind(op.multiply(owner, int64(self._keys.rows)))
 
-    def _rank(self) -> Any:
-        if self._me is None:
-            self._me = self._bind(ops.axis_index(self._keys.mesh, self._keys.axis))
-        return self._me
+    @cached_property
+    def _rank(self) -> Var:
+        return self._bind(ops.axis_index(self._keys.mesh, self._keys.axis))
 
     def _in_order(self, of_blocks: Sequence[Any], dim: int) -> Any:
         """Return what was computed of all blocks with the keys in their order."""
         count, rows = self._keys.count, self._keys.rows
         owner = np.arange(self._keys.whole) // rows
-        step = self._bind(op.subtract(self._rank(), int64(owner - count)))
+        step = self._bind(op.subtract(self._rank, int64(owner - count)))
         step = self._bind(op.floor_mod(step, int64(count)))
         place = self._bind(op.multiply(step, int64(rows)))
         place = self._bind(op.add(place, int64(np.arange(self._keys.whole) % rows)))

@@ -30,7 +30,7 @@ from collections.abc import Sequence
 
 from tvm import ir, relax
 
-from tvm_distir.core.ir import branch_of, is_private
+from tvm_distir.core.ir import branch_of, is_private, relax_functions
 from tvm_distir.core.passes import Rewrite, module_pass
 from tvm_distir.core.rewriting import all_bindings, callee_of, with_functions
 from tvm_distir.support import PlanError, PropagationError, nearest
@@ -64,9 +64,7 @@ def InlinePrivateFunctions(names: Sequence[str] | None = None) -> Rewrite:
 
 def inline_module(mod: ir.IRModule, names: Sequence[str] | None = None) -> ir.IRModule:
     """Apply the pass to a copy of the module."""
-    functions = {
-        str(gv.name_hint): fn for gv, fn in mod.functions.items() if isinstance(fn, relax.Function)
-    }
+    functions = {str(gv.name_hint): fn for gv, fn in relax_functions(mod)}
     chosen = _choose(functions, names)
     for name in _callees_first(functions, chosen):
         inliner = Inliner({callee: functions[callee] for callee in chosen})

@@ -25,6 +25,7 @@ from tvm_distir.core.rewriting import (
     with_functions,
 )
 from tvm_distir.hardware import System
+from tvm_distir.support import memoized
 
 from .binding_costs import BindingCosts, BodyCosts
 from .call_sites import CallSites
@@ -78,7 +79,6 @@ class _Prefetch:
         self.costs = BindingCosts(mod, system)
         self.calls = CallSites(mod)
         self.functions = self.calls.functions
-        self._bounds: dict[ir.GlobalVar, int] = {}
 
     def run(self) -> ir.IRModule:
         """Return the module, or the given module if nothing can start earlier."""
@@ -131,18 +131,17 @@ class _Prefetch:
             count = head.fitting(min(self._most_bytes(caller) for caller in callers))
         return head.lifted(count) if count else None
 
+    @memoized
     def _most_bytes(self, caller: ir.GlobalVar) -> int:
         """Return the most bytes that prefetched values may occupy beyond the caller's values."""
         if self.ahead_bytes is not None:
             return self.ahead_bytes
-        if caller not in self._bounds:
-            fn = self.functions[caller]
-            scan = Scan.of(fn)
-            blocks = block_nodes(scan, self.costs.of(scan.reading))
-            most = max((peak_bytes(nodes, range(len(nodes))) for nodes in blocks), default=0)
-            param_bytes = sum(local_bytes(t) for param in fn.params for t in flat_types(param.ty))
-            self._bounds[caller] = (param_bytes + most) // 16
-        return self._bounds[caller]
+        fn = self.functions[caller]
+        scan = Scan.of(fn)
+        blocks = block_nodes(scan, self.costs.of(scan.reading))
+        most = max((peak_bytes(nodes, range(len(nodes))) for nodes in blocks), default=0)
+        param_bytes = sum(local_bytes(t) for param in fn.params for t in flat_types(param.ty))
+        return (param_bytes + most) // 16
 
 
 class SplitPrefetch:

@@ -51,7 +51,7 @@ def replicated(mod: ir.IRModule) -> ir.IRModule:
     """Apply :func:`ReplicateInputs`."""
     programs: dict[int, _MeshProgram] = {}
     for gv, fn in mod.functions.items():
-        io = fn.attrs[IO_ATTR] if isinstance(fn, relax.Function) and _has_io(fn) else None
+        io = (fn.attrs or {}).get(IO_ATTR) if isinstance(fn, relax.Function) else None
         if io is None:
             continue
         if "devices" in io or any("mesh" in row for row in [*io["inputs"], *io["outputs"]]):
@@ -75,10 +75,6 @@ def replicated(mod: ir.IRModule) -> ir.IRModule:
         gv, fn = program.written(removed[number])
         functions[gv] = fn
     return with_functions(mod, functions)
-
-
-def _has_io(fn: relax.Function) -> bool:
-    return bool(fn.attrs) and IO_ATTR in fn.attrs
 
 
 @dataclass

@@ -35,7 +35,7 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax import Binding, Var
 
-from tvm_distir.core.ir import is_private
+from tvm_distir.core.ir import is_private, relax_functions
 from tvm_distir.core.ir.attributes import OPEN_AXES_ATTR, STATIONARY_ATTR, param_names
 from tvm_distir.core.passes import Rewrite, module_pass
 from tvm_distir.core.rewriting import all_bindings, make_var, retyped, typed, with_functions
@@ -122,19 +122,17 @@ def outline_module(
 
 def _choose(mod: ir.IRModule, names: Sequence[str] | None) -> set[str]:
     """Return the names of the functions to search."""
-    relax_functions = {
-        str(gv.name_hint): fn for gv, fn in mod.functions.items() if isinstance(fn, relax.Function)
-    }
+    functions = {str(gv.name_hint): fn for gv, fn in relax_functions(mod)}
     for name in names or ():
-        if name not in relax_functions:
+        if name not in functions:
             problem = f'the function "{name}" to outline from does not exist'
-            remedy = nearest(name, relax_functions)
+            remedy = nearest(name, functions)
             raise PlanError("DIST0225", problem, place="module", remedy=remedy)
     if names is None:
-        names = [name for name, fn in relax_functions.items() if not is_private(fn)]
+        names = [name for name, fn in functions.items() if not is_private(fn)]
     for name in names:
         problem = "the function contains DTensors, whose placements a boundary would fix"
-        refuse_dtensors(name, relax_functions[name], problem, "Outline")
+        refuse_dtensors(name, functions[name], problem, "Outline")
     return set(names)
 
 

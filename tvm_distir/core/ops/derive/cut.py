@@ -29,10 +29,6 @@ Counts = Mapping[tuple[int, int], int]
 """(parameter, dim) to the number of parts it is sharded into."""
 
 
-def _imm(like: Expr, value: int) -> Expr:
-    return tirx.IntImm(str(like.ty.dtype), value)
-
-
 def _same(extent: Expr, other: Expr) -> bool:
     return same(plain(extent), plain(other))
 
@@ -71,7 +67,7 @@ class Cutter:
         if count == 1:
             return extent
         if isinstance(extent, tirx.IntImm):
-            return _imm(extent, -(-int(extent) // count))
+            return tirx.IntImm(str(extent.ty.dtype), -(-int(extent) // count))
         analyzer = Analyzer()
         rest = analyzer.simplify(tirx.floormod(extent, count))
         if not isinstance(rest, tirx.IntImm) or int(rest):

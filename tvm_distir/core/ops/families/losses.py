@@ -117,7 +117,8 @@ def nll_loss_on_shards(cx: LocalCall) -> ir.Expr:
     reduction = str(cx.call.attrs.reduction)
     known = _Targets(cx, 0)
     averaged = reduction == "mean" and known.sample_axes
-    if not known.class_axes and not averaged and not _is_padded_sum(cx, known, reduction):
+    over_padding = reduction == "sum" and known.targets.padded_dims
+    if not known.class_axes and not averaged and not over_padding:
         return cx.same()
     here, near = known.local_indices()
     entries = relax.op.gather_elements(cx.operand(0), known.spread(near), axis=known.class_dim)
@@ -143,11 +144,6 @@ def nll_loss_on_shards(cx: LocalCall) -> ir.Expr:
             for i in (0, 1)
         )
     return relax.op.divide(total, divisor)
-
-
-def _is_padded_sum(cx: LocalCall, known: _Targets, reduction: str) -> bool:
-    """Return whether the call sums over samples that include padding."""
-    return reduction == "sum" and bool(known.targets.padded_dims)
 
 
 @FAMILY.rule(

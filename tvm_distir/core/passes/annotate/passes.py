@@ -46,7 +46,7 @@ from tvm_distir.core.ir.mesh import (
 )
 from tvm_distir.core.ir.operators.names import free_name
 from tvm_distir.core.ir.segments import Segments
-from tvm_distir.core.ir.types import is_private, known_shape
+from tvm_distir.core.ir.types import is_private, known_shape, relax_functions
 from tvm_distir.core.ops.packed import CACHE_HEADS
 from tvm_distir.core.passes.declaration import Rewrite, module_pass
 from tvm_distir.core.plan.matching import FunctionTargets, resolve
@@ -202,9 +202,7 @@ def _segments(
 
 
 def _refuse_dtensors(mod: ir.IRModule) -> None:
-    for gv, fn in mod.functions.items():
-        if not isinstance(fn, relax.Function):
-            continue
+    for gv, fn in relax_functions(mod):
         for var in [*fn.params[:], *(b.var for b in all_bindings(fn.body))]:
             if type(var.ty) is relax.distributed.DTensorType:
                 raise LevelError(

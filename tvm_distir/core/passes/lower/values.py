@@ -27,7 +27,7 @@ from tvm_distir.core.rewriting.calls import place_of, typed
 from tvm_distir.core.rewriting.repeated_bindings import RewrittenValues, Templates
 from tvm_distir.core.rewriting.substitute import VARIABLES, substitute
 from tvm_distir.core.rewriting.writer import BlockWriter
-from tvm_distir.support import LevelError, LoweringError
+from tvm_distir.support import LevelError, LoweringError, memoized
 
 from .collectives import sliced
 
@@ -71,7 +71,6 @@ class Context:
     forms: ClassMemo = field(default_factory=lambda: class_memo("forms"))
     templates: dict[int, Templates] = field(default_factory=dict)
     meshes: dict[str, list[int]] = field(default_factory=dict)
-    _local_types: dict[int, dict[int, Any]] = field(default_factory=dict)
 
     def templates_on(self, number: int) -> Templates:
         """Return the local forms for a mesh."""
@@ -80,14 +79,13 @@ class Context:
             self.templates[number] = Templates(shared, class_memo("states"))
         return self.templates[number]
 
+    @memoized
     def local_types_on(self, number: int) -> dict[int, ir.Type]:
         """Return the types of a device's parts on a mesh, those of all modules.
 
         They go by the number of the tensor type at level 4, ``Reading.types``.
         """
-        if number not in self._local_types:
-            self._local_types[number] = class_memo(("local types", self.keys[number]))
-        return self._local_types[number]
+        return class_memo(("local types", self.keys[number]))
 
     def mesh_number(self, mesh: DeviceMesh) -> int:
         """Return the position of a mesh in the module."""

@@ -75,7 +75,7 @@ class CallChain:
         later: Callable[[ForwardBackward], int] | None = None,
     ) -> None:
         self.memory, self.pairs = memory, memory.pairs
-        self.main, self.weights, self._size = body, weights, memory.size
+        self.main, self.weights = body, weights
         self.resident = set(body.params) - set(arriving)
         self._later = later
         number = {str(task.var.name): i for i, task in enumerate(body.tasks)}

@@ -27,6 +27,7 @@ from tvm_distir.core.rewriting import (
     typed,
     variables,
 )
+from tvm_distir.support import memoized
 
 from .function_table import NamedFunctions, private_function
 
@@ -64,7 +65,6 @@ class Splitter:
 
     def __init__(self, functions: NamedFunctions) -> None:
         self.functions = functions
-        self._splits: dict[tuple[str, tuple[int, ...]], SplitBackward] = {}
 
     def split(self, gv: ir.GlobalVar, first: Iterable[int]) -> SplitBackward:
         """Return both parts of a function.
@@ -72,13 +72,10 @@ class Splitter:
         Where no result is asked for first, the first half makes what calls in it hand to each
         other.
         """
-        key = str(gv.name_hint), tuple(sorted(first))
-        if key not in self._splits:
-            self._splits[key] = self._split(gv, key[1])
-        return self._splits[key]
+        return self._split(str(gv.name_hint), tuple(sorted(first)))
 
-    def _split(self, gv: ir.GlobalVar, first: tuple[int, ...]) -> SplitBackward:
-        name = str(gv.name_hint)
+    @memoized
+    def _split(self, name: str, first: tuple[int, ...]) -> SplitBackward:
         fn = relax.utils.copy_with_new_vars(self.functions.of[name])
         fields = _fields(fn)
         bindings = list(all_bindings(fn.body))

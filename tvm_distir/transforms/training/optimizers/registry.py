@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
-from tvm_distir.support import Registry, UsageError, nearest, shortened
+from tvm_distir.support import Registry, UsageError, nearest, parse_float, shortened
 from tvm_distir.transforms.step_faults import wrong_argument
 
 from .ranges import check_range
@@ -75,10 +75,7 @@ def read_optimizer(text: str, place: str) -> tuple[str, dict[str, float]]:
     options: dict[str, float] = {}
     for item in rest.split(",") if colon else []:
         key, equals, value = (word.strip() for word in item.partition("="))
-        try:
-            number = float(value)
-        except ValueError:
-            number = math.nan
+        number = parse_float(value)
         if not key or not equals or not math.isfinite(number) or key in options:
             problem = f'"{shortened(item)}" is not an option with a number'
             remedy = "Write NAME:key=value,..., e.g. adam:rate=0.001."

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from functools import partial
 
 from tvm_distir.core.plan import Recomputation
-from tvm_distir.support import nearest, parse_int, shortened
+from tvm_distir.support import nearest, parse_float, parse_int, shortened
 from tvm_distir.transforms.step_faults import wrong_argument
 
 AUTO = "auto"
@@ -62,10 +62,7 @@ class Auto:
 
 
 def _positive(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
+    number = parse_float(text)
     if not 0 < number < math.inf:
         raise _wrong(f'memory_gib is "{shortened(text)}"', "Give the memory of a device in GiB.")
     return number

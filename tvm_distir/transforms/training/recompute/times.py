@@ -12,6 +12,7 @@ from tvm.relax import Expr
 from tvm_distir.core.ops import kernel_of
 from tvm_distir.core.propagation import Costs
 from tvm_distir.hardware import Clock, System
+from tvm_distir.support import memoized
 from tvm_distir.transforms.training.autodiff.function_table import NamedFunctions
 
 
@@ -31,7 +32,6 @@ class ValueTimes:
         self.functions = functions
         self._clock = None if system is None else Clock(system)
         self._weights = Costs()
-        self._cache: dict[str, int] = {}
 
     @cached_property
     def kernels(self) -> ir.IRModule:
@@ -62,11 +62,9 @@ class ValueTimes:
             work.flops, kernel.moved_bytes, work.kernel_class, kernel.dtype
         ).duration_ps
 
+    @memoized
     def _of_function(self, name: str) -> int:
         fn = self.functions.of[name]
         if not isinstance(fn, relax.Function):
             return 0
-        if name not in self._cache:
-            blocks = fn.body.blocks
-            self._cache[name] = sum(self.of(b.value) for block in blocks for b in block.bindings)
-        return self._cache[name]
+        return sum(self.of(b.value) for block in fn.body.blocks for b in block.bindings)

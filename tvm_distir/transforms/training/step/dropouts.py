@@ -45,7 +45,7 @@ from tvm_distir.core.rewriting import (
     variables,
     with_body,
 )
-from tvm_distir.support import ModelError
+from tvm_distir.support import ModelError, memoized
 from tvm_distir.transforms.training.autodiff.rules.masks import GRADIENT, dropout_kernel
 
 DROPOUT, STREAM = "dropout", "dropout_stream"
@@ -105,7 +105,6 @@ class _Streams:
         self.kernels: dict[ir.GlobalVar, tirx.PrimFunc] = {}
         self.variables: dict[str, ir.GlobalVar] = {}
         self._counts: dict[str, int] = {}
-        self._cache: dict[tuple[object, ...], ir.GlobalVar] = {}
 
     def function(self, gv: ir.GlobalVar, fn: relax.Function) -> relax.Function:
         """Write a function."""
@@ -139,14 +138,13 @@ class _Streams:
         callee = callee_of(value)
         return 0 if callee is None else self._counts.get(str(callee.name_hint), 0)
 
+    @memoized
     def kernel(self, shape: tuple[int, ...], dtype: str, rate: float) -> Any:
         """Return the kernel of a dropout."""
-        key = (shape, dtype, rate)
-        if key not in self._cache:
-            function = dropout_kernel(shape, dtype, rate)
-            handle = relax.BlockBuilder().add_func(function, f"{DROPOUT_KERNEL}_{len(self._cache)}")
-            self._cache[key], self.kernels[handle] = handle, function
-        return self._cache[key]
+        function = dropout_kernel(shape, dtype, rate)
+        handle = relax.BlockBuilder().add_func(function, f"{DROPOUT_KERNEL}_{len(self.kernels)}")
+        self.kernels[handle] = function
+        return handle
 
 
 class _Body:

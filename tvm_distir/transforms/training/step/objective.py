@@ -26,7 +26,7 @@ from tvm.relax.op import add, astype, multiply
 from tvm_distir.core.ir import flat_types, is_private, known_shape, tensor_type
 from tvm_distir.core.plan import plain_name
 from tvm_distir.core.rewriting import all_bindings, scalar
-from tvm_distir.support import ModelError, nearest, shortened
+from tvm_distir.support import ModelError, nearest, parse_float, shortened
 from tvm_distir.transforms.step_faults import wrong_argument
 
 from .losses import LOSSES, Emitter, is_trained_on
@@ -64,10 +64,7 @@ def read_losses(text: str) -> tuple[Term, ...]:
     for part in text.split(","):
         output, colon, rest = part.rpartition(":")
         loss, star, factor = (word.strip() for word in rest.partition("*"))
-        try:
-            weight = float(factor) if star else 1.0
-        except ValueError:
-            weight = math.nan
+        weight = parse_float(factor) if star else 1.0
         if not loss or (colon and not output.strip()) or not math.isfinite(weight):
             raise _wrong(
                 f'"{shortened(part)}" is not a loss', "Write OUTPUT:LOSS*WEIGHT, as value:mse*0.5."

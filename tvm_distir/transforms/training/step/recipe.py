@@ -11,7 +11,7 @@ from functools import cached_property
 
 from tvm_distir.core.plan import Recomputation, match_name
 from tvm_distir.hardware import System
-from tvm_distir.support import nearest, shortened
+from tvm_distir.support import nearest, parse_float, shortened
 from tvm_distir.transforms.step_faults import wrong_argument
 from tvm_distir.transforms.training.optimizers.protocol import Optimizer
 from tvm_distir.transforms.training.recompute.choice import Auto
@@ -79,10 +79,7 @@ class Recipe:
     @cached_property
     def scale(self) -> float:
         """Return the scale of the loss; 1: none. A dynamic scale is an input of the step."""
-        try:
-            return 1.0 if self.dynamic else float(self.loss_scale)
-        except ValueError:
-            return math.nan
+        return 1.0 if self.dynamic else parse_float(str(self.loss_scale))
 
     def trains(self, name: str) -> bool:
         """Return whether a weight is updated."""
