@@ -10,6 +10,7 @@ import pytest
 
 from tvm_distir.transforms.optimize import collective_schedule
 from tvm_distir.transforms.optimize.dependence import BlockNode
+from tvm_distir.transforms.optimize.list_schedule import ListSchedule, due_ranks
 
 
 def _block(rng: random.Random) -> tuple[list[BlockNode], list[int]]:
@@ -40,9 +41,8 @@ def test_orders_are_orders(window) -> None:
     rng = random.Random(str(window))
     for _ in range(300):
         nodes, spent_ps = _block(rng)
-        order = collective_schedule._order(
-            nodes, spent_ps, collective_schedule._due(nodes, spent_ps), window
-        )
+        due = due_ranks(nodes, spent_ps)
+        order = ListSchedule(nodes, spent_ps, due, window, {}).run()
         assert sorted(order) == list(range(len(nodes)))
         place = {node: number for number, node in enumerate(order)}
         assert all(place[d] < place[i] for i, node in enumerate(nodes) for d in node.deps)

@@ -90,7 +90,7 @@ if __name__ == "__main__":
     # Storage does not depend on LLVM's optimizations or on checks of arguments, which take most of
     # the time.
     checks = PassContext(config={"tirx.disable_assert": True})
-    with Target({"kind": "llvm", "opt-level": 0, "cl-opt": ["-fast-isel:bool=true"]}), checks:
+    with Target({"kind": "llvm", "opt-level": 0}), checks:
         for line in sys.stdin:
             name, mesh, strategy, train = line.rstrip("\n").split(";")
             print("FOUND" + json.dumps(measure(name, mesh, strategy, train)), flush=True)

@@ -13,7 +13,7 @@ import pytest
 from tests.performance.simulation.hand_programs import Build
 from tvm_distir.performance.fusion.dataflow import Dataflow
 from tvm_distir.performance.program.parts import Function, Op, Value
-from tvm_distir.performance.simulation.timeline import all_seconds
+from tvm_distir.performance.simulation.op_records import all_seconds
 
 
 def random_function(seed: int) -> Function:

@@ -11,9 +11,9 @@ import pytest
 
 from tests.planning.search.systems import QUICK
 from tvm_distir.planning.search.candidates import Candidate
-from tvm_distir.planning.search.driver import _Search
 from tvm_distir.planning.search.queue import Queue, QueuedCandidate
 from tvm_distir.planning.search.result import BOUND, LEFT, MEMORY, CandidateRow
+from tvm_distir.planning.search.search_run import SearchRun
 
 
 @pytest.mark.parametrize("worst_s", [1e-3, 7.0])
@@ -56,7 +56,7 @@ def test_an_interrupted_search_lists_all_that_is_left(interrupted_at: int) -> No
         tried.append(candidate.key)
         return CandidateRow(candidate, MEMORY, least_s, time_s=2 * least_s), None, None
 
-    state = _Search.__new__(_Search)
+    state = SearchRun.__new__(SearchRun)
     state.trials = SimpleNamespace(of=trial)
     state.workers, state.folder = SimpleNamespace(present=False), None
     state.queue, state.enumeration = _Queued(4), SimpleNamespace(excluded={})

@@ -15,13 +15,12 @@ import pytest
 from tvm_distir.hardware.systems.system import System
 from tvm_distir.planning.serving import serving_run
 from tvm_distir.planning.serving.batching import (
-    ROUTERS,
     SCHEDULERS,
     SchedulerOptions,
-    ServedRequests,
     StepTimes,
     speculative,
 )
+from tvm_distir.planning.serving.engine_loop import ROUTERS, ServedRequests
 from tvm_distir.planning.serving.levels import (
     Latency,
     ServiceLevels,
