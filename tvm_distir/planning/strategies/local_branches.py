@@ -275,5 +275,6 @@ class _Placing:
             cached = g.env.get(handle(arg), ())
             kind = g.nodes[g.producer[cached[0]][0]].kind if len(cached) == 1 else ""
             if kind in ("op", "call") and tensor_type(arg.ty) is not None:
-                rule = PlanRule("call", callee, (None,) * len(mesh.axes), mesh.name)
-                self._rules.append(replace(rule, function=self._rule_name, index=number, arg=i))
+                labels = (None,) * len(mesh.axes)
+                rule = PlanRule("call", callee, labels, mesh.name, index=number, arg=i)
+                self._rules.append(replace(rule, function=self._rule_name))
