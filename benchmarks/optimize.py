@@ -126,7 +126,7 @@ def bucket_rows() -> list[list[str]]:
                     title if size is None else f"... buckets of {size // 1024:,} KiB",
                     f"{kinds['all_gather']}",
                     f"{kinds['reduce_scatter']}",
-                    f"{result.total_wire_bytes:,}",
+                    f"{result.total_sent_bytes:,}",
                 ]
             )
     return rows
@@ -136,7 +136,7 @@ def words(mod: ir.IRModule) -> str:
     """Counts by kind, and megabytes sent, of a module of level 4, lowered, or of level 5."""
     result = traffic(mod if "dist.io" in (mod["main"].attrs or {}) else LowerDistIR()(mod))
     counts = ", ".join(f"{n} {k.op} {k.axes}" for k, n in sorted(result.counts.items()))
-    return f"{counts}: {result.total_wire_bytes / 1e6:,.2f} MB"
+    return f"{counts}: {result.total_sent_bytes / 1e6:,.2f} MB"
 
 
 def times(mod: ir.IRModule, system: System) -> list[str]:

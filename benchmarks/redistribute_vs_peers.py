@@ -22,7 +22,7 @@ from peers import JaxPeer, Peer, TorchPeer
 
 from tvm_distir.core.ir.placement import P, R, placement_text
 from tvm_distir.core.redistribution.planner import Planner
-from tvm_distir.core.redistribution.wire import step_wire
+from tvm_distir.core.redistribution.transfer import step_transfer
 
 MESHES = ((2,), (4,), (8,), (2, 2), (4, 2), (2, 2, 2))
 EVERY: dict[str, dict[tuple[int, ...], int]] = {"torch DTensor": {}, "XLA:CPU": {(2, 2, 2): 11}}
@@ -81,7 +81,7 @@ def our_bytes(
     total, at = 0.0, before
     for step in planner.plan(shape, before, after, mesh).steps:
         if step.kind not in ("local_slice", "partial"):
-            wire = step_wire(shape, at, step, mesh, "float32")
+            wire = step_transfer(shape, at, step, mesh, "float32")
             group = math.prod(mesh[axis] for axis in wire.axes)
             total += Collective(wire.kind, group, wire.payload_bytes).wire_bytes
         at = step.after

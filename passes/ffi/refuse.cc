@@ -31,7 +31,7 @@ std::string Fault::Text() const {
 void Raise(const Fault& fault) {
   const Fields fields{{"class", ffi::String(fault.error_class)},
                       {"code", ffi::String(fault.code)},
-                      {"place", ffi::String(fault.place)},
+                      {"location", ffi::String(fault.place)},
                       {"what", ffi::String(fault.what)},
                       {"remedy", ffi::String(fault.remedy)}};
   throw ffi::Error("tvm_distir." + fault.error_class, fault.Text(), "", std::nullopt, fields);
@@ -41,7 +41,7 @@ Fault FaultOf(const ffi::Error& error) {
   const std::optional<ffi::ObjectRef> context = error.extra_context();
   const auto fields = context ? ffi::Any(*context).try_cast<Fields>() : std::nullopt;
   if (!fields || Text(*fields, "code").empty()) return {"", "", "", error.message(), ""};
-  return {Text(*fields, "class"), Text(*fields, "code"), Text(*fields, "place"),
+  return {Text(*fields, "class"), Text(*fields, "code"), Text(*fields, "location"),
           Text(*fields, "what"), Text(*fields, "remedy")};
 }
 

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 import tvm_distir as td
-from tvm_distir.hardware.auto_sharding.mesh_costs import MeshPrices
+from tvm_distir.hardware.auto_sharding.mesh_costs import MeshCosts
 from tvm_distir.hardware.systems.clock import PICOSECONDS
 from tvm_distir.planning.search.candidates import Candidate, Enumeration
 from tvm_distir.planning.search.constraints import Constraints
@@ -132,9 +132,9 @@ def every_cut(count: int, parts: int) -> npt.NDArray[np.int64]:
 
 
 @cache
-def collectives(axes: tuple[tuple[str, int], ...]) -> MeshPrices:
+def collectives(axes: tuple[tuple[str, int], ...]) -> MeshCosts:
     """Prices on a mesh."""
-    return MeshPrices(SYSTEM, Candidate(axes).mesh.device_mesh())
+    return MeshCosts(SYSTEM, Candidate(axes).mesh.device_mesh())
 
 
 def enumerated(single: Candidate, table: Layers, limit: int) -> tuple[float, int]:

@@ -134,11 +134,11 @@ def models() -> int:
         elapsed = time.process_time() - started
         price, forbidden = tables.evaluate(problem, optimum.values)
         result = td.auto_shard(mod, mesh, system)
-        equal = not forbidden and result.price_ps == net.constant + price and result.gap == 0.0
+        equal = not forbidden and result.cost_ps == net.constant + price and result.gap == 0.0
         wrong += not equal
         print(
             f"{name}{' adam' if trained else ''} {mesh}: {len(problem.domains)} variables, "
-            f"{result.price_ps} ps, HiGHS {net.constant + price} ps ({elapsed:.1f} s): "
+            f"{result.cost_ps} ps, HiGHS {net.constant + price} ps ({elapsed:.1f} s): "
             f"{'equal' if equal else 'DIFFERENT'}",
             flush=True,
         )

@@ -110,7 +110,7 @@ class Session:
 class Member:
     """A process of a job whose processes meet over sockets."""
 
-    place = "schedule"
+    location = "schedule"
 
     def __init__(self, channel: socket.socket, rank: int, ranks: int) -> None:
         self._channel, self.rank, self.size = channel, rank, ranks

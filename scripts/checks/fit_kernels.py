@@ -29,7 +29,7 @@ import numpy.typing as npt
 from scipy.optimize import least_squares
 
 from tvm_distir.hardware.systems.device_reader import DEVICES, load_device
-from tvm_distir.hardware.systems.hardware import Device, PowerForm, of_dtype
+from tvm_distir.hardware.systems.hardware import Device, PowerLaw, of_dtype
 from tvm_distir.hardware.systems.rates import Rate
 
 Floats = npt.NDArray[np.float64]
@@ -82,7 +82,7 @@ class Fit(NamedTuple):
 
     kernels: list[Kernel]
     refused: int
-    form: PowerForm
+    form: PowerLaw
     errors: Floats
 
 
@@ -192,7 +192,7 @@ def solve(device: Device, dtype: str, kernels: list[Kernel]) -> Floats:
     flops, moved, time_us = columns(kernels)
 
     def residuals(numbers: Floats) -> Floats:
-        whole = rate(device, dtype, numbers).spent_s(flops, moved).whole
+        whole = rate(device, dtype, numbers).spent_s(flops, moved).total
         return np.asarray(np.log(1e6 * whole / time_us))
 
     solutions = [
@@ -207,7 +207,7 @@ def predicted(
 ) -> Floats:
     """Return the errors of the times of a form, in percent."""
     flops, moved, time_us = columns(kernels)
-    whole = rate(device, dtype, numbers).spent_s(flops, moved).whole
+    whole = rate(device, dtype, numbers).spent_s(flops, moved).total
     return np.asarray(100 * (1e6 * whole / time_us - 1))
 
 
@@ -226,7 +226,7 @@ def fitted(device: Device, dtype: str, kernels: list[Kernel], source: str) -> Fi
     numbers = solve(device, dtype, fit)
     counts = Counter(k.table for k in fit)
     rows = ", ".join(f"{count} of {table}" for table, count in counts.items())
-    form = PowerForm(*(float(f"{x:.4g}") for x in numbers), f"{source}: {rows}")
+    form = PowerLaw(*(float(f"{x:.4g}") for x in numbers), f"{source}: {rows}")
     return Fit(possible, len(kernels) - len(possible), form, errors)
 
 
@@ -236,7 +236,7 @@ def narrow_products() -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def narrow_form(name: str, dtype: str, form: PowerForm) -> PowerForm:
+def narrow_form(name: str, dtype: str, form: PowerLaw) -> PowerLaw:
     """Return the form of a narrow dtype, from that of bfloat16 and the median speedup."""
     architecture = ARCHITECTURES[name]
     measured = MULTIPLIED_AS.get((architecture, dtype), dtype)
@@ -260,7 +260,7 @@ def narrow_form(name: str, dtype: str, form: PowerForm) -> PowerForm:
     return dataclasses.replace(form, arithmetic=arithmetic, source=source)
 
 
-def power_limited(form: PowerForm) -> tuple[float, float, int]:
+def power_limited(form: PowerLaw) -> tuple[float, float, int]:
     """Return what products run at under a power limit, the largest error in percent, and a count.
 
     ``form`` is that of the device without the limit.
@@ -276,14 +276,14 @@ def power_limited(form: PowerForm) -> tuple[float, float, int]:
     return sustained, 100 * max(abs(sustained / rate - 1) for rate in rates), len(rates)
 
 
-def in_steps(device: Device, form: PowerForm, kernels: list[Kernel]) -> tuple[float, float, float]:
+def in_steps(device: Device, form: PowerLaw, kernels: list[Kernel]) -> tuple[float, float, float]:
     """Return what products in a step run at, after which burst in us, and the median error."""
     flops, moved, time_us = columns(kernels)
     known = (form.t0_us, form.arithmetic, form.traffic, form.power)
 
     def residuals(numbers: Floats) -> Floats:
         duration = rate(device, "default", (*known, numbers[0]), numbers[1]).spent_s(flops, moved)
-        return np.asarray(np.log(1e6 * duration.whole / time_us))
+        return np.asarray(np.log(1e6 * duration.full / time_us))
 
     bounds = ((0.3, 0.0), (1.0, 1000.0))
     result = least_squares(
@@ -302,7 +302,7 @@ def long_products(device: Device, kernels: list[Kernel]) -> float:
     return float(np.median(rates[time_us >= LONG_US]) / np.median(rates[short]))
 
 
-def write(name: str, kernel_class: str, dtype: str, form: PowerForm) -> None:
+def write(name: str, kernel_class: str, dtype: str, form: PowerLaw) -> None:
     """Write a form into the file of a device."""
     path = DEVICES / f"{name}.json"
     data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))

@@ -25,7 +25,7 @@ from scipy.optimize import least_squares
 
 from tvm_distir.hardware.systems.device_reader import load_device
 from tvm_distir.hardware.systems.expert_kernels import EXPERTS, work_rows
-from tvm_distir.hardware.systems.hardware import PowerForm, of_dtype
+from tvm_distir.hardware.systems.hardware import PowerLaw, of_dtype
 from tvm_distir.hardware.systems.kernel_tables import TABLES, work_of
 
 SOURCE = "ai-dynamo/aiconfigurator 095f58a (Apache-2.0)"
@@ -101,7 +101,7 @@ def expert_sizes(row: Mapping[str, str]) -> tuple[float, ...] | None:
     )
 
 
-def fitted(device_name: str, kernel: str, dtype: str, rows: np.ndarray, width: float) -> PowerForm:
+def fitted(device_name: str, kernel: str, dtype: str, rows: np.ndarray, width: float) -> PowerLaw:
     """Fit the form of a table to its rows, but for those that are faster than the peaks."""
     device = load_device(device_name)
     flops, moved = work_of(kernel, rows[:, :-1], width)
@@ -111,7 +111,7 @@ def fitted(device_name: str, kernel: str, dtype: str, rows: np.ndarray, width: f
     flops, moved, time_us = flops[possible], moved[possible], time_us[possible]
 
     def residuals(numbers: np.ndarray) -> np.ndarray:
-        whole = rate(device, dtype, numbers).spent_s(flops, moved).whole
+        whole = rate(device, dtype, numbers).spent_s(flops, moved).total
         return np.asarray(np.log(1e6 * whole / time_us))
 
     most = MOST_OF_EXPERTS if kernel == EXPERTS else MOST
@@ -120,7 +120,7 @@ def fitted(device_name: str, kernel: str, dtype: str, rows: np.ndarray, width: f
         for begin in BEGIN
     ]
     best = min(solutions, key=lambda solution: float(solution.cost)).x
-    return PowerForm(*(float(f"{x:.4g}") for x in best), "fitted to the rows of the table")
+    return PowerLaw(*(float(f"{x:.4g}") for x in best), "fitted to the rows of the table")
 
 
 def main() -> None:

@@ -191,7 +191,7 @@ def _writer(name: str, data: bytes) -> Callable[[Path], object]:
 def _fields(kind: str, path: Path, command: str, most: int, draw: random.Random) -> Iterator[Case]:
     """A JSON file with a wrong value in each field, or without it."""
     whole = json.loads(path.read_text(encoding="utf-8"))
-    places = list(_places(whole))
+    places = list(_positions(whole))
     picked = draw.sample(places, min(len(places), most // 3))
     for i in range(most):
         place = picked[i % len(picked)]
@@ -212,12 +212,12 @@ def del_() -> None:
     """Stands for a field that is not there."""
 
 
-def _places(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def _positions(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     items = data.items() if isinstance(data, dict) else enumerate(data)
     for key, value in items:
         yield (*path, key)
         if isinstance(value, dict | list):
-            yield from _places(value, (*path, key))
+            yield from _positions(value, (*path, key))
 
 
 def _texts() -> Iterator[Case]:

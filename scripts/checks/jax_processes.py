@@ -98,6 +98,6 @@ def main() -> int:
 
 if __name__ == "__main__":
     if MEMBER in os.environ:
-        number, port, place, names = json.loads(os.environ[MEMBER])
-        sys.exit(compare_all(number, port, Path(place), names))
+        number, port, location, names = json.loads(os.environ[MEMBER])
+        sys.exit(compare_all(number, port, Path(location), names))
     sys.exit(main())

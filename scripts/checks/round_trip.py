@@ -106,19 +106,19 @@ def computed(mod: Any) -> Any:
     for gv, fn in callees_first(mod):
         env: dict[Any, Any] = {}
 
-        def whole(expr: Any, env: Any = env) -> Any:
+        def full(expr: Any, env: Any = env) -> Any:
             if isinstance(expr, relax.Tuple):
-                return relax.Tuple([whole(field) for field in expr.fields])
+                return relax.Tuple([full(field) for field in expr.fields])
             if isinstance(expr, relax.TupleGetItem):
-                return relax.TupleGetItem(whole(expr.tuple_value), expr.index)
+                return relax.TupleGetItem(full(expr.tuple_value), expr.index)
             if isinstance(expr, tvm.ir.GenericConst):
                 return relax.const(expr.value.numpy(), str(tensor_type(expr.ty).dtype.dtype))
             if not isinstance(expr, tvm.ir.Call):
                 return env.get(expr, expr)
             if op_name(expr).startswith("dist."):
-                return whole(expr.args[0])
+                return full(expr.args[0])
             op = created[expr.op.name_hint] if isinstance(expr.op, tvm.ir.GlobalVar) else expr.op
-            return relax.Call(op, [whole(arg) for arg in expr.args], expr.attrs)
+            return relax.Call(op, [full(arg) for arg in expr.args], expr.attrs)
 
         for param in fn.params:
             kind = tensor_type(param.ty)
@@ -128,8 +128,8 @@ def computed(mod: Any) -> Any:
         with builder.function("main", list(env.values()), attrs=dict(fn.attrs or {})):
             with builder.dataflow():
                 for binding in all_bindings(fn.body):
-                    env[binding.var] = builder.emit(whole(binding.value))
-                output = builder.emit_output(whole(fn.body.body))
+                    env[binding.var] = builder.emit(full(binding.value))
+                output = builder.emit_output(full(fn.body.body))
             builder.emit_func_output(output)
         name = str(gv.name_hint)
         done = known(builder.get())["main"].without_attr("global_symbol")

@@ -31,7 +31,7 @@ INSIDE = ("halo", "stat")
 
 def _reasons(rules: list[Rule]) -> list[str]:
     """Why dims of some calls of an op are whole, each reason once."""
-    whys = dict.fromkeys(why for r in rules for why in r.why_whole.values())
+    whys = dict.fromkeys(why for r in rules for why in r.why_replicated.values())
     return [why for why in whys if why != "its extent is 1"]
 
 
@@ -77,7 +77,7 @@ def print_calls(model: str, why: bool) -> int:
         allowed = "; ".join(r.factors) or "nothing"
         lines.append((str(r.count), r.op, r.source, r.signature, allowed))
         if why or r.source == "none":
-            lines += [("", "", "", "", f"  {reason}") for reason in r.whole]
+            lines += [("", "", "", "", f"  {reason}") for reason in r.full]
     print(table(("calls", "op", "rule", "shapes", "may be cut"), lines))
     missing = sum(r.count for r in rows if r.source == "none")
     print(f"{sum(r.count for r in rows)} calls, {len(rows)} distinct, {missing} without a rule")

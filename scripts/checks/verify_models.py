@@ -144,7 +144,7 @@ def shares(
     """Weights held and FLOPs done per device, relative to the bounds of tensor parallelism."""
     bounds = bounds_of(mod, mesh["tp"])
     others = math.prod(mesh.values()) // mesh["tp"]
-    whole = sum(bounds.whole_flops.values())
+    whole = sum(bounds.unsharded_flops.values())
     alone = sum(device.flops for device in simulated(mod, "data_parallel", {"dp": 1}).devices)
     allowed = (whole + BOUND * (alone - whole) / mesh["tp"]) / others
     worked = max(device.flops for device in result.devices)

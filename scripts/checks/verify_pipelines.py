@@ -26,7 +26,7 @@ import tvm_distir as td
 from tvm_distir.execution.runtime.engines.reference import Reference
 from tvm_distir.execution.verification.random_inputs import draw_inputs
 from tvm_distir.planning import strategies as strategy
-from tvm_distir.transforms.training.pipeline.expand_passes import RunInTurn
+from tvm_distir.transforms.training.pipeline.expand_passes import SerializePipeline
 
 BATCH = 16
 GPT = "zoo:gpt?size=tiny,layers=4,hidden=32,heads=4,vocab=64,seq=8"
@@ -124,7 +124,7 @@ def difference(case: Case, engine: str) -> float:
         schedule["chunks"] = 2
     micro = td.load_model(case.model, batch=BATCH // case.micros).mod
     step = td.train_step(micro, schedule=schedule, **options)
-    whole = RunInTurn()(step)
+    whole = SerializePipeline()(step)
     if case.model not in BY_MICRO_BATCH:
         whole = td.train_step(td.load_model(case.model, batch=BATCH).mod, **options)
     values = draw_inputs(whole, seed=0)

@@ -28,7 +28,7 @@ import tvm
 
 import tvm_distir as td
 from tvm_distir import transforms as transform
-from tvm_distir.core.collectives.volume import wire_bytes
+from tvm_distir.core.collectives.volume import sent_bytes
 from tvm_distir.execution.runtime.engines.reference import Reference
 from tvm_distir.execution.runtime.engines.xla.engine import XlaEngine
 from tvm_distir.execution.runtime.engines.xla.process import XlaCollective, running
@@ -89,7 +89,7 @@ def ours(local: Any) -> str:
 def theirs(matches: Sequence[XlaCollective]) -> str:
     """Cells of what XLA compiled."""
     kinds = [each.kind.replace("-", "_") for each in matches]
-    sizes = [wire_bytes(k, o.result_bytes, o.ranks) for k, o in zip(kinds, matches, strict=True)]
+    sizes = [sent_bytes(k, o.result_bytes, o.ranks) for k, o in zip(kinds, matches, strict=True)]
     return cells(Counter(kinds), sum(sizes))
 
 

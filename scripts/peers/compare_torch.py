@@ -153,14 +153,14 @@ class Tokens(nn.Module):
     ) -> None:
         super().__init__()
         self.table = nn.Embedding(VOCAB, HIDDEN)
-        self.places = nn.Parameter(torch.randn(SEQ, HIDDEN) / 10)
+        self.positions = nn.Parameter(torch.randn(SEQ, HIDDEN) / 10)
         self.layers = nn.ModuleList(layer() for _ in range(2))
         self.norm = norm()
         self.head = None if tied else nn.Linear(HIDDEN, VOCAB, bias=False)
 
     def forward(self, ids: Any) -> Any:
         """Run it."""
-        x = self.table(ids) + self.places
+        x = self.table(ids) + self.positions
         for layer in self.layers:
             x = layer(x)
         x = self.norm(x)

@@ -85,7 +85,7 @@ def judge(name: str, form: str, plans: bool) -> tuple[bool, list[str]]:
             verdicts.append("equal" if equal else "DIFFERS")
         except DistIRError as fault:
             equal = False
-            verdicts.append(f"{fault.code} {fault.place}")
+            verdicts.append(f"{fault.code} {fault.location}")
         good &= equal
     row = [name, form, f"{took_s:.1f} s", str(count(flat["main"])), layers(mod), f"{error:.0e}"]
     return bool(good), [*row, *verdicts]

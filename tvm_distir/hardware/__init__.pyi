@@ -8,8 +8,8 @@ from .auto_sharding.kernel_costs import work_of_step as work_of_step
 from .auto_sharding.labeller import WIDTH as WIDTH
 from .auto_sharding.labeller import Labeller as Labeller
 from .auto_sharding.memory_bound import TooLargeError as TooLargeError
-from .auto_sharding.mesh_costs import MeshPriceCache as MeshPriceCache
-from .auto_sharding.mesh_costs import MeshPrices as MeshPrices
+from .auto_sharding.mesh_costs import MeshCostCache as MeshCostCache
+from .auto_sharding.mesh_costs import MeshCosts as MeshCosts
 from .auto_sharding.mesh_costs import shard_bytes as shard_bytes
 from .auto_sharding.sharding_problem import ShardingProblem as ShardingProblem
 from .cost_weights import costs_for as costs_for

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from tvm import ir
 
-from tvm_distir.core.collectives import wire_share
+from tvm_distir.core.collectives import sent_share
 from tvm_distir.core.ir import (
     axis_groups,
     known_shape,
@@ -124,5 +124,5 @@ def _link_times(system: System, groups: Sequence[Sequence[int]]) -> tuple[float,
         )
         for payload_bytes in (0, _LARGE_BYTES, 2 * _LARGE_BYTES)
     )
-    sent_bytes = wire_share("all_gather", _LARGE_BYTES, max(len(groups[0]), 2))
+    sent_bytes = sent_share("all_gather", _LARGE_BYTES, max(len(groups[0]), 2))
     return (twice_s - once_s) / sent_bytes, empty_s

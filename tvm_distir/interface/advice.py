@@ -33,7 +33,7 @@ def check_advice(how: str, location: str = "advice") -> None:
     """Refuse an unknown mode of advice (DIST0152)."""
     if how not in CHOICES:
         raise UsageError(
-            "DIST0152", f'"{how}" is not an advice mode', place=location,
+            "DIST0152", f'"{how}" is not an advice mode', location=location,
             remedy=f"Use {', '.join(CHOICES)}.",
         )  # fmt: skip
 

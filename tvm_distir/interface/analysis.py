@@ -177,12 +177,12 @@ def analyze(options: AnalysisOptions) -> AnalysisResult:
     """
     if options.plan is not None and options.strategy is not None:
         raise UsageError(
-            "DIST0151", "a plan and a strategy are both given", place="analyze",
+            "DIST0151", "a plan and a strategy are both given", location="analyze",
             remedy="Give one of them.",
         )  # fmt: skip
     if options.strategy is not None and options.mesh is None:
         raise UsageError(
-            "DIST0151", "a strategy needs a mesh", place="analyze",
+            "DIST0151", "a strategy needs a mesh", location="analyze",
             remedy='Give its axes, as mesh={"dp": 2, "tp": 4}.',
         )  # fmt: skip
     if options.system is None:

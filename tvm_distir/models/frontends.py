@@ -164,7 +164,7 @@ def _source_of(mod: ir.IRModule) -> str:
     if about is None or not about["source"]:
         problem = "the module does not record the file of its weights"
         remedy = "Pass the file or the model to load_weights."
-        raise ModelError("DIST0315", problem, place="module", remedy=remedy)
+        raise ModelError("DIST0315", problem, location="module", remedy=remedy)
     return str(about["source"])
 
 

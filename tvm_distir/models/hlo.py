@@ -72,7 +72,7 @@ def from_stablehlo(
     if loops is not None and loops < 1:
         problem = f"loops={loops} is not a bound of iterations"
         remedy = "Give 1 or more, or leave it out: counted loops need no bound."
-        raise ModelError("DIST0373", problem, place="loops", remedy=remedy)
+        raise ModelError("DIST0373", problem, location="loops", remedy=remedy)
     return read(source, data=data, inline=inline, loops=loops, shardings=shardings)
 
 
@@ -89,7 +89,7 @@ def read_stablehlo(path: str, spec: str, batch: int | None, dims: Mapping[str, i
         raise batch_fault("StableHLO", spec, "export it with another one")
     for dim in dims:
         problem = f'StableHLO is imported with static shapes only: there is no symbolic dim "{dim}"'
-        raise ModelError("DIST0313", problem, place=spec, remedy="Export it with these sizes.")
+        raise ModelError("DIST0313", problem, location=spec, remedy="Export it with these sizes.")
     _, keys = split_keys(spec.removeprefix(path).replace("?", "m?", 1), spec)
     options: dict[str, Any] = {}
     for key, value in keys.items():
@@ -102,5 +102,5 @@ def read_stablehlo(path: str, spec: str, batch: int | None, dims: Mapping[str, i
         else:
             problem = f'"{key}={value}" is not an option'
             remedy = "Give data=NAME+NAME, inline=N, loops=N, shardings=0."
-            raise ModelError("DIST0373", problem, place=spec, remedy=remedy)
+            raise ModelError("DIST0373", problem, location=spec, remedy=remedy)
     return from_stablehlo(path, **options)

@@ -104,7 +104,7 @@ def load_model(
             "DIST0154",
             f"the argument is of type {type(spec).__name__}, and a module or the name of a model "
             "is required",
-            place="model",
+            location="model",
             remedy="Give an IRModule, the path of a file, hf:NAME or zoo:NAME?key=value,...",
         )
     spec = zoo_spec(str(spec))
@@ -141,7 +141,7 @@ def load_model(
             f"Give file.onnx, .pt2, .mlir, .jax, .py, .json, config.json, {HUB}NAME, or "
             f"{ZOO}NAME with NAME one of {', '.join(zoo.NAMES)}."
         )
-    raise ModelError("DIST0302", "the kind of the model is unknown", place=spec, remedy=remedy)
+    raise ModelError("DIST0302", "the kind of the model is unknown", location=spec, remedy=remedy)
 
 
 def check_zoo_dims(spec: str, name: str, dims: Mapping[str, int]) -> None:
@@ -149,7 +149,7 @@ def check_zoo_dims(spec: str, name: str, dims: Mapping[str, int]) -> None:
     for dim, size in dims.items():
         problem = f'models of the zoo have no symbolic dim "{dim}"'
         remedy = f"Give sizes as keys: {ZOO}{name}?{dim}={size}; see `td.zoo.{name}`."
-        raise ModelError("DIST0313", problem, place=spec, remedy=remedy)
+        raise ModelError("DIST0313", problem, location=spec, remedy=remedy)
 
 
 def serving_step(spec: str) -> tuple[DecoderConfig, CacheConfig]:
@@ -181,7 +181,7 @@ def serving_step(spec: str) -> tuple[DecoderConfig, CacheConfig]:
 
 def _no_step(spec: str) -> ModelError:
     remedy = "Give a decoder of the zoo, or a config.json."
-    return ModelError("DIST0331", "the model has no serving step", place=spec, remedy=remedy)
+    return ModelError("DIST0331", "the model has no serving step", location=spec, remedy=remedy)
 
 
 def _from_config(path: str, spec: str, batch: int | None) -> Model:
@@ -212,7 +212,7 @@ def _from_config(path: str, spec: str, batch: int | None) -> Model:
 
 
 def _no_config(location: str, problem: str, remedy: str) -> ModelError:
-    return ModelError("DIST0334", problem, place=location, remedy=remedy)
+    return ModelError("DIST0334", problem, location=location, remedy=remedy)
 
 
 def model_keys(spec: str) -> tuple[str, dict[str, str]] | None:

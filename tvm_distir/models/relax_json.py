@@ -76,7 +76,7 @@ def read_relax(path: str | Path, dims: Mapping[str, int]) -> ir.IRModule:
     remedy = "Give the JSON of a Relax module, as `tvm-distir convert MODEL out.json` writes it."
 
     def refuse(location: str, problem: str, remedy: str) -> ModelError:
-        return ModelError("DIST0303", problem, place=location, remedy=remedy)
+        return ModelError("DIST0303", problem, location=location, remedy=remedy)
 
     text = read_text(path, refuse)
     try:

@@ -50,7 +50,7 @@ def from_nn(module: Any, spec: Any, dims: Mapping[str, int] | None = None) -> ir
     if not hasattr(module, "export_tvm"):
         problem = f"a {type(module).__name__} cannot be exported"
         remedy = "Give a tvm.relax.frontend.nn.Module."
-        raise ModelError("DIST0340", problem, place="from_nn", remedy=remedy)
+        raise ModelError("DIST0340", problem, location="from_nn", remedy=remedy)
     mod, params = module.export_tvm(spec)
     named = with_names(open_tuples(mod), [str(name) for name, _ in params])
     return bind_dims(named, dims or {})

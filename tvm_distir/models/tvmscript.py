@@ -75,7 +75,7 @@ def from_tvmscript(
         raise ModelError(
             "DIST0320",
             str(getattr(error, "msg", error)),
-            place=f"{location}:{line}",
+            location=f"{location}:{line}",
             remedy="Give a Python file that contains a TVMScript module.",
         ) from error
     names, classes = _read_statements(tree, location)
@@ -103,7 +103,7 @@ def _source(path_or_text: str | Path) -> tuple[str, str, str | None]:
         text = file_bytes(path).decode("utf-8")
     except UnicodeDecodeError as error:
         raise ModelError(
-            "DIST0320", "the file is not UTF-8 text", place=name, remedy="Give a .py file."
+            "DIST0320", "the file is not UTF-8 text", location=name, remedy="Give a .py file."
         ) from error
     return text, name, class_name or None
 
@@ -146,16 +146,18 @@ def _choose(classes: list[ast.ClassDef], class_name: str | None, location: str) 
         if class_name in by_name:
             return by_name[class_name]
         problem = f'there is no module "{class_name}"'
-        raise ModelError("DIST0322", problem, place=location, remedy=nearest(class_name, by_name))
+        raise ModelError(
+            "DIST0322", problem, location=location, remedy=nearest(class_name, by_name)
+        )
     if len(classes) == 1:
         return classes[0]
     if not classes:
         problem = "there is no class with @I.ir_module"
         remedy = "Decorate the module's class with @I.ir_module."
-        raise ModelError("DIST0322", problem, place=location, remedy=remedy)
+        raise ModelError("DIST0322", problem, location=location, remedy=remedy)
     problem = f"{len(classes)} modules: {', '.join(by_name)}"
     remedy = f"Choose a module: {location}::{classes[-1].name}"
-    raise ModelError("DIST0322", problem, place=location, remedy=remedy)
+    raise ModelError("DIST0322", problem, location=location, remedy=remedy)
 
 
 def _parse(text: str, node: ast.ClassDef, names: dict[str, object], location: str) -> ir.IRModule:
@@ -175,17 +177,19 @@ def _parse(text: str, node: ast.ClassDef, names: dict[str, object], location: st
         problem = first_line(error).removeprefix("error: ")
         if problem.startswith("Program is not well-formed"):
             raise _malformed(program, names, f"{location}:{first}") from error
-        raise ModelError("DIST0323", problem, place=f"{location}:{line}", remedy=remedy) from error
+        raise ModelError(
+            "DIST0323", problem, location=f"{location}:{line}", remedy=remedy
+        ) from error
     except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
         drop_half_built(error)
         raise ModelError(
-            "DIST0323", first_line(error), place=f"{location}:{first}", remedy=remedy
+            "DIST0323", first_line(error), location=f"{location}:{first}", remedy=remedy
         ) from error
     if not isinstance(mod, ir.IRModule):
         raise ModelError(
             "DIST0322",
             f"{node.name} does not evaluate to an IRModule",
-            place=f"{location}:{first}",
+            location=f"{location}:{first}",
             remedy=remedy,
         )
     return mod
@@ -200,7 +204,7 @@ def _malformed(program: str, names: dict[str, object], location: str) -> ModelEr
     return ModelError(
         "DIST0323",
         f"the module is not well-formed{reason}",
-        place=location,
+        location=location,
         remedy="A function with impure calls is @R.function(pure=False), with these calls outside "
         "of dataflow blocks; R.call_pure_packed is pure.",
     )
@@ -216,4 +220,6 @@ def _check_metadata(node: ast.ClassDef, names: dict[str, object], location: str)
     if words and not any(isinstance(word.ctx, ast.Store) for word in words):
         problem = "the module reads its constants from metadata, which the file does not contain"
         remedy = "Print the module with mod.script(show_meta=True)."
-        raise ModelError("DIST0323", problem, place=f"{location}:{words[0].lineno}", remedy=remedy)
+        raise ModelError(
+            "DIST0323", problem, location=f"{location}:{words[0].lineno}", remedy=remedy
+        )

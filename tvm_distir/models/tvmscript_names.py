@@ -105,7 +105,7 @@ def _metadata(node: ast.Assign, location: str) -> Any:
 def refused(node: ast.AST, location: str, problem: str, remedy: str) -> ModelError:
     """Return the error DIST0321 about a statement."""
     return ModelError(
-        "DIST0321", problem, place=f"{location}:{getattr(node, 'lineno', 1)}", remedy=remedy
+        "DIST0321", problem, location=f"{location}:{getattr(node, 'lineno', 1)}", remedy=remedy
     )
 
 

@@ -10,7 +10,7 @@ from .fusion.quantization import check_products as check_products
 from .memory.account import BufferGroup as BufferGroup
 from .memory.account import MemoryAccount as MemoryAccount
 from .memory.peaks import Peaks as Peaks
-from .memory.planned import place_number as place_number
+from .memory.planned import entry_number as entry_number
 from .memory.remedies import Verdict as Verdict
 from .memory.remedies import verdict as verdict
 from .program.exporter import export as export
@@ -57,7 +57,7 @@ from .simulation.pipeline.rank_arrays import StageSteps as StageSteps
 from .simulation.result import PipelineResult as PipelineResult
 from .simulation.result import Result as Result
 from .simulation.simulator import simulate as simulate
-from .traces.files import trace_form as trace_form
+from .traces.files import trace_format as trace_format
 from .traces.files import write_trace as write_trace
 from .traces.merged import merge_traces as merge_traces
 from .traces.records import Event as Event

@@ -219,7 +219,7 @@ class StepOptions:
             raise UsageError(
                 "DIST0151",
                 "the tokens of a sample are given, but the sizes of the module are fixed",
-                place="seq", remedy="Remove seq, or give a configuration or a model of the zoo.",
+                location="seq", remedy="Remove seq, or give a configuration or a model of the zoo.",
             )  # fmt: skip
         return replace(self, model=model_with_seq(str(self.model), self.seq), seq=None)
 

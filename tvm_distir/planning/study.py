@@ -132,33 +132,33 @@ class Study(StepOptions):
                 return Model(self.model, "module", "relax")
             raise UsageError(
                 "DIST0151", "a batch or dims are given, but the sizes of the module are fixed",
-                place="batch", remedy="Remove them, or give a file or a model of the zoo.",
+                location="batch", remedy="Remove them, or give a file or a model of the zoo.",
             )  # fmt: skip
         schedule = self._schedule
         forward = self.training() is None
         if forward and schedule is not None and not (self.strategy and is_single_pass(schedule)):
             raise UsageError(
                 "DIST0151", "stages and micro-batches require a training step",
-                place="train", remedy="Pass train= (on the command line, --train).",
+                location="train", remedy="Pass train= (on the command line, --train).",
             )  # fmt: skip
         with self.watch.stage("load"):
             return self._load(self.model, 1 if schedule is None else schedule.micro_batches)
 
     def _load(self, spec: str | Path, parts: int) -> Model:
         """Load the model with the samples of one of several micro-batches."""
-        whole = self.batch
-        if whole is None or parts == 1:
-            model = self._load_once(spec, whole)
+        batch = self.batch
+        if batch is None or parts == 1:
+            model = self._load_once(spec, batch)
             if parts == 1 or model.is_text:
                 return model
             entry = model.mod[entry_of(model.mod)]
-            whole = int(entry.params[data_positions(entry)[0]].ty.shape[0])
-        if whole % parts:
+            batch = int(entry.params[data_positions(entry)[0]].ty.shape[0])
+        if batch % parts:
             raise UsageError(
-                "DIST0152", f"the batch {whole} is not a multiple of the {parts} micro-batches",
-                place="batch", remedy="Give the batch of a full step, a multiple of them.",
+                "DIST0152", f"the batch {batch} is not a multiple of the {parts} micro-batches",
+                location="batch", remedy="Give the batch of a full step, a multiple of them.",
             )  # fmt: skip
-        return self._load_once(spec, whole // parts)
+        return self._load_once(spec, batch // parts)
 
     def _load_once(self, spec: str | Path, batch: int | None) -> Model:
         """Load the model, its repeated layers as functions, unless another study did."""
@@ -201,7 +201,7 @@ class Study(StepOptions):
         if self.attention not in (None, *ATTENTIONS):
             raise UsageError(
                 "DIST0152", f'attention "{self.attention}" is not known',
-                place="attention", remedy=f"Use {' or '.join(ATTENTIONS)}.",
+                location="attention", remedy=f"Use {' or '.join(ATTENTIONS)}.",
             )  # fmt: skip
         plan = self._given_plan
         if has_ring(self._specs) or (plan is not None and plan.attention == FUSED):
@@ -242,7 +242,7 @@ class Study(StepOptions):
             name = f" {self.plan}" if isinstance(self.plan, (str, Path)) else ""
             raise UsageError(
                 "DIST0151", f"the plan{name} is for the mesh {meshes}, not for the given one",
-                place="mesh", remedy="Remove the mesh, or change one of them.",
+                location="mesh", remedy="Remove the mesh, or change one of them.",
             )  # fmt: skip
         return plan
 
@@ -338,7 +338,7 @@ class Study(StepOptions):
         if of_plan:
             raise UsageError(
                 "DIST0151", 'recompute is given, and the plan has "recompute"',
-                place="recompute", remedy="Remove one of them.",
+                location="recompute", remedy="Remove one of them.",
             )  # fmt: skip
         if not isinstance(choice, str):
             return choice

@@ -45,7 +45,7 @@ class Workers:
     def __init__(self, count: int | None = None, executor: Executor | None = None) -> None:
         if count is not None and count < 1:
             raise UsageError(
-                "DIST0152", f"{count} workers are not a positive number", place="workers",
+                "DIST0152", f"{count} workers are not a positive number", location="workers",
                 remedy="Give the number of tasks that run at once.",
             )  # fmt: skip
         self.count = count or (1 if executor is None else os.cpu_count() or 1)
@@ -167,7 +167,7 @@ class Lookahead(Generic[Task, Value]):
                 self.workers.replace_broken()
         raise SimulationError(
             "DIST0756", f"the worker process of {shortened(repr(task), 200)} was killed",
-            place="workers", remedy="Use fewer workers, or one, if memory is scarce.",
+            location="workers", remedy="Use fewer workers, or one, if memory is scarce.",
         ) from error  # fmt: skip
 
     def _start(self, task: Task) -> bool:

@@ -1,7 +1,7 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
 
-from .config.atomic import write_whole as write_whole
+from .config.atomic import write_atomically as write_atomically
 from .config.cache import CACHE as CACHE
 from .config.cache import CacheFile as CacheFile
 from .config.cache import sources_digest as sources_digest

@@ -112,13 +112,13 @@ def check_versions() -> None:
         version = _installed(pin.distribution)
         if version is None:
             raise DependencyError(
-                pin.code, f"{pin.distribution} is not installed", place="import", remedy=REMEDY
+                pin.code, f"{pin.distribution} is not installed", location="import", remedy=REMEDY
             )
         if not accepts(pin, version):
             raise DependencyError(
                 pin.code,
                 f"{pin.distribution} {version} is installed, but tvm_distir requires "
                 f"{pin.requirement}",
-                place="import",
+                location="import",
                 remedy=REMEDY,
             )

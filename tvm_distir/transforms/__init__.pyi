@@ -41,7 +41,7 @@ from .optimize.moved_collectives import MoveGathers as MoveGathers
 from .optimize.moved_collectives import MoveSlices as MoveSlices
 from .optimize.passes import OptimizeCollectives as OptimizeCollectives
 from .optimize.prefetch import PrefetchGathers as PrefetchGathers
-from .optimize.regather import GatherAgain as GatherAgain
+from .optimize.regather import RegatherActivations as RegatherActivations
 from .optimize.replicate_inputs import ReplicateInputs as ReplicateInputs
 from .optimize.share import CancelCollectives as CancelCollectives
 from .optimize.share import ShareCollectives as ShareCollectives
@@ -73,7 +73,7 @@ from .training.passes import TrainStep as TrainStep
 from .training.pipeline.exchange_placements import NEXT_STAGE as NEXT_STAGE
 from .training.pipeline.exchange_placements import MessageEndpoints as MessageEndpoints
 from .training.pipeline.expand_passes import ExpandSchedule as ExpandSchedule
-from .training.pipeline.expand_passes import RunInTurn as RunInTurn
+from .training.pipeline.expand_passes import SerializePipeline as SerializePipeline
 from .training.pipeline.stage_placements import IoPlacement as IoPlacement
 from .training.pipeline.stage_placements import StageInterface as StageInterface
 from .training.pipeline.sums import ContinuedAccumulation as ContinuedAccumulation

@@ -56,8 +56,8 @@ def communication_passes(
         options = {"bucket_bytes": bucket_bytes}
     passes: list[Named] = [("gather-first", {})] if overlap_optimizer else []
     if options:
-        apart = overlap_optimizer or (mod.attrs is not None and PIPELINE_ATTR in mod.attrs)
-        private = {"private": True} if apart and "units" in options else {}
+        separate = overlap_optimizer or (mod.attrs is not None and PIPELINE_ATTR in mod.attrs)
+        private = {"private": True} if separate and "units" in options else {}
         passes += [("bucket", {**options, **private}), ("bucket-gathers", options)]
     clock = system if overlap is None and usual else overlap
     if clock is not None and ahead_bytes != 0:

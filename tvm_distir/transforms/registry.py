@@ -40,7 +40,7 @@ PASSES = Registry(
             "cancel": "transforms.optimize.share:CancelCollectives",
             "fuse": "transforms.optimize.fuse:FuseCollectives",
             "unused": "transforms.optimize.unused:RemoveUnused",
-            "regather": "transforms.optimize.regather:GatherAgain",
+            "regather": "transforms.optimize.regather:RegatherActivations",
             "lower": "core.passes.lower.passes:LowerDistIR",
             "replicate-inputs": "transforms.optimize.replicate_inputs:ReplicateInputs",
             "ring": "transforms.attention.ring:RingAttention",
@@ -53,7 +53,7 @@ PASSES = Registry(
             "schedule": "transforms.optimize.collective_schedule:ScheduleCollectives",
             "defer": "transforms.optimize.deferral:DeferReductions",
             "prefetch": "transforms.optimize.prefetch:PrefetchGathers",
-            "in-turn": "transforms.training.pipeline.expand_passes:RunInTurn",
+            "in-turn": "transforms.training.pipeline.expand_passes:SerializePipeline",
             "expand": "transforms.training.pipeline.expand_passes:ExpandSchedule",
         }.items()
     },
@@ -104,8 +104,8 @@ def find_pass(name: str) -> PassInfo:
     return info
 
 
-def check_name(name: str, place: str = "passes") -> None:
+def check_name(name: str, location: str = "passes") -> None:
     """Reject an unknown pass name (UsageError DIST0152)."""
     if name not in PASSES:
         problem = f'there is no pass "{name}"'
-        raise UsageError("DIST0152", problem, place=place, remedy=nearest(name, pass_names()))
+        raise UsageError("DIST0152", problem, location=location, remedy=nearest(name, pass_names()))

@@ -69,14 +69,14 @@ class PassSpec:
         return self.info.make(self.name, self.options, arguments)
 
 
-def parse_passes(text: str, place: str = "passes") -> tuple[PassSpec, ...]:
+def parse_passes(text: str, location: str = "passes") -> tuple[PassSpec, ...]:
     """Parse passes with their options.
 
     Parameters
     ----------
     text : str
         ``name{option=value,...},...``; see :mod:`tvm_distir.support.plugins.notation`.
-    place : str
+    location : str
         The place of the text, for messages.
 
     Raises
@@ -92,32 +92,32 @@ def parse_passes(text: str, place: str = "passes") -> tuple[PassSpec, ...]:
     >>> [str(spec) for spec in parse_passes("lower, bucket{ bucket_bytes=1024 }")]
     ['lower', 'bucket{bucket_bytes=1024}']
     """
-    calls = read_calls(text, place)
+    calls = read_calls(text, location)
     for call in calls:
-        check_name(call.name, place)
-    return tuple(_checked(call, place) for call in calls)
+        check_name(call.name, location)
+    return tuple(_checked(call, location) for call in calls)
 
 
-def _checked(call: Call, place: str) -> PassSpec:
+def _checked(call: Call, location: str) -> PassSpec:
     known = find_pass(call.name).options if call.options.pairs else {}
     options = {}
     for key, term in call.options.pairs:
         if key not in known:
             problem = f'the pass "{call.name}" has no option "{key}"'
-            raise UsageError("DIST0152", problem, place=place, remedy=nearest(key, known))
+            raise UsageError("DIST0152", problem, location=location, remedy=nearest(key, known))
         try:
             options[key] = known[key].read(term)
         except Unreadable as fault:
             raise UsageError(
                 "DIST0152",
                 f'{key}={shortened(term)} of the pass "{call.name}" is not {fault.expects}',
-                place=place,
+                location=location,
                 remedy=fault.remedy or known[key].fault_remedy,
             ) from None
     return PassSpec(call.name, options)
 
 
-def levels_after(specs: Sequence[PassSpec], place: str = "passes") -> list[str | None]:
+def levels_after(specs: Sequence[PassSpec], location: str = "passes") -> list[str | None]:
     """Return the level of a module after a sequence of passes, as far as they declare it.
 
     Raises
@@ -138,7 +138,7 @@ def levels_after(specs: Sequence[PassSpec], place: str = "passes") -> list[str |
                 f'"{spec.name}" requires modules that are {" or ".join(info.takes)}; after the '
                 "passes "
                 f"before it they are {' or '.join(sorted(possible))}",
-                place=place,
+                location=location,
                 remedy="Run the passes in order: annotate, propagate, legalize, lower.",
             )
         possible = accepted if info.gives is None else {info.gives}

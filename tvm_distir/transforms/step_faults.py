@@ -9,5 +9,5 @@ from tvm_distir.support import ModelError
 
 def wrong_argument(problem: str, remedy: str, name: str = "") -> ModelError:
     """Return the error about an argument, or about the model where no name is given (DIST0351)."""
-    place = f"train_step ({name})" if name else "train_step"
-    return ModelError("DIST0351", problem, place=place, remedy=remedy)
+    location = f"train_step ({name})" if name else "train_step"
+    return ModelError("DIST0351", problem, location=location, remedy=remedy)

@@ -40,7 +40,7 @@ from tvm_distir.models.common.quiet import muted_stderr, warnings_ignored
 from tvm_distir.planning.calibration.rows import ProductRow
 from tvm_distir.planning.serving.levels import ServiceLevels
 from tvm_distir.planning.strategies.composition import make_plan
-from tvm_distir.support.config.atomic import write_whole
+from tvm_distir.support.config.atomic import write_atomically
 from tvm_distir.support.errors.tree import ModelError
 
 pytestmark = pytest.mark.optimized  # the target of the suite is that of the main thread
@@ -307,7 +307,7 @@ def test_threads_get_what_one_gets(
 
 @contextlib.contextmanager
 def _written() -> Iterator[None]:
-    write_whole(folder() / "whole", b"")
+    write_atomically(folder() / "whole", b"")
     yield
 
 

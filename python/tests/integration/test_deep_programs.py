@@ -122,7 +122,7 @@ def test_a_loss_that_is_a_chain_of_calls_is_split_into_micro_batches() -> None:
     values = [np.random.default_rng(0).normal(size=(8, 4)).astype("float32") for _ in range(2)]
     weight = np.eye(4, dtype="float32")
     results = [
-        Reference(td.transforms.RunInTurn()(made)).run([values[0], values[1], weight])
+        Reference(td.transforms.SerializePipeline()(made)).run([values[0], values[1], weight])
         for made in (step, plain)
     ]
     for got, expected in zip(*results, strict=True):

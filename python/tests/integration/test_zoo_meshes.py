@@ -71,7 +71,7 @@ def test_an_uneven_batch_over_two_axes(name: str, train: bool) -> None:
     assert td.verify(mod, plan, engine="virtual", dist=lowered).equal
     sent = td.transforms.traffic(lowered)
     if train:  # the gradients at least
-        assert sent.total_wire_bytes > 0
+        assert sent.total_sent_bytes > 0
     elif name != "moe":  # samples stay where they are; the router of experts counts tokens
         assert not sent.counts
 

@@ -64,7 +64,7 @@ def build(
             "DIST0332",
             f"hidden={hidden}, heads={heads}, seq={seq}, positions={positions} do not describe a "
             "GPT-2",
-            place="gpt2",
+            location="gpt2",
             remedy="Choose heads that divide hidden, and seq of at most positions.",
         )
     writer = _Writer(hidden, heads, batch, seq, seed)

@@ -65,24 +65,24 @@ def one_call(shapes, build, num_input=None):
 
 def test_weights_are_found_through_private_functions():
     specs = by_name(from_tvmscript(FORUM))
-    assert specs["x"].role == "data"
-    assert (specs["A"].role, specs["A"].fan_in) == ("weight", 8)
+    assert specs["x"].usage == "data"
+    assert (specs["A"].usage, specs["A"].fan_in) == ("weight", 8)
     assert specs["A"].gain == pytest.approx(math.sqrt(2))  # a relu follows
-    assert (specs["B"].role, specs["B"].fan_in, specs["B"].gain) == ("weight", 16, 1.0)
+    assert (specs["B"].usage, specs["B"].fan_in, specs["B"].gain) == ("weight", 16, 1.0)
 
 
 @pytest.mark.parametrize("nested", [0, 1])
 def test_roles_of_the_zoo(nested):
     specs = by_name(zoo.gpt(size="tiny", nested=nested))
-    assert (specs["input_ids"].role, specs["input_ids"].high) == ("data", 503)
-    assert (specs["wte.weight"].role, specs["wte.weight"].fan_in) == ("weight", 64)
-    assert specs["h.1.ln_2.weight"].role == "scale"
-    assert specs["h.1.attn.q_proj.bias"].role == "bias"
+    assert (specs["input_ids"].usage, specs["input_ids"].high) == ("data", 503)
+    assert (specs["wte.weight"].usage, specs["wte.weight"].fan_in) == ("weight", 64)
+    assert specs["h.1.ln_2.weight"].usage == "scale"
+    assert specs["h.1.attn.q_proj.bias"].usage == "bias"
     assert specs["h.0.mlp.down_proj.weight"].fan_in == 256
     assert specs["h.0.mlp.down_proj.weight"].gain == 0.5  # joins the residual stream
     llama = by_name(zoo.llama(size="tiny", nested=nested))
     assert llama["input_ids"].high == 512
-    assert llama["norm.weight"].role == "scale"
+    assert llama["norm.weight"].usage == "scale"
     assert llama["layers.1.self_attn.k_proj.weight"].fan_in == 64
 
 
@@ -135,11 +135,11 @@ def test_ranges_of_indices(shapes, build, name, high):
 def test_num_input_tells_data_from_weights():
     shapes = {"a": ((4, 4), "float32"), "b": ((4, 4), "float32")}
     mod = one_call(shapes, relax.op.add, num_input=1)
-    assert [spec.role for spec in input_specs(mod)] == ["data", "bias"]
+    assert [spec.usage for spec in input_specs(mod)] == ["data", "bias"]
     mod = one_call(shapes, relax.op.add)
-    assert [spec.role for spec in input_specs(mod)] == ["data", "data"]
+    assert [spec.usage for spec in input_specs(mod)] == ["data", "data"]
     mod = one_call(shapes, relax.op.matmul, num_input=2)
-    assert [spec.role for spec in input_specs(mod)] == ["data", "data"]
+    assert [spec.usage for spec in input_specs(mod)] == ["data", "data"]
 
 
 def test_draws_follow_roles_and_seed():
@@ -148,9 +148,9 @@ def test_draws_follow_roles_and_seed():
     for spec, array in zip(specs, arrays, strict=True):
         assert array.shape == spec.shape
         assert array.dtype == np.dtype(spec.dtype)
-        if spec.role == "weight" and array.size > 10_000:
+        if spec.usage == "weight" and array.size > 10_000:
             assert array.std() == pytest.approx(spec.gain / math.sqrt(spec.fan_in), rel=0.03)
-        if spec.role == "scale":
+        if spec.usage == "scale":
             assert abs(array.mean() - 1) < 0.1
     ids = arrays[0]
     assert ids.min() >= 0 and ids.max() < 503 and ids.max() > 450

@@ -98,7 +98,7 @@ def test_light_models_import_at_batch_8(name):
     assert int(main.ret_ty.shape[0]) == 8
     specs = input_specs(mod)
     assert specs[0].shape == (8, 3, 224, 224)
-    assert {spec.role for spec in specs[1:]} <= {"weight", "bias", "scale", "mean", "variance"}
+    assert {spec.usage for spec in specs[1:]} <= {"weight", "bias", "scale", "mean", "variance"}
     raw = onnx.load(LIGHT / name)
     described = [n.output[0] for n in raw.graph.node if n.op_type == "ConstantOfShape"]
     read = {operand for node in raw.graph.node for operand in node.input}

@@ -135,7 +135,7 @@ def test_malformed_files_name_the_line(tmp_path, text, code, line, capfd):
     with pytest.raises(ModelError) as caught:
         from_tvmscript(path)
     assert caught.value.code == code
-    assert caught.value.place == f"{path}:{line}"
+    assert caught.value.location == f"{path}:{line}"
     assert "\n" not in str(caught.value)
     captured = capfd.readouterr()
     assert captured.out == captured.err == ""

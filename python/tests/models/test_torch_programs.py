@@ -93,7 +93,7 @@ def test_parameters_have_the_names_of_the_checkpoint():
     state = {name for name in module.state_dict() if not name.endswith("batches_tracked")}
     assert [spec.name for spec in specs[:2]] == ["ids", "scale"]
     assert {spec.name for spec in specs[2:]} == state - {"order"}  # a table stands in the module
-    roles = {spec.name: spec.role for spec in specs}
+    roles = {spec.name: spec.usage for spec in specs}
     assert (roles["ids"], roles["embed.weight"], roles["norm.running_var"]) == (
         "data",
         "weight",
@@ -324,7 +324,7 @@ def test_the_module_path_is_told():
 
     with pytest.raises(ModelError) as caught:
         td.from_exported_program(export(Outer(), (torch.eye(3),)))
-    assert "blocks.0" in caught.value.place
+    assert "blocks.0" in caught.value.location
 
 
 def test_broken_archives_are_refused(tmp_path):

@@ -47,7 +47,7 @@ def test_sums_have_the_names_of_their_weights(profile: str) -> None:
     names = BufferNames(grown)
     assert grown.staged is not None
     for stage in range(2):
-        role = grown.staged.role_of(stage)
+        role = grown.staged.stage_kind_of(stage)
         phase = role.phase(ACCUMULATE)
         assert phase is not None
         sums = [names.slot(role, slot) for slot in phase.outputs]
@@ -60,7 +60,7 @@ def test_activations_have_the_names_of_the_modules_that_make_them() -> None:
     grown = grouped(program(2), "megatron-lm")
     names = BufferNames(grown)
     assert grown.staged is not None
-    role = grown.staged.role_of(0)
+    role = grown.staged.stage_kind_of(0)
     remaining = [names.slot(role, slot) for slot in role.stash]
     for layer in (0, 1):
         assert f"layers.{layer}.mlp.up_proj output" in remaining

@@ -52,7 +52,7 @@ def measured(case: str, profile: str) -> Iterator[tuple[MemoryAccount, list[int]
     assert staged is not None
     memories = RankMemories(program, CachingAllocator(program, BLOCK))
     for rank in range(staged.schedule.stages):
-        role = staged.role_of(rank)
+        role = staged.stage_kind_of(rank)
         phase = role.phase(ACCUMULATE)
         assert phase is not None
         shapes = (role.slots[slot].shape for slot in phase.outputs)

@@ -23,7 +23,7 @@ from tests.child_processes import child_environment
 from tvm_distir.core.ir.placement import shard_slices
 from tvm_distir.interface.command import main
 from tvm_distir.interface.command.export_plan import FORMATS
-from tvm_distir.planning.plan_export.axis_roles import describe
+from tvm_distir.planning.plan_export.axis_uses import describe
 from tvm_distir.planning.plan_export.plan_formats import PLAN_FORMATS
 from tvm_distir.support.errors import DistIRError, PlanError, UsageError
 

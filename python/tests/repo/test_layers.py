@@ -36,7 +36,7 @@ class Import:
 
     Attributes
     ----------
-    place : str
+    location : str
         ``file:line``.
     module, source : str
         The module that imports, and the module that the statement names.
@@ -44,7 +44,7 @@ class Import:
         The imported name; None for ``import module``.
     """
 
-    place: str
+    location: str
     module: str
     source: str
     name: str | None
@@ -140,7 +140,7 @@ class Package:
         """All violations, except those of :data:`EXCEPTIONS`."""
         judged = ((item, self.fault(item)) for item in items)
         return [
-            f"{item.place} imports {item.name} from {item.source}: {fault}"
+            f"{item.location} imports {item.name} from {item.source}: {fault}"
             for item, fault in judged
             if fault and (item.module, item.source, item.name) not in EXCEPTIONS
         ]

@@ -66,7 +66,7 @@ def test_a_step_sends_as_much(staged: bool) -> None:
     traffic = [
         td.transforms.traffic(
             td.distribute(step, plan, bucket_bytes=0, overlap_optimizer=overlap)
-        ).wire_bytes
+        ).sent_bytes
         for overlap in (False, True)
     ]
     assert traffic[0] == traffic[1]

@@ -43,7 +43,7 @@ from tvm_distir.transforms.training.train_step import train_step
 
 LAYER = """
     @R.function(private=True)
-    def layer(x: {sharded}, y: {whole}, spare: {whole}) -> R.Tuple({whole}, {whole}, {sharded}):
+    def layer(x: {sharded}, y: {full}, spare: {full}) -> R.Tuple({full}, {full}, {sharded}):
         with R.dataflow():
             a = R.dist.all_gather(x, "mesh[0]", 0, 0)
             b = R.add(a, y)
@@ -53,7 +53,7 @@ LAYER = """
             out = (b, d, e)
             R.output(out)
         return out
-""".format(sharded=dtensor("S[0], R"), whole=dtensor("R, R"))
+""".format(sharded=dtensor("S[0], R"), full=dtensor("R, R"))
 CALLS = [
     f"g = {gather('x', 0, 0)}",
     "first = cls.layer(x, y, g)",
@@ -74,7 +74,7 @@ def test_traffic_counts_collectives_at_every_call():
     assert (kind.op, kind.axes, kind.group_size) == ("all_gather", "a", 2)
     assert result.total_count == 1 + 2 * 2
     # A device of two sends its half of the 256 bytes.
-    assert result.total_wire_bytes == 5 * 128
+    assert result.total_sent_bytes == 5 * 128
     lowered = traffic(LowerDistIR()(calling(["q", "r"])))
     assert lowered == result
 
@@ -146,7 +146,7 @@ def test_the_instrument_sees_before_and_after():
     (change,) = instrument.changes
     assert change.pass_name == "tvm_distir.FuseCollectives"
     # 2 (n-1)/n of the 256 bytes, and (n-1) of the 128 that each device keeps.
-    assert (change.before.total_wire_bytes, change.after.total_wire_bytes) == (256, 128)
+    assert (change.before.total_sent_bytes, change.after.total_sent_bytes) == (256, 128)
     assert "1 all_reduce(b): 256 bytes sent" in change.to_text()
 
 
@@ -213,7 +213,7 @@ def test_reductions_completed_at_once_are_merged_in_training():
     def along_tp(mod):
         result = traffic(mod)
         (kind,) = [k for k in result.counts if (k.op, k.axes) == ("all_reduce", "tp")]
-        return result.counts[kind], result.wire_bytes[kind]
+        return result.counts[kind], result.sent_bytes[kind]
 
     before, after = along_tp(level4), along_tp(MergeReductions()(level4))
     assert before[0] - after[0] == 2
@@ -249,7 +249,7 @@ def test_distribute_buckets_and_overlaps_when_asked():
     tuned = td.distribute(mod, plan, bucket_bytes=2**20, overlap="laptop-cpu")
     relax.analysis.well_formed(tuned)
     check_level(tuned, 5)
-    assert traffic(tuned).total_wire_bytes == traffic(plain).total_wire_bytes
+    assert traffic(tuned).total_sent_bytes == traffic(plain).total_sent_bytes
     reductions = [
         sum(n for kind, n in traffic(each).counts.items() if kind.op == "all_reduce")
         for each in (plain, tuned)

@@ -163,7 +163,7 @@ def test_an_option_reaches_the_pass() -> None:
 def test_a_wrong_text_names_the_nearest_and_the_type(text: str, what: str, remedy: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_passes(text, "-p")
-    assert (caught.value.code, caught.value.place) == ("DIST0152", "-p")
+    assert (caught.value.code, caught.value.location) == ("DIST0152", "-p")
     assert what in caught.value.what and remedy in caught.value.remedy
     assert len(str(caught.value)) < 400 and caught.value.exit_code == 2
 

@@ -79,8 +79,8 @@ class Differing:
         if isinstance(expr, relax.Tuple):
             return tuple(self._of(item, state) for item in expr.fields)
         if isinstance(expr, relax.TupleGetItem):
-            whole = self._of(expr.tuple_value, state)
-            return whole[int(expr.index)] if isinstance(whole, tuple) else whole
+            source = self._of(expr.tuple_value, state)
+            return source[int(expr.index)] if isinstance(source, tuple) else source
         return state.get(expr, NONE) if isinstance(expr, ir.Var) else NONE
 
     def _value(self, name: str, var: relax.Var, value: Any, state: dict[Any, Any]) -> Steps[Any]:

@@ -45,18 +45,18 @@ class InFlight:
 
     def check(self) -> None:
         """Refuse values in flight that are misread (LevelError DIST0451)."""
-        for place in _places(self.fn, "params"):
-            param = self.fn.params[place]
+        for position in _positions(self.fn, "params"):
+            param = self.fn.params[position]
             self.flying[param] = self._begun(param.ty, str(param.name))
         for binding in all_bindings(self.fn.body):
             self._binding(
                 binding.var, binding.value, f"{binding.var.name} ({op_name(binding.value)})"
             )
-        places, result = _places(self.fn, "results"), self._tree(self.fn.body.body)
-        for place in places:
+        positions, result = _positions(self.fn, "results"), self._tree(self.fn.body.body)
+        for position in positions:
             if isinstance(result, tuple):
-                self._take(result[place], "result", "what is in flight")
-        if not places and any(True for _ in _leaves(result)):
+                self._take(result[position], "result", "what is in flight")
+        if not positions and any(True for _ in _leaves(result)):
             raise self.error("result", "what is in flight")
         left = [name for number, name in enumerate(self.names) if number not in self.closed]
         if left:
@@ -82,21 +82,21 @@ class InFlight:
             self.flying[var] = self._begun(var.ty, str(var.name))
         elif results:
             self.flying[var] = tuple(
-                self._begun(ty, f"{var.name}[{place}]") if place in results else None
-                for place, ty in enumerate(var.ty.fields)
+                self._begun(ty, f"{var.name}[{position}]") if position in results else None
+                for position, ty in enumerate(var.ty.fields)
             )
 
     def _call(self, value: ir.Call, where: str) -> tuple[int, ...]:
         """Consume arguments that a call waits for; return the fields of its result in flight."""
         callee = self.mod[value.op] if type(value.op) is ir.GlobalVar else None
         known = isinstance(callee, relax.Function)
-        waits = _places(callee, "params") if known else ()
-        for place, arg in enumerate(value.args):
-            if place in waits:
+        waits = _positions(callee, "params") if known else ()
+        for position, arg in enumerate(value.args):
+            if position in waits:
                 self._take(self._tree(arg), where, "an argument that is not in flight")
             elif any(v in self.flying for v in variables(arg)):
                 raise self.error(where, "a use of what is in flight")
-        return _places(callee, "results") if known else ()
+        return _positions(callee, "results") if known else ()
 
     def _begun(self, ty: ir.Type, name: str) -> Tree:
         if isinstance(ty, relax.TupleType):
@@ -109,8 +109,8 @@ class InFlight:
             fields = tuple(self._tree(field) for field in expr.fields)
             return None if all(field is None for field in fields) else fields
         if type(expr) is relax.TupleGetItem:
-            whole = self._tree(expr.tuple_value)
-            return whole[int(expr.index)] if isinstance(whole, tuple) else None
+            source = self._tree(expr.tuple_value)
+            return source[int(expr.index)] if isinstance(source, tuple) else None
         return self.flying.get(expr) if isinstance(expr, ir.Var) else None
 
     def _take(self, tree: Tree, where: str, fault: str) -> None:
@@ -128,7 +128,7 @@ def _leaves(tree: Tree) -> Iterator[int]:
         yield tree
 
 
-def _places(fn: relax.Function, kind: str) -> tuple[int, ...]:
+def _positions(fn: relax.Function, kind: str) -> tuple[int, ...]:
     """Return the parameters or fields of the result of a function that are in flight."""
     notes: Any = fn.attrs[IN_FLIGHT_ATTR] if fn.attrs and IN_FLIGHT_ATTR in fn.attrs else {}
-    return tuple(int(place) for place in notes[kind]) if kind in notes else ()
+    return tuple(int(position) for position in notes[kind]) if kind in notes else ()

@@ -55,11 +55,11 @@ def check_level(mod: ir.IRModule, level: int | str) -> None:
     level = numbers.get(level, 0) if isinstance(level, str) else level
     if level not in LEVELS:
         remedy = "Use 1 to 5, or the name of a level."
-        raise LevelError("DIST0451", "the level is unknown", place="check_level", remedy=remedy)
+        raise LevelError("DIST0451", "the level is unknown", location="check_level", remedy=remedy)
     if level >= 2 and not meshes(mod):
         problem = f"a module of level {level} ({LEVELS[level]}) needs a mesh"
         remedy = 'Add it: mod.update_global_info("mesh", meshes).'
-        raise LevelError("DIST0451", problem, place="module", remedy=remedy)
+        raise LevelError("DIST0451", problem, location="module", remedy=remedy)
     for gv, fn in relax_functions(mod):
         _Checker(mod, str(gv.name_hint), fn, level).run()
     if level == 5 and any(holds_branch(fn) for _, fn in relax_functions(mod)):
@@ -107,7 +107,7 @@ class _Checker:
         return LevelError(
             "DIST0451",
             f"{problem}, which a module of level {self.level} ({LEVELS[self.level]}) must not have",
-            place=f"{self.name}/{where}",
+            location=f"{self.name}/{where}",
             remedy="Run the passes in order: annotate, propagate, legalize, lower.",
         )
 
@@ -128,7 +128,7 @@ class _Checker:
             if not (self.fn.attrs and IO_ATTR in self.fn.attrs):
                 problem = f"the attribute {IO_ATTR} is missing"
                 remedy = "Lower the module with LowerDistIR, which sets it."
-                raise LevelError("DIST0451", problem, place=self.name, remedy=remedy)
+                raise LevelError("DIST0451", problem, location=self.name, remedy=remedy)
 
     def bindings(self, body: relax.SeqExpr) -> Iterator[Any]:
         """Return all bindings of a body, in order, those of branches included."""

@@ -13,15 +13,15 @@ from tvm_distir.support import LoweringError
 
 def too_deep(mod: ir.IRModule) -> LoweringError:
     """Return the error DIST0513, which names the variable of the most deeply nested type."""
-    depth, place = 0, "module"
+    depth, location = 0, "module"
     for gv, fn in relax_functions(mod):
         for var in (*fn.params, *(binding.var for binding in all_bindings(fn.body))):
             levels = _levels(var.ty)
             if levels > depth:
-                depth, place = levels, f"{gv.name_hint}/{var.name}"
+                depth, location = levels, f"{gv.name_hint}/{var.name}"
     problem = f"tuples are nested in {depth} levels, more than Python's stack holds"
     remedy = "Bind inner tuples to fields of one tuple, or raise sys.setrecursionlimit."
-    return LoweringError("DIST0513", problem, place=place, remedy=remedy)
+    return LoweringError("DIST0513", problem, location=location, remedy=remedy)
 
 
 def _levels(ty: ir.Type) -> int:

@@ -50,15 +50,15 @@ class PartialState:
     def error(self, where: str, problem: str) -> LevelError:
         """Return the error at a binding."""
         remedy = "Reduce it with a redistribute (level 3) or a reduction (level 4)."
-        return LevelError("DIST0452", problem, place=f"{self.name}/{where}", remedy=remedy)
+        return LevelError("DIST0452", problem, location=f"{self.name}/{where}", remedy=remedy)
 
     def of(self, expr: ir.Expr) -> list[Axes]:
         """Return the partial axes per leaf of an expression."""
         if isinstance(expr, relax.Tuple):
             return [axes for f in expr.fields[:] for axes in self.of(f)]
         if isinstance(expr, relax.TupleGetItem):
-            whole, leaves = self.of(expr.tuple_value), self._leaves.of(expr)
-            return whole[leaves.start : leaves.stop]
+            full, leaves = self.of(expr.tuple_value), self._leaves.of(expr)
+            return full[leaves.start : leaves.stop]
         if expr in self.state:
             return self.state[expr]
         return [NONE] * len(value_types(expr.ty))
@@ -151,8 +151,8 @@ class PartialState:
                 for axes, t in zip(pending, types)
             ]
             outs = [labels_of(t.placement)[axis] if _placed(t) else R for t in results]
-            place = f"{self.name}/{where} ({name.removeprefix('relax.')})"
-            factor = match_factor(rule, ins, outs, place)
+            location = f"{self.name}/{where} ({name.removeprefix('relax.')})"
+            factor = match_factor(rule, ins, outs, location)
             carried = P in ins
             for i, axes in enumerate(left):
                 starts = factor is not None and rule.factors[factor].leaves_terms(i)

@@ -47,7 +47,7 @@ def check_well_formed(mod: ir.IRModule) -> None:
         raise LevelError(
             "DIST0453",
             f"it is not well-formed: {violation[1]}",
-            place=violation[0],
+            location=violation[0],
             remedy="Run relax.transform.Normalize first where a type is missing; otherwise correct "
             "the pass or the script that built it, which relax.analysis.well_formed checks.",
         )

@@ -14,5 +14,5 @@ from .tiles import Side as Side
 from .tiles import Transfer as Transfer
 from .volume import RING_PASSES as RING_PASSES
 from .volume import check_kind as check_kind
-from .volume import wire_bytes as wire_bytes
-from .volume import wire_share as wire_share
+from .volume import sent_bytes as sent_bytes
+from .volume import sent_share as sent_share

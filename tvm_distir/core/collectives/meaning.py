@@ -44,8 +44,8 @@ _BOOL_STEP: Mapping[str, Callable[[Array, Array], Array]] = {
 }
 
 
-def _refuse(problem: str, remedy: str, place: str = "") -> EngineError:
-    return EngineError("DIST0611", problem, place=place, remedy=remedy)
+def _refuse(problem: str, remedy: str, location: str = "") -> EngineError:
+    return EngineError("DIST0611", problem, location=location, remedy=remedy)
 
 
 def check_op(op: str) -> str:
@@ -179,7 +179,7 @@ def crossing_elements(call: Collective) -> int:
 
 
 def counted_bytes(call: Collective, result: Array) -> int:
-    """Return the bytes from which :func:`~.volume.wire_bytes` computes the traffic."""
+    """Return the bytes from which :func:`~.volume.sent_bytes` computes the traffic."""
     if call.name == "exchange":
         return crossing_elements(call) * result.itemsize
     return result.nbytes

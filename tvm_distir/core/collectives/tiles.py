@@ -142,11 +142,11 @@ class Transfer:
         side = self.src if sends else self.dst
         if not set(self.src[1]) & set(self.dst[1]):
             shards = [(d, b) for d, b in _shards(self.shape, side) if not selected or d in selected]
-            whole = max((_volume(bounds) for _, bounds in shards), default=0)
+            largest = max((_volume(bounds) for _, bounds in shards), default=0)
             if not sends:
-                return whole
+                return largest
             if _copies(self.src, self.shape) == 1:  # each device sends all that it has
-                return whole * _copies(self.dst, self.shape)
+                return largest * _copies(self.dst, self.shape)
         sums: dict[int, int] = {}
         for tile in self.tiles():
             here = tile.src if sends else tile.dst

@@ -27,10 +27,10 @@ def check_kind(kind: str) -> None:
     if kind not in _KNOWN:
         problem = f"there is no collective {kind!r}"
         remedy = nearest(str(kind), _KNOWN)
-        raise SimulationError("DIST0712", problem, place="collective", remedy=remedy)
+        raise SimulationError("DIST0712", problem, location="collective", remedy=remedy)
 
 
-def wire_bytes(kind: str, result_bytes: int, ranks: int) -> int:
+def sent_bytes(kind: str, result_bytes: int, ranks: int) -> int:
     """Return the bytes that each rank sends, by the ring algorithm.
 
     Parameters
@@ -66,17 +66,17 @@ def wire_bytes(kind: str, result_bytes: int, ranks: int) -> int:
     return -(-RING_PASSES[kind] * (ranks - 1) * result_bytes // blocks)
 
 
-def wire_share(kind: str, whole: int, ranks: int) -> int:
+def sent_share(kind: str, total: int, ranks: int) -> int:
     """Return the bytes that each rank sends in a conversion along a mesh axis.
 
-    The formulas of :func:`wire_bytes`, asked before the result is known: in the unit of ``whole``,
+    The formulas of :func:`sent_bytes`, asked before the result is known: in the unit of ``total``,
     whatever it is (bytes, or weights of them), each pass around the ring rounded down.
 
     Parameters
     ----------
     kind : str
         ``all_reduce``, ``all_gather``, ``reduce_scatter`` or ``all_to_all``.
-    whole : int
+    total : int
         Size of the value whole along the axis: the result of an all-reduce or all-gather, ``n``
         results of the others.
     ranks : int
@@ -89,5 +89,5 @@ def wire_share(kind: str, whole: int, ranks: int) -> int:
         ``u = whole (n-1) / n``.
     """
     check_kind(kind)
-    sent = RING_PASSES[kind] * (whole * (ranks - 1) // ranks)
+    sent = RING_PASSES[kind] * (total * (ranks - 1) // ranks)
     return sent // ranks if kind == "all_to_all" else sent

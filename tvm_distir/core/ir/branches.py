@@ -212,9 +212,9 @@ class _Lifter:
         fields = []
         for i in range(len(first.ty.fields)):
             items = []
-            for side, whole in zip(SIDES, (first, other), strict=True):
-                item = relax.TupleGetItem(whole, i)
-                items.append(relax.Var(f"{name}_{side}_{i}", whole.ty.fields[i]))
+            for side, full in zip(SIDES, (first, other), strict=True):
+                item = relax.TupleGetItem(full, i)
+                items.append(relax.Var(f"{name}_{side}_{i}", full.ty.fields[i]))
                 bindings.append(relax.VarBinding(items[-1], item))
             value = self._chosen(f"{name}_{i}", cond, items[0], items[1], bindings)
             fields.append(relax.Var(f"{name}_{i}", value.ty))
@@ -225,7 +225,7 @@ class _Lifter:
 
     def _error(self, var: Var, problem: str, remedy: str) -> PropagationError:
         return PropagationError(
-            "DIST0413", problem, place=f"{self.function}/{var.name} (If)", remedy=remedy
+            "DIST0413", problem, location=f"{self.function}/{var.name} (If)", remedy=remedy
         )
 
     def _check_condition(self, var: Var, cond: Any) -> None:

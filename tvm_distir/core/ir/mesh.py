@@ -31,24 +31,26 @@ _KEYS: dict[int, tuple[DeviceMesh, tuple[tuple[int, ...], tuple[int, ...]]]] = {
 _turn = threading.Lock()
 
 
-def check_axes(axes: Mapping[str, int], place: str = "mesh") -> None:
+def check_axes(axes: Mapping[str, int], location: str = "mesh") -> None:
     """Refuse a mesh without axes, or with an axis whose size is not a positive integer."""
     if not axes:
         remedy = 'Name at least one axis: {"dp": 2}.'
-        raise MeshError("DIST0201", "the mesh has no axis", place=place, remedy=remedy)
+        raise MeshError("DIST0201", "the mesh has no axis", location=location, remedy=remedy)
     for name, size in axes.items():
         if not isinstance(name, str) or not name:
             problem = f"{name!r} is not the name of an axis"
-            raise MeshError("DIST0201", problem, place=place, remedy="Use an identifier.")
+            raise MeshError("DIST0201", problem, location=location, remedy="Use an identifier.")
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             size_text = shortened(size if isinstance(size, int) else repr(size))
             problem = f'axis "{shortened(name)}" has size {size_text}'
-            raise MeshError("DIST0201", problem, place=place, remedy="Give a positive integer.")
+            raise MeshError(
+                "DIST0201", problem, location=location, remedy="Give a positive integer."
+            )
     if math.prod(axes.values()) > MAX_DEVICES:
         sizes = " x ".join(shortened(size) for size in axes.values())
         problem = f"a mesh of {sizes} devices is too large"
         remedy = f"A mesh has at most {MAX_DEVICES:,} devices."
-        raise MeshError("DIST0201", problem, place=place, remedy=remedy)
+        raise MeshError("DIST0201", problem, location=location, remedy=remedy)
 
 
 def device_mesh(
@@ -85,23 +87,25 @@ def device_mesh(
     if not isinstance(axes, Mapping):
         problem = f"the axes are {shortened(repr(axes))}"
         remedy = 'Give names and sizes, {"dp": 2, "tp": 4}, or sizes alone, [2, 4].'
-        raise MeshError("DIST0201", problem, place="mesh", remedy=remedy)
+        raise MeshError("DIST0201", problem, location="mesh", remedy=remedy)
     check_axes(axes)
     count = math.prod(axes.values())
     if device_ids is None:
         good = isinstance(start, int) and not isinstance(start, bool)
         if not good or not 0 <= start <= MAX_INT - count:
             remedy = f"Give 0 or more; device ids are at most {MAX_INT}."
-            raise MeshError("DIST0202", f"start is {shortened(start)}", place="mesh", remedy=remedy)
+            raise MeshError(
+                "DIST0202", f"start is {shortened(start)}", location="mesh", remedy=remedy
+            )
         return DeviceMesh(tuple(axes.values()), ir.Range(start, start + count))
     ids = [int(d) for d in device_ids]
     if len(ids) != count:
         problem = f"{len(ids)} device ids for a mesh of {count} devices"
-        raise MeshError("DIST0202", problem, place="mesh", remedy=f"Give {count} ids.")
+        raise MeshError("DIST0202", problem, location="mesh", remedy=f"Give {count} ids.")
     if len(set(ids)) != count or min(ids) < 0 or max(ids) > MAX_INT:
         problem = "a device id is negative, too large or listed twice"
         remedy = f"Give ids from 0 to {MAX_INT}, each once."
-        raise MeshError("DIST0202", problem, place="mesh", remedy=remedy)
+        raise MeshError("DIST0202", problem, location="mesh", remedy=remedy)
     if ids == list(range(ids[0], ids[0] + count)):
         return DeviceMesh(tuple(axes.values()), ir.Range(ids[0], ids[0] + count))
     return DeviceMesh(tuple(axes.values()), ids)
@@ -123,7 +127,7 @@ def mesh_devices(mesh: DeviceMesh) -> npt.NDArray[np.int64]:
     if ids.size != count or len(set(ids.tolist())) != count:
         problem = f"{ids.size} device ids ({len(set(ids.tolist()))} distinct) for the shape {shape}"
         remedy = "Give each device of the mesh a unique id."
-        raise MeshError("DIST0202", problem, place="mesh", remedy=remedy)
+        raise MeshError("DIST0202", problem, location="mesh", remedy=remedy)
     return ids.reshape(shape)
 
 

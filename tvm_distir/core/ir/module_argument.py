@@ -14,14 +14,14 @@ _FIELDS = ("mod", "module")
 """Fields in which models and results hold their module."""
 
 
-def check_module(mod: object, place: str) -> None:
+def check_module(mod: object, location: str) -> None:
     """Refuse an argument that is no module.
 
     Parameters
     ----------
     mod : object
         The argument.
-    place : str
+    location : str
         The public function, as ``td.export``.
 
     Raises
@@ -40,4 +40,4 @@ def check_module(mod: object, place: str) -> None:
         remedy = "Give a module, such as td.load_model(MODEL).mod or the result of td.distribute."
     text = shortened(repr(mod)) if isinstance(mod, (str, Path, int, type(None))) else ""
     problem = f"the argument is {text or f'of type {type(mod).__name__}'}, and a module is required"
-    raise UsageError("DIST0154", problem, place=place, remedy=remedy)
+    raise UsageError("DIST0154", problem, location=location, remedy=remedy)

@@ -90,7 +90,7 @@ def labels_of(placement: Placement) -> Labels:
 
 
 def check_placement(
-    labels: Sequence[int], mesh_shape: Sequence[int], ndim: int, place: str
+    labels: Sequence[int], mesh_shape: Sequence[int], ndim: int, location: str
 ) -> None:
     """Refuse labels that do not fit a mesh or a tensor (DIST0204, DIST0205)."""
     if len(labels) != len(mesh_shape):
@@ -98,14 +98,16 @@ def check_placement(
             f'the placement "{placement_text(labels)}" has {len(labels)} entries, '
             f"the mesh {len(mesh_shape)} axes"
         )
-        raise MeshError("DIST0204", problem, place=place, remedy="Give one entry per mesh axis.")
+        raise MeshError(
+            "DIST0204", problem, location=location, remedy="Give one entry per mesh axis."
+        )
     for x in labels:
         if x >= ndim:
             raise MeshError(
                 "DIST0205",
                 f'the placement "{placement_text(labels)}" shards dim {x} of a tensor '
                 f"with {ndim} dims",
-                place=place,
+                location=location,
                 remedy=f"Use dims 0 to {ndim - 1}." if ndim else "Replicate it.",
             )
 
@@ -217,6 +219,6 @@ def shard_slices(
     bounds = []
     for d, n in enumerate(shape):
         cutting = [a for a, x in enumerate(labels) if x == d]
-        parts, places = [mesh_shape[a] for a in cutting], [coords[a] for a in cutting]
-        bounds.append(shard_range(int(n), parts, places))
+        parts, positions = [mesh_shape[a] for a in cutting], [coords[a] for a in cutting]
+        bounds.append(shard_range(int(n), parts, positions))
     return bounds

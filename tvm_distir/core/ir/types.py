@@ -48,11 +48,11 @@ def flat_types(ty: ir.Type) -> list[ir.Type]:
     """Return the leaves of a (nested) tuple type, in order."""
     if type(ty) is not relax.TupleType:
         return [ty]
-    leaves, waiting = [], ty.fields[::-1]
-    while waiting:
-        ty = waiting.pop()
+    leaves, pending = [], ty.fields[::-1]
+    while pending:
+        ty = pending.pop()
         if type(ty) is relax.TupleType:
-            waiting += ty.fields[::-1]
+            pending += ty.fields[::-1]
         else:
             leaves.append(ty)
     return leaves
@@ -92,11 +92,11 @@ class FieldLeaves:
 
     def of(self, item: relax.TupleGetItem) -> range:
         """Return the numbers of the leaves of a field."""
-        whole, index = item.tuple_value, int(item.index)
-        ends = self._ends.get(whole)
+        full, index = item.tuple_value, int(item.index)
+        ends = self._ends.get(full)
         if ends is None:
-            counts = [len(self._leaves(field)) for field in whole.ty.fields[:]]
-            ends = self._ends[whole] = [0, *itertools.accumulate(counts)]
+            counts = [len(self._leaves(field)) for field in full.ty.fields[:]]
+            ends = self._ends[full] = [0, *itertools.accumulate(counts)]
         return range(ends[index], ends[index + 1])
 
 

@@ -93,7 +93,9 @@ class Draft:
 
     def _fault(self, problem: str) -> PropagationError:
         remedy = "Correct the sharding rule."
-        return PropagationError("DIST0403", problem, place=f"rule of {self.call.op}", remedy=remedy)
+        return PropagationError(
+            "DIST0403", problem, location=f"rule of {self.call.op}", remedy=remedy
+        )
 
     def tie(
         self,
@@ -172,7 +174,7 @@ class Draft:
         costs = (comm_bytes, pads, rescale, apart or adjacent, kernels, passes)
         self._factors.append(Factor(size, dims_in, dims_out, kind, *costs))
 
-    def whole(self, side: str, number: int, dim: int, why: str) -> None:
+    def replicate(self, side: str, number: int, dim: int, why: str) -> None:
         """Record why a dim cannot be sharded (the first reason given stays)."""
         self._why.setdefault((side, number, dim), why)
 

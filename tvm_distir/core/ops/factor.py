@@ -115,7 +115,7 @@ class Rule:
         Arithmetic operations of the whole call.
     in_bytes, out_bytes : tuple of int
         Sizes of the operands and results in bytes. (``work`` has what the kernel moves.)
-    why_whole : mapping of str to str
+    why_replicated : mapping of str to str
         The reason why a dim in no factor must be replicated, by ``in0.dim1`` or ``out0.dim2``.
     work : Work
         The work of the call.
@@ -129,7 +129,7 @@ class Rule:
     flops: int
     in_bytes: tuple[int, ...]
     out_bytes: tuple[int, ...]
-    why_whole: Mapping[str, str]
+    why_replicated: Mapping[str, str]
     work: Work = field(default_factory=lambda: Work(0, (), ()))
     source: str = "hand"
 
@@ -145,10 +145,10 @@ class Rule:
         """
         total = sum(sizes)
         if self.work.kernel_class == "gather":
-            part, whole = sum(sizes[len(self.in_bytes) :]), max(sum(self.out_bytes), 1)
+            part, largest = sum(sizes[len(self.in_bytes) :]), max(sum(self.out_bytes), 1)
             for size, full, read in zip(sizes, self.in_bytes, self.work.in_bytes):
                 if read < full:
-                    total -= max(0, size - read * part // whole)
+                    total -= max(0, size - read * part // largest)
         return total
 
     @functools.cached_property

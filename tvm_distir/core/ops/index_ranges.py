@@ -50,7 +50,7 @@ class IndexRange:
     ignored: int | None = None
     strict: bool = True
 
-    def meet(self, other: IndexRange) -> IndexRange:
+    def intersect(self, other: IndexRange) -> IndexRange:
         """Return the range that both allow, for indices with two uses."""
         same = self.ignored if self.ignored == other.ignored else None
         return IndexRange(max(self.low, other.low), min(self.high, other.high), same)
@@ -117,11 +117,11 @@ def _paged(call: ir.Call, operand: int) -> IndexRange | None:
     """Return the range of the pages, or of the lengths, of an op on a paged cache."""
     appends = str(call.op.name) == KV_APPEND_OP
     cache, new = _shape(call.args[0 if appends else 1]), _shape(call.args[1 if appends else 0])
-    places = 2 if appends else 3
-    pages = _shape(call.args[places])
-    if operand not in (places, places + 1) or not (cache and new and pages):
+    positions = 2 if appends else 3
+    pages = _shape(call.args[positions])
+    if operand not in (positions, positions + 1) or not (cache and new and pages):
         return None
-    if operand == places:
+    if operand == positions:
         return IndexRange(0, cache[1])
     return IndexRange(0, pages[1] * int(call.attrs["page_size"]) - new[1] + 1)
 
@@ -279,7 +279,7 @@ class _FunctionWalk:
         low = min(allowed.low, -stored_range.below)
         allowed = IndexRange(low, allowed.high, allowed.ignored)
         cached = self.ranges.get(stored_range.number)
-        self.ranges[stored_range.number] = allowed if cached is None else cached.meet(allowed)
+        self.ranges[stored_range.number] = allowed if cached is None else cached.intersect(allowed)
 
 
 def _tensors(args: Sequence[ir.Expr]) -> Iterator[tuple[int, int, Any]]:

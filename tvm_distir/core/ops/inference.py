@@ -89,11 +89,11 @@ def infer_dtensor(call: Call, context: relax.BlockBuilder, plain_infer: Callable
     leaves, constants = _leaves(call.args), _constant_leaves(call.args)
     placed = [t for t in leaves if isinstance(t, DTensorType)]
     mesh = placed[0].device_mesh
-    whole = ir.Call(call.op, [_plain(a) for a in call.args], call.attrs, call.ty_args)
-    plain = plain_infer(whole, context)
+    full = ir.Call(call.op, [_plain(a) for a in call.args], call.attrs, call.ty_args)
+    plain = plain_infer(full, context)
     if any(mesh_key(t.device_mesh) != mesh_key(mesh) for t in placed):
         return plain
-    rule = rule_of(whole, None, plain)
+    rule = rule_of(full, None, plain)
     results = [t for t in flat_types(plain) if tensor_type(t) is not None]
     rows = []
     for axis in range(len(labels_of(placed[0].placement))):
@@ -104,12 +104,12 @@ def infer_dtensor(call: Call, context: relax.BlockBuilder, plain_infer: Callable
         rows.append(result_labels(rule, ins, len(results)))
     columns = iter(zip(*rows))
 
-    def place(ty: Type) -> Type:
+    def distribute(ty: Type) -> Type:
         if isinstance(ty, relax.TupleType):
-            return relax.TupleType([place(f) for f in ty.fields])
+            return relax.TupleType([distribute(f) for f in ty.fields])
         return DTensorType(ty, mesh, placement_of(next(columns))) if tensor_type(ty) else ty
 
-    return place(plain)
+    return distribute(plain)
 
 
 def _on_tuples(plain_infer: Callable[..., Any]) -> Callable[[Call, Any], Any]:

@@ -83,26 +83,26 @@ def kernel_of(call: ir.Call, mod: ir.IRModule, ty: ir.Type, in_place: bool = Fal
         :func:`.transposes.transposed_operands`.
     """
     ins, outs = [t for arg in call.args for t in _tensors(arg.ty)], _tensors(ty)
-    whole = Work(0, _sizes(ins), _sizes(outs))
+    full = Work(0, _sizes(ins), _sizes(outs))
     dtype = _dtype([*ins, *outs])
     dist = dist_op_name(call)
     if dist in LOCAL_STEPS:
-        return Kernel(str(call.op.name), Work(0, whole.out_bytes, whole.out_bytes), dtype)
+        return Kernel(str(call.op.name), Work(0, full.out_bytes, full.out_bytes), dtype)
     if dist == "axis_index":
-        return Kernel(str(call.op.name), Work(0, (), whole.out_bytes), dtype)
+        return Kernel(str(call.op.name), Work(0, (), full.out_bytes), dtype)
     if not isinstance(call.op, ir.Op) or is_packed_call(call):
-        return _external(call, whole, dtype)
+        return _external(call, full, dtype)
     name, view = _called(call, mod)
     if not outs:
-        return Kernel(str(call.op.name), whole, dtype, "its result is not a tensor")
+        return Kernel(str(call.op.name), full, dtype, "its result is not a tensor")
     if (view or in_place) and len(ins) == 1:
         return Kernel(name, Work(0, (), (), VIEW), dtype)
     try:
         work = work_of(call, mod, ty)
     except PropagationError as err:
-        return Kernel(name, whole, dtype, err.what)
+        return Kernel(name, full, dtype, err.what)
     if work.kernel_class == VIEW:  # a view by its rule, but TVM copies
-        work = Work(work.flops, whole.in_bytes, whole.out_bytes)
+        work = Work(work.flops, full.in_bytes, full.out_bytes)
     return Kernel(name, work, dtype)
 
 
@@ -132,13 +132,13 @@ def _dtype(types: Sequence[ir.Type]) -> str:
     return (floating or dtypes or [""])[0]
 
 
-def _external(call: ir.Call, whole: Work, dtype: str) -> Kernel:
+def _external(call: ir.Call, full: Work, dtype: str) -> Kernel:
     """Return the kernel of a packed function; its work is known only with a rule."""
     name = packed_name(call) if is_packed_call(call) else type(call.op).__name__
     if isinstance(call.op, ir.GlobalVar):
-        return Kernel(str(call.op.name_hint), whole, dtype, "a PrimFunc called directly")
+        return Kernel(str(call.op.name_hint), full, dtype, "a PrimFunc called directly")
     if name not in packed_functions():
-        return Kernel(str(name), whole, dtype, "an external function")
+        return Kernel(str(name), full, dtype, "an external function")
     count = sum(len(value_types(arg.ty)) for arg in packed_args(call))
     rule, _ = packed_rule(call, [None] * count)
     return Kernel(str(name), Work(0, rule.work.in_bytes, rule.work.out_bytes), dtype)

@@ -19,7 +19,7 @@ from .draft import CallShape
 from .factor import Rule, Work
 from .registry import generation, load_entry_points, registration_of
 from .signature import call_shape
-from .sound import with_local_forms
+from .sound import with_local_rules
 from .unruled import why_none
 
 _CACHE_LIMIT = 1 << 16
@@ -88,7 +88,7 @@ def _prim_func(call: ir.Call, name: str, mod: ir.IRModule | None) -> tirx.PrimFu
         raise PropagationError(
             "DIST0401",
             "its PrimFunc is not in the module",
-            place=f"{name} of {getattr(target, 'name_hint', target)}",
+            location=f"{name} of {getattr(target, 'name_hint', target)}",
             remedy="Pass the module that contains it.",
         )
     return func
@@ -116,7 +116,7 @@ def _same_dims(a: CallShape, b: CallShape) -> bool:
     return all(len(x) == len(y) and all(map(same, x, y)) for x, y in pairs)
 
 
-def _same_form(a: CallShape, b: CallShape) -> bool:
+def _same_call(a: CallShape, b: CallShape) -> bool:
     """Return whether two descriptions of equal hash are equal up to the names of symbols."""
     return _same_dims(a, b) and _equal(a.attrs, b.attrs) and _equal(a.args, b.args)
 
@@ -127,10 +127,10 @@ def _write(call: ir.Call, shape: CallShape, func: Any) -> Rule:
     if shape.op.startswith("relax.ccl."):
         problem = "it is a collective: the program is already distributed"
         remedy = "Give the module of a single device: td.distribute writes its collectives."
-        raise PropagationError("DIST0401", problem, place=shape.op, remedy=remedy)
+        raise PropagationError("DIST0401", problem, location=shape.op, remedy=remedy)
     registration = registration_of(shape.op)
     if registration is not None:
-        return with_local_forms(call, shape, registration.write(shape).rule(), registration)
+        return with_local_rules(call, shape, registration.write(shape).rule(), registration)
     if call.op.get_attr("FLegalize") is None:
         remedy = "Register a rule with register_sharding_rule."
         raise _without_rule(shape.op, "it has no legalization to derive a rule from", remedy)
@@ -139,7 +139,7 @@ def _write(call: ir.Call, shape: CallShape, func: Any) -> Rule:
 
 def _without_rule(op: str, why: str, remedy: str) -> PropagationError:
     return PropagationError(
-        "DIST0401", f"the op has no sharding rule: {why}", place=op, remedy=remedy
+        "DIST0401", f"the op has no sharding rule: {why}", location=op, remedy=remedy
     )
 
 
@@ -166,7 +166,7 @@ def rule_of(call: ir.Call, mod: ir.IRModule | None = None, out_type: ir.Type | N
     if not isinstance(call.op, ir.Op):
         problem = "the callee is a function, not an op"
         remedy = "Look up the rules of the calls inside it."
-        raise PropagationError("DIST0401", problem, place=name, remedy=remedy)
+        raise PropagationError("DIST0401", problem, location=name, remedy=remedy)
     _forget_outdated()
     none = why_none(name)
     if none is not None and registration_of(name) is None:
@@ -184,8 +184,8 @@ def rule_of(call: ir.Call, mod: ir.IRModule | None = None, out_type: ir.Type | N
     shape = call_shape(call, out_type)
     deep = (_shape_key(shape), key[1])
     entries = _by_shape.setdefault(deep, [])
-    alike = (e for e in entries if _same_form(e.shape, shape) and _equal(e.func, func))
-    rule = next((e.rule for e in alike), None)
+    candidates = (e for e in entries if _same_call(e.shape, shape) and _equal(e.func, func))
+    rule = next((e.rule for e in candidates), None)
     if rule is None:
         if len(_by_call) + len(_by_shape) > _CACHE_LIMIT:
             _by_call.clear()

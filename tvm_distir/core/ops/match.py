@@ -58,7 +58,7 @@ def describe_factor(factor: Factor) -> str:
 
 
 def match_factor(
-    rule: Rule, in_labels: Sequence[Label], out_labels: Sequence[Label], place: str = ""
+    rule: Rule, in_labels: Sequence[Label], out_labels: Sequence[Label], location: str = ""
 ) -> int | None:
     """Find the factor a call follows along a mesh axis.
 
@@ -69,7 +69,7 @@ def match_factor(
     in_labels, out_labels : sequence of int or None
         The label of each flattened operand and result: a dim, ``R`` (-1) or ``P`` (-2); None where
         any will do (a constant, which is available in every placement).
-    place : str
+    location : str
         The place of the call, for the message.
 
     Returns
@@ -89,7 +89,7 @@ def match_factor(
             "DIST0405",
             f"{len(in_labels)} operand and {len(out_labels)} result labels for a call "
             f"of {counts[0]} and {counts[1]}",
-            place=place or rule.op,
+            location=location or rule.op,
             remedy="Give one label per flattened tensor.",
         )
     if all(x in (None, R) for x in in_labels) and all(x in (None, R) for x in out_labels):
@@ -106,13 +106,13 @@ def match_factor(
         for i, label in enumerate(labels)
         if label is not None
         and label >= 0
-        and (why := rule.why_whole.get(key := f"{side}{i}.dim{label}")) is not None
+        and (why := rule.why_replicated.get(key := f"{side}{i}.dim{label}")) is not None
     ]
     tail = f" ({'; '.join(reasons)})" if reasons else ""
     raise PropagationError(
         "DIST0405",
         f"operands {_words(in_labels)} and results {_words(out_labels)} fit no factor "
         f"of {rule.op}{tail}",
-        place=place or rule.op,
+        location=location or rule.op,
         remedy=f"Redistribute to one of: {known}.",
     )

@@ -79,7 +79,7 @@ class PackedCall:
 
 
 @dataclass(frozen=True)
-class PackedForm:
+class PackedLayout:
     """Description of how the call of a packed function may be sharded.
 
     Attributes
@@ -98,7 +98,7 @@ class PackedForm:
     shapes: Mapping[int, tuple[str, int]] = field(default_factory=dict)
 
 
-PackedWriter = Callable[[PackedCall], PackedForm]
+PackedWriter = Callable[[PackedCall], PackedLayout]
 _writers: dict[str, PackedWriter] = {}
 
 
@@ -125,7 +125,7 @@ def register_packed_rule(
             if name in _writers and not override:
                 problem = "the packed function already has a sharding rule"
                 remedy = "Pass override=True to replace it."
-                raise PropagationError("DIST0406", problem, place=name, remedy=remedy)
+                raise PropagationError("DIST0406", problem, location=name, remedy=remedy)
             _writers[name] = writer
         note_change()
         return writer
@@ -193,7 +193,9 @@ def rule_name(call: ir.Call) -> str:
     return name if name in _writers else packed_name(call)
 
 
-def packed_form(call: ir.Call, placements: Sequence[Dims | None]) -> tuple[PackedCall, PackedForm]:
+def packed_layout(
+    call: ir.Call, placements: Sequence[Dims | None]
+) -> tuple[PackedCall, PackedLayout]:
     """Describe a call and look up how it may be sharded.
 
     Parameters
@@ -226,18 +228,18 @@ def packed_form(call: ir.Call, placements: Sequence[Dims | None]) -> tuple[Packe
             "DIST0401",
             "it has its own random state: devices would sample different numbers, or the "
             "numbers would depend on the sharding",
-            place=name,
+            location=name,
             remedy="Sample outside and pass the numbers in (multinomial_from_uniform takes them), "
             "or register_packed_rule if all devices sample the same numbers.",
         )
-    return seen, PackedForm()
+    return seen, PackedLayout()
 
 
 def _dims(name: str, ty: ir.Type) -> Dims:
     result = static_shape(ty)
     if result is None:
         problem = f"the shape of {ty} is not known"
-        raise PropagationError("DIST0402", problem, place=name, remedy="Give it a known shape.")
+        raise PropagationError("DIST0402", problem, location=name, remedy="Give it a known shape.")
     return result
 
 
@@ -247,13 +249,15 @@ def packed_rule(call: ir.Call, placements: Sequence[Dims | None]) -> tuple[Rule,
     Raises
     ------
     PropagationError
-        As :func:`packed_form`; DIST0403 for a rule that names what the call does not have.
+        As :func:`packed_layout`; DIST0403 for a rule that names what the call does not have.
     """
-    seen, form = packed_form(call, placements)
-    results = [form.holds.get(j, ()) if dims is None else dims for j, dims in enumerate(seen.outs)]
+    seen, layout = packed_layout(call, placements)
+    results = [
+        layout.holds.get(j, ()) if dims is None else dims for j, dims in enumerate(seen.outs)
+    ]
     factors = tuple(
         factor
-        for tie in form.ties
+        for tie in layout.ties
         for factor in [_factor(seen.name, tie, seen.ins, results)]
         if factor is not None
     )
@@ -288,7 +292,9 @@ def _factor(name: str, tie: Tie, ins: Sequence[Dims | None], outs: Sequence[Dims
             if not 0 <= dim < len(dims):
                 problem = f"it declares an equivalence of dim {dim} of shape {list(map(str, dims))}"
                 remedy = "Correct the rule of the packed function."
-                raise PropagationError("DIST0403", problem, place=f"rule of {name}", remedy=remedy)
+                raise PropagationError(
+                    "DIST0403", problem, location=f"rule of {name}", remedy=remedy
+                )
             row[number] = dim
             sizes.append(dims[dim])
         rows.append(tuple(row))
@@ -301,19 +307,19 @@ def _factor(name: str, tie: Tie, ins: Sequence[Dims | None], outs: Sequence[Dims
 
 
 @register_packed_rule(f"{CACHE}create")
-def cache_create(call: PackedCall) -> PackedForm:
+def cache_create(call: PackedCall) -> PackedLayout:
     """Shard the cache of ``(init, shape, fill)`` like its first contents."""
     init = call.ins[0] or ()
     ties = [({0: d}, {0: d}) for d in range(1, len(init))]
-    return PackedForm(ties, {0: init}, {1: ("in", 0)})
+    return PackedLayout(ties, {0: init}, {1: ("in", 0)})
 
 
 @register_packed_rule(f"{CACHE}append", f"{CACHE}update", f"{CACHE}window_override")
-def cache_append(call: PackedCall) -> PackedForm:
+def cache_append(call: PackedCall) -> PackedLayout:
     """Shard ``cache`` and ``data`` equally; rows stay in order, so dim 0 is replicated."""
     data = call.ins[1] or ()
     ties = [({0: d, 1: d}, {0: d}) for d in range(1, len(data))]
-    return PackedForm(ties, {0: data})
+    return PackedLayout(ties, {0: data})
 
 
 @register_packed_rule(
@@ -323,24 +329,24 @@ def cache_append(call: PackedCall) -> PackedForm:
     )),
     "vm.builtin.rnn_state_get", "vm.builtin.rnn_state_set",
 )  # fmt: skip
-def paged_cache_call(call: PackedCall) -> PackedForm:
+def paged_cache_call(call: PackedCall) -> PackedLayout:
     """Replicate the operands: the cache of each device holds all heads of all sequences."""
-    return PackedForm()
+    return PackedLayout()
 
 
 @register_packed_rule(INTERLEAVED_ATTENTION)
-def interleaved_attention(call: PackedCall) -> PackedForm:
+def interleaved_attention(call: PackedCall) -> PackedLayout:
     """Shard ``(cache, layer, scale, qkv)`` by heads, of which each device has a part of q, k and v.
 
     The heads of ``qkv`` are interleaved for the devices (:class:`.segments.Segments`): the call has
     a meaning on shards only, each with a cache of its heads.
     """
-    return PackedForm([({len(call.ins) - 1: 1}, {0: 1})])
+    return PackedLayout([({len(call.ins) - 1: 1}, {0: 1})])
 
 
 @register_packed_rule(f"{CACHE}view")
-def cache_view(call: PackedCall) -> PackedForm:
+def cache_view(call: PackedCall) -> PackedLayout:
     """Shard the contents of ``(cache, shape)`` like the cache."""
     out = call.outs[0] or ()
     ties = [({0: d}, {0: d}) for d in range(1, len(out))]
-    return PackedForm(ties, shapes={1: ("out", 0)} if len(call.args) > 1 else {})
+    return PackedLayout(ties, shapes={1: ("out", 0)} if len(call.args) > 1 else {})

@@ -12,17 +12,17 @@ from tvm.relax.distributed import DTensorType
 
 from tvm_distir.core.ir.mesh import mesh_shape
 from tvm_distir.core.ir.placement import R, labels_of
-from tvm_distir.core.rewriting.calls import leaves_of, place_of, tensor_args
+from tvm_distir.core.rewriting.calls import leaves_of, location_of, tensor_args
 
 from .factor import Factor, Rule
 from .lookup import rule_of
 from .match import match_factor
-from .terms import CallForm, Terms, axes_of
+from .terms import CallSharding, Terms, axes_of
 
 
-def call_form(
+def call_sharding(
     call: ir.Call, out_leaves: Sequence[ir.Type], mod: ir.IRModule, function: str, var: relax.Var
-) -> CallForm:
+) -> CallSharding:
     """Match a call over DTensors with its rule along every mesh axis.
 
     Parameters
@@ -48,22 +48,22 @@ def call_form(
         for expr, _, ty in operands
     ]
     outs = [labels_of(ty.placement) for ty in out_leaves]
-    whole = tuple([R] * len(mesh))
+    replicated = tuple([R] * len(mesh))
     busy = [
         a
         for a in range(len(mesh))
         if any(row is not None and row[a] != R for row in ins) or any(r[a] != R for r in outs)
     ]
     if not busy:
-        rows = tuple(whole if r is None else r for r in ins)
-        return CallForm((None,) * len(mesh), rows, tuple(outs), (), None)
-    place = place_of(function, var, call)
+        rows = tuple(replicated if r is None else r for r in ins)
+        return CallSharding((None,) * len(mesh), rows, tuple(outs), (), None)
+    location = location_of(function, var, call)
     rule = rule_of(call, mod)
     factors: list[Factor | None] = [None] * len(mesh)
     terms: list[tuple[int, str]] = []
     for axis in busy:
         along = [None if r is None else r[axis] for r in ins]
-        number = match_factor(rule, along, [r[axis] for r in outs], place)
+        number = match_factor(rule, along, [r[axis] for r in outs], location)
         if number is None:
             continue
         factors[axis] = rule.factors[number]
@@ -75,11 +75,11 @@ def call_form(
         else tuple(R if f is None or f.ins[i] is None else f.ins[i] for f in factors)
         for i, row in enumerate(ins)
     )
-    return CallForm(tuple(factors), rows, tuple(outs), tuple(terms), rule)
+    return CallSharding(tuple(factors), rows, tuple(outs), tuple(terms), rule)
 
 
 def carried(
-    rule: Rule, operand_terms: Sequence[Terms], constants: Sequence[int], form: CallForm
+    rule: Rule, operand_terms: Sequence[Terms], constants: Sequence[int], sharding: CallSharding
 ) -> tuple[Terms, dict[int, tuple[int, ...]]]:
     """Return the partial sums of operands that a linear op passes on to its results.
 
@@ -94,7 +94,7 @@ def carried(
         The partial sums of each flattened tensor operand.
     constants : sequence of int
         Operands that are constants.
-    form : CallForm
+    sharding : CallForm
         The form of the call.
 
     Returns
@@ -108,7 +108,7 @@ def carried(
     needed: dict[int, tuple[int, ...]] = {}
     for axis in sorted({a for terms in operand_terms for a, _ in terms}):
         members = {i for i, terms in enumerate(operand_terms) if axis in axes_of(terms)}
-        if form.factors[axis] is not None:
+        if sharding.factors[axis] is not None:
             continue
         if any(dict(operand_terms[i])[axis] != "sum" for i in members):
             continue

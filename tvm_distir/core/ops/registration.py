@@ -18,14 +18,14 @@ from .padding import NO_PADDING, Padding
 RuleWriter = Callable[[CallShape], Draft]
 
 
-class _Form(enum.Enum):
+class _LocalRule(enum.Enum):
     SAME_OP = "the op itself, with the same attributes, on the shards"
 
 
-SAME_OP: Final = _Form.SAME_OP
+SAME_OP: Final = _LocalRule.SAME_OP
 """Local form of an op that does on shards what it does on the whole, wherever they lie."""
 
-LocalForm = Callable[[LocalCall], Any] | _Form
+LocalRule = Callable[[LocalCall], Any] | _LocalRule
 """The local form of a sharded call: :data:`SAME_OP`, or a function that writes it."""
 
 Examples = Callable[[], Sequence[Any]]
@@ -48,7 +48,7 @@ class Registration:
     """
 
     write: RuleWriter
-    local: LocalForm | None = None
+    local: LocalRule | None = None
     padding: Padding = NO_PADDING
     examples: Examples | None = None
 
@@ -57,7 +57,7 @@ def second_rule(name: str) -> PropagationError:
     """Build the error for an op that has a rule already."""
     problem = "the op already has a sharding rule"
     remedy = "Pass override=True to replace it."
-    return PropagationError("DIST0406", problem, place=name, remedy=remedy)
+    return PropagationError("DIST0406", problem, location=name, remedy=remedy)
 
 
 @dataclass
@@ -75,7 +75,7 @@ class Family:
     entries: dict[str, Registration] = field(default_factory=dict)
 
     def rule(
-        self, *names: str, local: LocalForm, padding: Padding = NO_PADDING
+        self, *names: str, local: LocalRule, padding: Padding = NO_PADDING
     ) -> Callable[[RuleWriter], RuleWriter]:
         """Declare the rule and local form of some ops (DIST0406 when an op has a rule already)."""
 

@@ -20,7 +20,7 @@ def _unknown(name: str, which: str) -> PropagationError:
     return PropagationError(
         "DIST0402",
         f"the shape of {which} is unknown",
-        place=name,
+        location=name,
         remedy="Give the operands known shapes (td.bind_dims gives symbolic dims their sizes); "
         "compute what depends on data outside of the module.",
     )

@@ -26,7 +26,7 @@ from .padding import Reduced
 from .registration import SAME_OP, Registration
 
 
-def with_local_forms(call: Call, shape: CallShape, rule: Rule, registration: Registration) -> Rule:
+def with_local_rules(call: Call, shape: CallShape, rule: Rule, registration: Registration) -> Rule:
     """Check that every factor of a rule has a local form.
 
     Parameters
@@ -95,7 +95,7 @@ def _proved(rule: Rule, factor: Factor, derived: Rule | str) -> Factor:
         for side, dims in (("in", factor.ins), ("out", factor.outs))
         for number, dim in enumerate(dims)
         if dim is not None
-        and (why := derived.why_whole.get(f"{side}{number}.dim{dim}")) is not None
+        and (why := derived.why_replicated.get(f"{side}{number}.dim{dim}")) is not None
     ]
     why = reasons[0] if reasons else "its TIR does not have this sharding"
     raise _refused(rule, factor, f"no local form is declared, and {why}")
@@ -109,4 +109,4 @@ def _refused(rule: Rule, factor: Factor, why: str) -> PropagationError:
         "result, else with a function that writes what a device computes; prove it with "
         f"python -m tvm_distir.execution.rule_validation --op {rule.op}."
     )
-    return PropagationError("DIST0418", problem, place=rule.op, remedy=remedy)
+    return PropagationError("DIST0418", problem, location=rule.op, remedy=remedy)

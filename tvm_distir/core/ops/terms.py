@@ -54,7 +54,7 @@ def sums(axes: Sequence[int]) -> Terms:
 
 
 @dataclass(frozen=True)
-class CallForm:
+class CallSharding:
     """Factors and partial sums of a call along each mesh axis.
 
     Attributes

@@ -26,11 +26,11 @@ def transposed_operands(reading: FunctionView) -> set[int]:
     candidates: set[int] = set()
     others: set[int] = set(reading.result)
     hidden: set[Any] = set()  # what is read where the reading does not tell
-    roles = class_facts(reading, "products and swaps", lambda n: _role(reading.values[n]))
-    for number, (like, role) in enumerate(zip(reading.like, roles, strict=True)):
-        if role == _PERMUTE:
+    kinds = class_facts(reading, "products and swaps", lambda n: _use(reading.values[n]))
+    for number, (like, kind) in enumerate(zip(reading.like, kinds, strict=True)):
+        if kind == _PERMUTE:
             candidates.add(reading.params + number)
-        if role == _MATMUL:
+        if kind == _MATMUL:
             continue
         others.update(reading.used(number))
         if like < 0:
@@ -39,7 +39,7 @@ def transposed_operands(reading: FunctionView) -> set[int]:
     return candidates - others
 
 
-def _role(value: ir.Expr) -> str:
+def _use(value: ir.Expr) -> str:
     """Return the op of a product, or of a swap of the last two dims; nothing of other values."""
     name = str(value.op.name) if isinstance(value, ir.Call) and type(value.op) is ir.Op else ""
     return name if name == _MATMUL or (name == _PERMUTE and _swaps_last_two(value)) else ""

@@ -84,7 +84,7 @@ class PassInfo:
             if parameter.default is REQUIRED and key not in values:
                 problem = f'the option "{key}" of {name} is missing'
                 remedy = f"Write {name}{{{key}=...}}, or add --{key}."
-                raise UsageError("DIST0151", problem, place=f'pass "{name}"', remedy=remedy)
+                raise UsageError("DIST0151", problem, location=f'pass "{name}"', remedy=remedy)
         return self.factory(**values)
 
 
@@ -120,7 +120,9 @@ def module_pass(
     for level in (*levels, *([] if gives is None else [gives])):
         if level not in LEVELS.values():
             remedy = nearest(level, LEVELS.values())
-            raise UsageError("DIST0152", f'no level "{level}"', place="module_pass", remedy=remedy)
+            raise UsageError(
+                "DIST0152", f'no level "{level}"', location="module_pass", remedy=remedy
+            )
 
     def declare(factory: Callable[Options, Rewrite]) -> Callable[Options, Any]:
         title = f"{factory.__module__.partition('.')[0]}.{factory.__name__}"

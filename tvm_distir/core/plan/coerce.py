@@ -47,7 +47,7 @@ def as_plan(plan: PlanLike, mod: ir.IRModule) -> Plan:
     raise PlanError(
         "DIST0221",
         f"{shortened(repr(plan))} is not a plan",
-        place="plan",
+        location="plan",
         remedy="Give a Plan, its JSON form as a dict, or the path of its file.",
     )
 
@@ -63,7 +63,7 @@ def _annotated(mod: ir.IRModule) -> Plan:
         raise PlanError(
             "DIST0238",
             "no plan is given, and the module has no annotations",
-            place="module",
+            location="module",
             remedy="Pass --plan or --strategy (in Python, plan=), or write "
             "R.dist.annotate_sharding into the module.",
         )

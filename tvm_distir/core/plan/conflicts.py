@@ -19,7 +19,7 @@ EVERYTHING = "*"
 """The pattern of default rules, which more specific rules override."""
 
 
-def give(rules: dict[int | Expr, PlanRule], key: int | Expr, rule: PlanRule, place: str) -> None:
+def give(rules: dict[int | Expr, PlanRule], key: int | Expr, rule: PlanRule, location: str) -> None:
     """Add a rule of a tensor, merged with an earlier rule (DIST0239 if they contradict)."""
     other = rules.get(key)
     if other is None or _rank(rule) > _rank(other):
@@ -27,18 +27,18 @@ def give(rules: dict[int | Expr, PlanRule], key: int | Expr, rule: PlanRule, pla
         return
     if _rank(rule) < _rank(other):
         return
-    alike = (rule.mesh, rule.stationary, rule.moving) == (
+    is_equal = (rule.mesh, rule.stationary, rule.moving) == (
         other.mesh,
         other.stationary,
         other.moving,
     )
     pairs = list(zip(other.placement, rule.placement, strict=False))
-    alike = alike and (not rule.segments or other.segments in ((), rule.segments))
-    if not alike or any(None not in (old, new) and old != new for old, new in pairs):
+    is_equal = is_equal and (not rule.segments or other.segments in ((), rule.segments))
+    if not is_equal or any(None not in (old, new) and old != new for old, new in pairs):
         titles = [f'{x.title} "{labels_text(x.placement)}" on "{x.mesh}"' for x in (other, rule)]
         problem = f"the rules {titles[0]} and {titles[1]} contradict each other"
         remedy = "Remove one of them, or name the tensor: a name takes precedence over a pattern."
-        raise PlanError("DIST0239", problem, place=place, remedy=remedy)
+        raise PlanError("DIST0239", problem, location=location, remedy=remedy)
     merged = tuple(old if new is None else new for old, new in pairs)
     rules[key] = replace(rule, placement=merged, segments=rule.segments or other.segments)
 

@@ -38,5 +38,5 @@ def check_kinds(values: Mapping[str, Any], faults: Faults) -> None:
     for name, (words, check) in _KINDS.items():
         if not check(values[name]):
             problem = f"{shortened(repr(values[name]))} is not {words}"
-            faults.add(PlanError("DIST0221", problem, place=name, remedy=f"Give {words}."))
+            faults.add(PlanError("DIST0221", problem, location=name, remedy=f"Give {words}."))
     faults.raise_all()

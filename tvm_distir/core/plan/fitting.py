@@ -13,7 +13,7 @@ from tvm_distir.support import MeshError, PlanError
 from .schema import MeshSpec, PlanRule, labels_text
 
 
-def check_fit(rule: PlanRule, mesh: MeshSpec, ty: Type, place: str) -> None:
+def check_fit(rule: PlanRule, mesh: MeshSpec, ty: Type, location: str) -> None:
     """Refuse a placement that the tensor cannot take."""
     tensor = tensor_type(ty)
     ndim = int(tensor.ndim) if tensor is not None else -1
@@ -21,16 +21,16 @@ def check_fit(rule: PlanRule, mesh: MeshSpec, ty: Type, place: str) -> None:
         raise MeshError(
             "DIST0205",
             "the number of dims is not known, so the placement cannot be checked",
-            place=place,
+            location=location,
             remedy="Give the tensor a type with a known number of dims.",
         )
     try:
-        check_placement(rule.closed_labels, mesh.shape, ndim, place)
+        check_placement(rule.closed_labels, mesh.shape, ndim, location)
     except MeshError as error:
         shape = static_shape(ty)
         words = "x".join(map(str, shape)) if shape else "unknown shape"
         problem = f"{error.what} ({words}; {rule.title})"
-        raise MeshError(error.code, problem, place=place, remedy=error.remedy) from None
+        raise MeshError(error.code, problem, location=location, remedy=error.remedy) from None
     cut = [label for label in rule.placement if label is not None and label >= 0]
     if len(set(cut)) == len(cut):
         return
@@ -50,6 +50,6 @@ def check_fit(rule: PlanRule, mesh: MeshSpec, ty: Type, place: str) -> None:
                 f'"{labels_text(rule.placement)}" shards dim {dim} of size {shape[dim]} into '
                 f"{' x '.join(map(str, parts))} = {count} parts, more than it has elements "
                 f"({rule.title})",
-                place=place,
+                location=location,
                 remedy=f"Choose one of {names}.",
             )

@@ -103,14 +103,14 @@ def resolve(plan: Plan, mod: ir.IRModule) -> dict[str, FunctionTargets]:
 def _resolve_rule(
     plan: Plan,
     rule: PlanRule,
-    place: str,
+    location: str,
     functions: dict[str, Function],
     targets: dict[str, FunctionTargets],
     faults: Faults,
 ) -> None:
-    names = _functions_to_search(rule, functions, place)
+    names = _functions_to_search(rule, functions, location)
     finder = {"param": _match_params, "value": _match_values, "call": _match_calls}[rule.kind]
-    mesh = plan.mesh(rule.mesh, place)
+    mesh = plan.mesh(rule.mesh, location)
 
     def check(ty: Type, where: str) -> None:
         with faults.gathered():
@@ -123,26 +123,30 @@ def _resolve_rule(
     if not any(matches):
         problem = f"the rule matches nothing in {' or '.join(names)}"
         remedy = _what_there_is(rule, [functions[name] for name in names], functions)
-        raise PlanError("DIST0223", problem, place=place, remedy=remedy)
+        raise PlanError("DIST0223", problem, location=location, remedy=remedy)
 
 
-def _functions_to_search(rule: PlanRule, functions: dict[str, Function], place: str) -> list[str]:
+def _functions_to_search(
+    rule: PlanRule, functions: dict[str, Function], location: str
+) -> list[str]:
     if rule.kind == "call" and rule.name not in functions:
         private = [name for name, fn in functions.items() if is_private(fn)]
         problem = f'the module has no function "{rule.name}"'
-        raise PlanError("DIST0225", problem, place=place, remedy=nearest(rule.name, private))
+        raise PlanError("DIST0225", problem, location=location, remedy=nearest(rule.name, private))
     if rule.function is not None:
         if rule.function not in functions:
             problem = f'the module has no function "{rule.function}"'
             remedy = nearest(rule.function, functions)
-            raise PlanError("DIST0225", problem, place=place, remedy=remedy)
+            raise PlanError("DIST0225", problem, location=location, remedy=remedy)
         return [rule.function]
     if MAIN in functions:
         return [MAIN]
     public = sorted(name for name, fn in functions.items() if not is_private(fn))
     if not public:
         remedy = 'Give the entry a "global_symbol", or name a function in the rule.'
-        raise PlanError("DIST0225", "the module has no public function", place=place, remedy=remedy)
+        raise PlanError(
+            "DIST0225", "the module has no public function", location=location, remedy=remedy
+        )
     return public
 
 
@@ -229,7 +233,7 @@ def _match_values(
     if len(tensors) > 1 and not is_pattern(rule.name):
         problem = f'{len(tensors)} variables are called "{rule.name}"'
         remedy = f'Rename them, or select all of them with the pattern "{rule.name}*".'
-        raise PlanError("DIST0224", problem, place=f"{name} ({rule.title})", remedy=remedy)
+        raise PlanError("DIST0224", problem, location=f"{name} ({rule.title})", remedy=remedy)
     for var in tensors:
         check(var.ty, f"{name}/{var.name}")
         give(targets.values, var, rule, f"{name}/{var.name}")
@@ -264,18 +268,18 @@ def _match_calls(
         arg = rule.arg
         if rule.index not in (None, number) or arg is None or arg >= len(binding.value.args):
             continue
-        place = f"{name}/{binding.var.name} ({rule.name}, argument {arg})"
+        location = f"{name}/{binding.var.name} ({rule.name}, argument {arg})"
         ty = binding.value.args[arg].ty
         if tensor_type(ty) is None:
-            raise _no_tensor(rule, place, ty)
-        check(ty, place)
-        give(targets.args.setdefault(binding.var, {}), arg, rule, place)
+            raise _no_tensor(rule, location, ty)
+        check(ty, location)
+        give(targets.args.setdefault(binding.var, {}), arg, rule, location)
         matched = True
     return matched
 
 
 def _no_tensor(
-    rule: PlanRule, place: str, ty: Type, remedy: str = "Name the tensors that it contains."
+    rule: PlanRule, location: str, ty: Type, remedy: str = "Name the tensors that it contains."
 ) -> PlanError:
     problem = f"the rule {rule.title} selects a value of type {ty}, which is not a tensor"
-    return PlanError("DIST0224", problem, place=place, remedy=remedy)
+    return PlanError("DIST0224", problem, location=location, remedy=remedy)

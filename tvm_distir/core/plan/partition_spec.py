@@ -73,7 +73,7 @@ class PartitionSpec(tuple[DimAxes, ...]):
             entries.append(names[0] if len(names) == 1 else names or None)
         return cls(*entries)
 
-    def labels(self, mesh: MeshSpec, place: str = "") -> OpenLabels:
+    def labels(self, mesh: MeshSpec, location: str = "") -> OpenLabels:
         """Return the label of each axis of a mesh.
 
         Raises
@@ -85,19 +85,19 @@ class PartitionSpec(tuple[DimAxes, ...]):
         labels = [R] * len(mesh.axes)
         for dim, entry in enumerate(self):
             names = (entry,) if isinstance(entry, str) else entry or ()
-            numbers = [mesh.axis_number(name, place) for name in names]
+            numbers = [mesh.axis_number(name, location) for name in names]
             if numbers != sorted(numbers):
                 order = ", ".join(name for name in mesh.axis_names if name in names)
                 raise _unread(
                     f"dim {dim} is sharded by {', '.join(names)}, which is not their order in "
                     f'the mesh "{mesh.name}"',
                     f"Write {order}, or name the axes of the mesh in this order.",
-                    place,
+                    location,
                 )
             for number, name in zip(numbers, names, strict=True):
                 if labels[number] != R:
                     problem = f'the mesh axis "{name}" shards dims {labels[number]} and {dim}'
-                    raise _unread(problem, "Name each mesh axis once.", place)
+                    raise _unread(problem, "Name each mesh axis once.", location)
                 labels[number] = dim
         return tuple(labels)
 
@@ -105,8 +105,8 @@ class PartitionSpec(tuple[DimAxes, ...]):
 P = PartitionSpec
 
 
-def _unread(problem: str, remedy: str, place: str = "") -> MeshError:
-    return MeshError("DIST0203", problem, place=place, remedy=remedy)
+def _unread(problem: str, remedy: str, location: str = "") -> MeshError:
+    return MeshError("DIST0203", problem, location=location, remedy=remedy)
 
 
 def read_placement(placement: Any) -> OpenLabels | PartitionSpec:

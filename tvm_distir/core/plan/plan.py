@@ -130,12 +130,16 @@ class Plan(PlanFields, Displayed):
             if name not in names:
                 problem = f'the plan has no mesh "{name}"'
                 remedy = nearest(name, names)
-                faults.add(MeshError("DIST0206", problem, place="schedule/meshes", remedy=remedy))
+                faults.add(
+                    MeshError("DIST0206", problem, location="schedule/meshes", remedy=remedy)
+                )
         known = {axis for mesh in self.meshes for axis in mesh.axes}
-        for place, axes in (("ring", self.ring), ("regather", self.regather)):
+        for location, axes in (("ring", self.ring), ("regather", self.regather)):
             for axis in (axis_name for axis_name in axes if axis_name not in known):
                 problem = f'no mesh has an axis "{axis}"'
-                faults.add(MeshError("DIST0206", problem, place=place, remedy=nearest(axis, known)))
+                faults.add(
+                    MeshError("DIST0206", problem, location=location, remedy=nearest(axis, known))
+                )
         faults.raise_all()
 
     def unused_axes(self) -> tuple[tuple[MeshSpec, str], ...]:
@@ -168,7 +172,7 @@ class Plan(PlanFields, Displayed):
         """Return the plan without labels: its rules hold, and propagation decides the rest."""
         return replace(self, labels=None)
 
-    def mesh(self, name: str, place: str = "plan") -> MeshSpec:
+    def mesh(self, name: str, location: str = "plan") -> MeshSpec:
         """Return the mesh of a name.
 
         Raises
@@ -176,12 +180,12 @@ class Plan(PlanFields, Displayed):
         MeshError
             DIST0206 when the plan has none.
         """
-        return find_mesh(self.meshes, name, place)
+        return find_mesh(self.meshes, name, location)
 
     @staticmethod
-    def from_dict(data: Mapping[str, Any], place: str = "plan") -> Plan:
+    def from_dict(data: Mapping[str, Any], location: str = "plan") -> Plan:
         """Read the JSON form of a plan; see :func:`.reading.read_plan`."""
-        return read_plan(data, place, Plan)
+        return read_plan(data, location, Plan)
 
     @staticmethod
     def load(path: str | Path) -> Plan:
@@ -222,24 +226,24 @@ def _read_rules(rules: Any, meshes: Sequence[MeshSpec], faults: Faults) -> tuple
     else:
         lines = [(f"rules/{number}", rule) for number, rule in enumerate(_items(rules))]
     names, rows = [mesh.name for mesh in meshes], list[PlanRule]()
-    for place, rule in lines:
+    for position, rule in lines:
         if isinstance(rule, PlanRule):
             rows.append(rule)
             continue
         with faults.gathered():
-            parsed = read_rule(_plain(rule, place), names, meshes, place)
+            parsed = read_rule(_plain(rule, position), names, meshes, position)
             rows += [] if parsed is None else [parsed]
     return tuple(rows)
 
 
-def _plain(rule: Any, place: str) -> Any:
+def _plain(rule: Any, location: str) -> Any:
     """Return a rule whose placement is JSON data: a text, or the mesh axes of each dim."""
     if not isinstance(rule, Mapping) or isinstance(rule.get("placement", ""), str):
         return rule
     try:
         return {**rule, "placement": read_placement(rule["placement"])}
     except MeshError as error:
-        raise error.placed(lambda _: place) from None
+        raise error.placed(lambda _: location) from None
 
 
 def _items(value: Any) -> Iterable[Any]:
@@ -251,7 +255,7 @@ def _check_meshes(meshes: Sequence[MeshSpec], faults: Faults) -> None:
     if not meshes:
         faults.raise_all()  # a mesh with a fault is not missing
         raise PlanError(
-            "DIST0221", "the plan has no mesh", place="plan", remedy='Add "mesh": {"dp": 2}.'
+            "DIST0221", "the plan has no mesh", location="plan", remedy='Add "mesh": {"dp": 2}.'
         )
     names: list[str] = []
     keys: list[Any] = []
@@ -259,12 +263,12 @@ def _check_meshes(meshes: Sequence[MeshSpec], faults: Faults) -> None:
         at = f'mesh "{mesh.name}"'
         if mesh.name in names:
             problem = "two meshes have the same name"
-            faults.add(PlanError("DIST0221", problem, place=at, remedy="Rename one of them."))
+            faults.add(PlanError("DIST0221", problem, location=at, remedy="Rename one of them."))
         key = mesh_key(mesh.device_mesh())
         if key in keys:
             same = names[keys.index(key)]
             problem = f'it has the same devices in the same shape as mesh "{same}"'
             remedy = 'Use a single mesh, or give the others "start" or "device_ids".'
-            faults.add(MeshError("DIST0202", problem, place=at, remedy=remedy))
+            faults.add(MeshError("DIST0202", problem, location=at, remedy=remedy))
         names.append(mesh.name)
         keys.append(key)

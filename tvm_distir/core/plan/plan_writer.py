@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tvm_distir.core.plan.schedules.schedule import Schedule, stated
-from tvm_distir.support import PlanError, write_whole
+from tvm_distir.support import PlanError, write_atomically
 
 from .schema import SCHEMA_VERSION, MeshSpec, PlanRule, labels_text
 
@@ -72,8 +72,8 @@ def save_plan(data: Mapping[str, Any], path: str | Path) -> None:
     target = Path(path)
     text = json.dumps(data, indent=2) + "\n"
     try:
-        write_whole(target, text)
+        write_atomically(target, text)
     except OSError as error:
         problem = f"cannot write the plan: {error.strerror or error}"
         remedy = "Choose a folder that exists and can be written."
-        raise PlanError("DIST0227", problem, place=str(target), remedy=remedy) from error
+        raise PlanError("DIST0227", problem, location=str(target), remedy=remedy) from error

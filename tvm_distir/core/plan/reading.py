@@ -82,19 +82,19 @@ class _RuleFile:
 Made = TypeVar("Made")
 
 
-def _wrong(place: str, problem: str, remedy: str) -> PlanError:
-    return PlanError("DIST0221", problem, place=place, remedy=remedy)
+def _wrong(location: str, problem: str, remedy: str) -> PlanError:
+    return PlanError("DIST0221", problem, location=location, remedy=remedy)
 
 
-def _unread(place: str, problem: str, remedy: str) -> PlanError:
-    return PlanError("DIST0220", problem, place=place, remedy=remedy)
+def _unread(location: str, problem: str, remedy: str) -> PlanError:
+    return PlanError("DIST0220", problem, location=location, remedy=remedy)
 
 
-def _other_version(place: str, problem: str, remedy: str) -> PlanError:
-    return PlanError("DIST0222", problem, place=place, remedy=remedy)
+def _other_version(location: str, problem: str, remedy: str) -> PlanError:
+    return PlanError("DIST0222", problem, location=location, remedy=remedy)
 
 
-def read_plan(data: Mapping[str, Any], place: str, make: Callable[..., Made]) -> Made:
+def read_plan(data: Mapping[str, Any], location: str, make: Callable[..., Made]) -> Made:
     """Pass the meshes and rules of a JSON object to ``make``.
 
     Parameters
@@ -108,7 +108,7 @@ def read_plan(data: Mapping[str, Any], place: str, make: Callable[..., Made]) ->
         values: ``rules`` has how many of the rules they were decided under), ``complete`` (whether
         any axis may shard what the rules leave open), ``attention`` (``fused`` where softmax
         attention that is written out becomes a single op before the rules apply).
-    place : str
+    location : str
         The name of the plan in messages.
     make : callable
         :class:`.plan.Plan`.
@@ -122,13 +122,13 @@ def read_plan(data: Mapping[str, Any], place: str, make: Callable[..., Made]) ->
     MeshError
         DIST0201, DIST0202, DIST0203, DIST0204, DIST0206: meshes and placements.
     """
-    top = check_version(data, place, _wrong, SCHEMA_VERSION, other=_other_version)
-    faults = faults_of_plan(place)
-    names, specs = _read_meshes(top, place, faults)
+    top = check_version(data, location, _wrong, SCHEMA_VERSION, other=_other_version)
+    faults = faults_of_plan(location)
+    names, specs = _read_meshes(top, location, faults)
     rules: list[PlanRule] = []
     known = len(specs) == len(names) > 0  # rules are not compared with meshes that are wrong
     for number, line in enumerate(_rule_lines(top.get("rules"))):
-        at = f"{place}/rules/{number}"
+        at = f"{location}/rules/{number}"
         with faults.gathered():
             rule = read_rule(line, names, specs if known else (), at)
             if rule is None:
@@ -139,10 +139,10 @@ def read_plan(data: Mapping[str, Any], place: str, make: Callable[..., Made]) ->
     schedule: Schedule | None = None
     if "schedule" in top:
         with faults.gathered():
-            schedule = Schedule.from_dict(top["schedule"], f"{place}/schedule", _wrong)
+            schedule = Schedule.from_dict(top["schedule"], f"{location}/schedule", _wrong)
     rest = _PlanFile()
     with faults.gathered():
-        rest = read_model(_PlanFile, top, place, _wrong, faults_of_plan(place))
+        rest = read_model(_PlanFile, top, location, _wrong, faults_of_plan(location))
     faults.raise_all()
     try:
         return make(
@@ -150,7 +150,7 @@ def read_plan(data: Mapping[str, Any], place: str, make: Callable[..., Made]) ->
             rest.labels, rest.complete, rest.attention,
         )  # fmt: skip
     except DistIRError as error:
-        raise error.placed(lambda at: at if at.startswith("plan") else f"{place}/{at}") from None
+        raise error.placed(lambda at: at if at.startswith("plan") else f"{location}/{at}") from None
 
 
 def read_own_rules(labels: Mapping[str, Any], rules: int) -> int:
@@ -168,13 +168,13 @@ def _of_type(kind: type[Made], data: Any) -> Made:
 
 
 def _read_meshes(
-    top: Mapping[str, Any], place: str, faults: Faults
+    top: Mapping[str, Any], location: str, faults: Faults
 ) -> tuple[list[str], list[MeshSpec]]:
     """Return the names of all meshes, and those without a fault."""
     specs: list[MeshSpec] = []
     if ("mesh" in top) == ("meshes" in top):
         remedy = 'Give "mesh": {"dp": 2}, or "meshes" with a name for each of several.'
-        faults.add(_wrong(place, 'a plan has either "mesh" or "meshes"', remedy))
+        faults.add(_wrong(location, 'a plan has either "mesh" or "meshes"', remedy))
         return [], specs
     if "mesh" in top:
         with faults.gathered():
@@ -183,17 +183,17 @@ def _read_meshes(
     meshes: dict[str, Any] = _of_type(dict, top["meshes"])
     for name, data in meshes.items():
         with faults.gathered():
-            specs.append(_read_mesh(name, data, f"{place}/meshes/{name}"))
+            specs.append(_read_mesh(name, data, f"{location}/meshes/{name}"))
     return list(meshes), specs
 
 
-def _read_mesh(name: str, data: Any, place: str) -> MeshSpec:
-    mesh = read_model(_MeshFile, data, place, _wrong)
+def _read_mesh(name: str, data: Any, location: str) -> MeshSpec:
+    mesh = read_model(_MeshFile, data, location, _wrong)
     if mesh.start is not None and mesh.device_ids is not None:
-        raise _wrong(place, 'a mesh has either "start" or "device_ids"', "Remove one of them.")
+        raise _wrong(location, 'a mesh has either "start" or "device_ids"', "Remove one of them.")
     if mesh.device_ids == ():
         problem, remedy = "the list of devices is empty", "List the devices."
-        raise MeshError("DIST0202", problem, place=place, remedy=remedy)
+        raise MeshError("DIST0202", problem, location=location, remedy=remedy)
     return MeshSpec(name, mesh.axes, mesh.start or 0, mesh.device_ids or ())
 
 
@@ -205,33 +205,33 @@ def _rule_lines(rules: Any) -> list[Any]:
 
 
 def read_rule(
-    data: Any, meshes: Sequence[str], specs: Sequence[MeshSpec], place: str
+    data: Any, meshes: Sequence[str], specs: Sequence[MeshSpec], location: str
 ) -> PlanRule | None:
     """Return a rule; None for a placement by mesh axes where the meshes have faults."""
-    rule = read_model(_RuleFile, data, place, _wrong, faults_of_plan(place))
+    rule = read_model(_RuleFile, data, location, _wrong, faults_of_plan(location))
     kinds = [kind for kind in KINDS if getattr(rule, kind) is not None]
     if len(kinds) != 1:
         names = " and ".join(kinds) or "none"
         problem = f"a rule names one of {', '.join(KINDS)}; this one names {names}"
-        raise _wrong(place, problem, "Write a separate rule for each.")
+        raise _wrong(location, problem, "Write a separate rule for each.")
     if rule.mesh is None and len(meshes) > 1:
         problem = "the rule does not name a mesh, and there are several"
-        raise _wrong(place, problem, f'Add "mesh", one of: {", ".join(meshes)}.')
+        raise _wrong(location, problem, f'Add "mesh", one of: {", ".join(meshes)}.')
     [kind], [only, *_] = kinds, [*meshes, DEFAULT_MESH]
     mesh = only if rule.mesh is None else rule.mesh
     labels = rule.placement
     if isinstance(labels, PartitionSpec):
         if not specs:
             return None
-        spec = find_mesh(specs, mesh, f'{place} ({kind} "{getattr(rule, kind)}")')
-        labels = labels.labels(spec, f"{place}/placement")
+        spec = find_mesh(specs, mesh, f'{location} ({kind} "{getattr(rule, kind)}")')
+        labels = labels.labels(spec, f"{location}/placement")
     try:
         return PlanRule(
             kind, getattr(rule, kind), labels, mesh, rule.stationary, rule.function, rule.index,
             rule.arg, rule.moving, rule.segments,
         )  # fmt: skip
     except PlanError as error:
-        raise error.placed(lambda at: f"{place} ({at})") from None
+        raise error.placed(lambda at: f"{location} ({at})") from None
 
 
 def load_plan(path: str | Path, make: Callable[..., Made]) -> Made:

@@ -154,7 +154,7 @@ def read_plan_policies(policies: Mapping[str, str]) -> Recomputation:
     """Read the policies of a plan (PlanError DIST0221)."""
     return Recomputation.read(
         policies,
-        lambda problem, remedy: PlanError("DIST0221", problem, place="recompute", remedy=remedy),
+        lambda problem, remedy: PlanError("DIST0221", problem, location="recompute", remedy=remedy),
     )
 
 
@@ -191,6 +191,6 @@ def check_policies(policies: Mapping[str, str], mod: ir.IRModule) -> None:
             "DIST0229",
             f'the policy is "{policies.get(other[0], expected.of(other[0]).text)}", and the '
             f'training step was created with "{recorded.of(other[0]).text}"',
-            place=f'plan/recompute ("{other[0]}")',
+            location=f'plan/recompute ("{other[0]}")',
             remedy="Create the step with train_step(..., recompute=plan.recompute).",
         )

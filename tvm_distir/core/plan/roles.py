@@ -41,11 +41,11 @@ def data_positions(fn: relax.Function, name: str = MAIN) -> list[int]:
     if INPUTS_ATTR in attrs:
         plain = [plain_name(n) for n in names]
         positions = []
-        for role in attrs[INPUTS_ATTR]:
-            if plain_name(str(role)) not in plain:
-                problem = f'the attribute {INPUTS_ATTR} names "{role}", which is not a parameter'
-                raise PlanError("DIST0233", problem, place=name, remedy="Correct the attribute.")
-            positions.append(plain.index(plain_name(str(role))))
+        for entry in attrs[INPUTS_ATTR]:
+            if plain_name(str(entry)) not in plain:
+                problem = f'the attribute {INPUTS_ATTR} names "{entry}", which is not a parameter'
+                raise PlanError("DIST0233", problem, location=name, remedy="Correct the attribute.")
+            positions.append(plain.index(plain_name(str(entry))))
         return sorted(positions)
     if NUM_INPUT_ATTR in attrs:
         return list(range(min(int(attrs[NUM_INPUT_ATTR]), len(names))))

@@ -25,7 +25,7 @@ OpenLabels = tuple[int | None, ...]
 _OPEN = {"?": None, "P": P}
 
 
-def parse_open_placement(text: str, place: str = "") -> OpenLabels:
+def parse_open_placement(text: str, location: str = "") -> OpenLabels:
     """Read a placement whose entries may be ``?`` or ``P``: ``"S[0], ?"`` gives ``(0, None)``.
 
     Raises
@@ -40,7 +40,7 @@ def parse_open_placement(text: str, place: str = "") -> OpenLabels:
         raise MeshError(
             error.code,
             f'the placement "{shortened(text)}" cannot be read: {error.what}',
-            place=place,
+            location=location,
             remedy='Write R, S[dim], "?" or "P" for each mesh axis.',
         ) from None
     return tuple(_OPEN.get(word, label) for word, label in zip(words, closed, strict=True))
@@ -83,17 +83,21 @@ class MeshSpec:
     device_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        place = f'mesh "{self.name}"'
+        location = f'mesh "{self.name}"'
         axes = getattr(self.axes, "shape", self.axes)  # the shape of a mesh of JAX is a mapping
         if not isinstance(axes, Mapping):
             remedy = 'Give names and sizes: {"dp": 2, "tp": 4}.'
-            raise MeshError("DIST0201", f"the axes are {self.axes!r}", place=place, remedy=remedy)
-        check_axes(axes, place)
+            raise MeshError(
+                "DIST0201", f"the axes are {self.axes!r}", location=location, remedy=remedy
+            )
+        check_axes(axes, location)
         object.__setattr__(self, "axes", dict(axes))
         try:
             self.device_mesh()
         except MeshError as error:
-            raise MeshError(error.code, error.what, place=place, remedy=error.remedy) from None
+            raise MeshError(
+                error.code, error.what, location=location, remedy=error.remedy
+            ) from None
 
     @property
     def axis_names(self) -> tuple[str, ...]:
@@ -110,7 +114,7 @@ class MeshSpec:
         """Return how many devices the mesh has."""
         return math.prod(self.shape)
 
-    def axis_number(self, axis: str, place: str = "") -> int:
+    def axis_number(self, axis: str, location: str = "") -> int:
         """Return the position of an axis.
 
         Raises
@@ -122,7 +126,7 @@ class MeshSpec:
             raise MeshError(
                 "DIST0206",
                 f'the mesh has no axis "{axis}"',
-                place=place or f'mesh "{self.name}"',
+                location=location or f'mesh "{self.name}"',
                 remedy=nearest(axis, self.axes),
             )
         return self.axis_names.index(axis)
@@ -189,8 +193,8 @@ class PlanRule:
             return  # nothing to be wrong: strategies make thousands of these
         faults = faults_of_plan("rule")
 
-        def wrong(problem: str, place: str, remedy: str) -> None:
-            faults.add(PlanError("DIST0221", problem, place=place, remedy=remedy))
+        def wrong(problem: str, location: str, remedy: str) -> None:
+            faults.add(PlanError("DIST0221", problem, location=location, remedy=remedy))
 
         if not typed:
             problem = f"{shortened(repr((self.name, self.placement)))} is not a name and labels"
@@ -241,27 +245,29 @@ class PlanRule:
         return tuple(R if x is None or x == P else x for x in self.placement)
 
 
-def faults_of_plan(place: str = "plan") -> Faults:
+def faults_of_plan(location: str = "plan") -> Faults:
     """Return the collector of the faults of a plan."""
-    return Faults(place, PlanError("DIST0228", "the plan has several faults"))
+    return Faults(location, PlanError("DIST0228", "the plan has several faults"))
 
 
-def find_mesh(meshes: Sequence[MeshSpec], name: str, place: str) -> MeshSpec:
+def find_mesh(meshes: Sequence[MeshSpec], name: str, location: str) -> MeshSpec:
     """Return the mesh of a name (MeshError DIST0206 where there is none)."""
     for mesh in meshes:
         if mesh.name == name:
             return mesh
     remedy = nearest(name, [mesh.name for mesh in meshes])
-    raise MeshError("DIST0206", f'there is no mesh "{name}"', place=place, remedy=remedy)
+    raise MeshError("DIST0206", f'there is no mesh "{name}"', location=location, remedy=remedy)
 
 
-def check_rule(rule: PlanRule, meshes: Sequence[MeshSpec], place: str) -> None:
+def check_rule(rule: PlanRule, meshes: Sequence[MeshSpec], location: str) -> None:
     """Refuse a rule for an unknown mesh (DIST0206), or a placement of another length (DIST0204)."""
-    mesh = find_mesh(meshes, rule.mesh, place)
+    mesh = find_mesh(meshes, rule.mesh, location)
     if len(rule.placement) != len(mesh.axes):
         problem = (
             f'the placement "{labels_text(rule.placement)}" has {len(rule.placement)} '
             f'entries, the mesh "{mesh.name}" has {len(mesh.axes)} axes '
             f"({', '.join(mesh.axis_names)})"
         )
-        raise MeshError("DIST0204", problem, place=place, remedy="Give one entry per mesh axis.")
+        raise MeshError(
+            "DIST0204", problem, location=location, remedy="Give one entry per mesh axis."
+        )

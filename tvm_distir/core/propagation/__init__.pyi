@@ -23,7 +23,7 @@ from .placement_search import PlacementSearch as PlacementSearch
 from .reach import ReachabilityWalk as ReachabilityWalk
 from .reach import ReachableAxes as ReachableAxes
 from .serialization import labels_of_decision as labels_of_decision
-from .solve.conversions import Form as Form
+from .solve.conversions import Layout as Layout
 from .solve.cost import Conversions as Conversions
 from .solve.cost import Costs as Costs
 from .solve.cost import conversion_kind as conversion_kind

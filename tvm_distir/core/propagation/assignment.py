@@ -19,11 +19,11 @@ from tvm_distir.core.propagation.solve.axes_solver import (
 from tvm_distir.core.propagation.solve.cost import Costs
 from tvm_distir.core.propagation.solve.exact import WarmStarts
 from tvm_distir.core.propagation.solve.kept import give_back, take
-from tvm_distir.core.propagation.solve.tables import PriceTables
+from tvm_distir.core.propagation.solve.tables import CostTables
 from tvm_distir.support import PropagationError, memoized
 
 from .decision import Decision, Instance, Signature
-from .decision_cost import Evaluator, Price
+from .decision_cost import DecisionCost, Evaluator
 from .infeasible import infeasible
 from .instances import Instances
 from .placed_module import PlacedModule
@@ -47,7 +47,7 @@ class ShardingAssignment:
     module : PlacedModule
     reach : mapping of str to ReachableAxes
         The reachable axes of each graph.
-    prices : PriceTables
+    cost_tables : PriceTables
     problems : Problems
     starts : WarmStarts, optional
         The assignments along single axes of the same module at other costs, to start from.
@@ -57,11 +57,11 @@ class ShardingAssignment:
         self,
         module: PlacedModule,
         reach: Mapping[str, ReachableAxes],
-        prices: PriceTables,
+        cost_tables: CostTables,
         problems: Problems,
         starts: WarmStarts | None = None,
     ) -> None:
-        self.module, self.reach, self.prices = module, reach, prices
+        self.module, self.reach, self.cost_tables = module, reach, cost_tables
         self.problems, self.starts = problems, starts
         self.instances = Instances(module.axes, reach)
 
@@ -75,19 +75,19 @@ class ShardingAssignment:
             start[key] = self.instances.of(g, {}, kids)
         entries, cost, gap = {}, 0, 0
         for name, key in module.entries.items():
-            entries[name], price, above = self._solve(start[key])
-            cost += price
+            entries[name], entry_cost, above = self._solve(start[key])
+            cost += entry_cost
             gap += above
-        conversions, sizes = self.prices.conversions, self.instances.value_bytes
+        conversions, sizes = self.cost_tables.conversions, self.instances.value_bytes
         return Decision(module.axes, entries, cost, cost - gap, conversions, sizes)
 
-    def price(self, decision: Decision) -> Price:
+    def cost(self, decision: Decision) -> DecisionCost:
         """Return the cost of a decision over all axes together."""
         evaluator = self._evaluator()
-        return sum((evaluator.price(inst) for inst in decision.entries.values()), Price())
+        return sum((evaluator.cost(inst) for inst in decision.entries.values()), DecisionCost())
 
     def _evaluator(self) -> Evaluator:
-        return Evaluator(self.prices, self.reach, self.instances.value_bytes)
+        return Evaluator(self.cost_tables, self.reach, self.instances.value_bytes)
 
     def _solve(self, start: Instance) -> tuple[Instance, int, int]:
         """Minimise over the axes of each mesh at once, or where that is too wide, in turn.
@@ -126,7 +126,7 @@ class ShardingAssignment:
     def solver(self, axes: tuple[int, ...], limits: SolverLimits = AXIS_LIMITS) -> AxesSolver:
         """Return the solver of some axes of a mesh."""
         starts = self.starts if limits is AXIS_LIMITS else None
-        return AxesSolver(self.prices, axes, self.instances, self.problems, limits, starts)
+        return AxesSolver(self.cost_tables, axes, self.instances, self.problems, limits, starts)
 
     def _cheaper(
         self, inst: Instance, axes: Sequence[int], solution: tuple[Instance, int, int]
@@ -137,7 +137,7 @@ class ShardingAssignment:
         except PropagationError:  # no sequential solution; the joint solution is allowed
             return solution
         evaluator = self._evaluator()
-        saved = evaluator.price(solution[0]).total - evaluator.price(other[0]).total
+        saved = evaluator.cost(solution[0]).total - evaluator.cost(other[0]).total
         if saved <= 0:
             return solution
         return other[0], solution[1] - saved, max(0, solution[2] - saved)
@@ -156,7 +156,7 @@ class ShardingAssignment:
         if len(result) == 1:
             return result[0]
         evaluator = self._evaluator()
-        return min(result, key=lambda solution: evaluator.price(solution[0]).total)
+        return min(result, key=lambda solution: evaluator.cost(solution[0]).total)
 
     def _orders(self, axes: Sequence[int]) -> list[tuple[int, ...]]:
         """Return the orders in which to solve axes: several where axes reach the same factor."""
@@ -177,7 +177,7 @@ class ShardingAssignment:
     def _solve_in(self, inst: Instance, order: Sequence[int]) -> tuple[Instance, int, int]:
         """Solve in a given order, again while the sizes that an axis was solved with change."""
         bases: dict[int, Instance] = {}
-        prices: dict[int, int] = {}
+        cost_tables: dict[int, int] = {}
         gaps, instances = 0, self.instances
         for _ in range(ROUNDS if len(order) > 1 else 1):
             before = inst
@@ -188,12 +188,12 @@ class ShardingAssignment:
                 solution = self.solver((a,)).solve(base)
                 if solution is None:
                     raise infeasible(self.module, self.reach, base.graph, a)
-                inst, prices[a], gap = solution
+                inst, cost_tables[a], gap = solution
                 bases[a] = base
                 gaps += gap
             if inst is before:
                 break
-        return inst, sum(prices.values()), gaps
+        return inst, sum(cost_tables.values()), gaps
 
 
 class Propagator:
@@ -220,7 +220,7 @@ class Propagator:
         self.module = PlacedModule.of(mod)
         self._free, self._complete = False, complete
         self.costs = costs
-        self._prices: PriceTables | None = None
+        self._costs: CostTables | None = None
         self.force({})
 
     def force(self, signatures: Mapping[str, Signature]) -> None:
@@ -243,19 +243,21 @@ class Propagator:
         self.costs = costs
         self.close()
         module, reach = self.module, self._reach
-        prices = self._prices = take(costs.for_ops(*module.largest), module.axes)
-        self.assignment = ShardingAssignment(module, reach, prices, Problems(reach, self.forced))
+        cost_tables = self._costs = take(costs.for_ops(*module.largest), module.axes)
+        self.assignment = ShardingAssignment(
+            module, reach, cost_tables, Problems(reach, self.forced)
+        )
 
     def run(self) -> Decision:
         """Decide every public function."""
         return self.assignment.run()
 
-    def price(self, decision: Decision) -> Price:
+    def cost(self, decision: Decision) -> DecisionCost:
         """Return the cost of a decision of the current assignment over all axes together."""
-        return self.assignment.price(decision)
+        return self.assignment.cost(decision)
 
     def close(self) -> None:
         """Release the tables for the next propagator; afterwards this object decides nothing."""
-        if self._prices is not None:
-            give_back(self._prices)
-            self._prices = None
+        if self._costs is not None:
+            give_back(self._costs)
+            self._costs = None

@@ -49,7 +49,9 @@ def propagate(
     """
     if not meshes(mod):
         remedy = "Run AnnotateSharding(plan), or set global_infos (mesh)."
-        raise PropagationError("DIST0409", "the module has no mesh", place="module", remedy=remedy)
+        raise PropagationError(
+            "DIST0409", "the module has no mesh", location="module", remedy=remedy
+        )
     with gc_paused():
         propagator = Propagator(mod, costs or Costs(), complete)
         decision = _shared(propagator, propagator.run())
@@ -71,7 +73,7 @@ def _specialisations(decision: Decision) -> dict[str, dict[Signature, Instance]]
 def _objective(solver: Propagator, decision: Decision) -> int:
     """Return the cost over all axes, and of every specialisation beyond a function's first."""
     extra = sum(len(s) - 1 for s in _specialisations(decision).values())
-    return solver.price(decision).total + solver.costs.clone * extra
+    return solver.cost(decision).total + solver.costs.clone * extra
 
 
 def _shared(solver: Propagator, decision: Decision) -> Decision:
@@ -91,9 +93,9 @@ def _shared(solver: Propagator, decision: Decision) -> Decision:
         winner: Signature | None = None
         for signature in signatures:
             solver.force({**forced, key: signature})
-            price = _objective(solver, solver.run())
-            if price < best:
-                best, winner = price, signature
+            cost = _objective(solver, solver.run())
+            if cost < best:
+                best, winner = cost, signature
         solver.force(forced if winner is None else {**forced, key: winner})
         decision = solver.run()
     return decision

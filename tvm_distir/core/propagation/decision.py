@@ -47,12 +47,12 @@ class Instance:
 
 def each_instance(entries: Iterable[Instance]) -> Iterator[Instance]:
     """Yield some instances and all that they call, each once, callers first."""
-    waiting, seen = list(entries), set[int]()
-    for inst in waiting:  # which grows meanwhile
+    pending, seen = list(entries), set[int]()
+    for inst in pending:  # which grows meanwhile
         if inst.number not in seen:
             seen.add(inst.number)
             yield inst
-            waiting += [kid for _, kid in sorted(inst.kids.items())]
+            pending += [kid for _, kid in sorted(inst.kids.items())]
 
 
 @dataclass(frozen=True)
@@ -125,10 +125,12 @@ class Decision:
                 for v, want in zip(node.operands, chosen.needs):
                     if v >= 0 and want != have[v] and g.values[v].mesh == mesh:
                         moved.add(v)
-        forms = {m: list(zip(*[inst.given[a] for a in axes])) for m, axes in self._by_mesh.items()}
+        layouts = {
+            m: list(zip(*[inst.given[a] for a in axes])) for m, axes in self._by_mesh.items()
+        }
         result = {}
         for v, value in enumerate(g.values):
-            produced = forms[value.mesh][v]
+            produced = layouts[value.mesh][v]
             if v not in moved and P not in produced:
                 result[v] = ReshardPath.at_home(produced)
         return result
@@ -166,7 +168,7 @@ class Decision:
                         return False
         return True
 
-    def value_form(self, inst: Instance, value: int) -> tuple[int, ...]:
+    def value_layout(self, inst: Instance, value: int) -> tuple[int, ...]:
         """Return the placement in which a value is produced."""
         mesh = inst.graph.values[value].mesh
         return tuple([inst.given[a][value] for a in self.mesh_axes(mesh)])

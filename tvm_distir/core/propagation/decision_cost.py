@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from tvm_distir.core.propagation.solve.tables import PriceTables
+from tvm_distir.core.propagation.solve.tables import CostTables
 
 from .decision import Instance
 from .reach import ReachableAxes, hold_on
@@ -16,7 +16,7 @@ Sizes = Callable[[Instance, int], list[int]]
 
 
 @dataclass(frozen=True)
-class Price:
+class DecisionCost:
     """Cost in the units of :class:`.Costs`: work inside ops, conversions between them."""
 
     work: int = 0
@@ -27,8 +27,8 @@ class Price:
         """Return the sum of both parts."""
         return self.work + self.conversions
 
-    def __add__(self, other: Price) -> Price:
-        return Price(self.work + other.work, self.conversions + other.conversions)
+    def __add__(self, other: DecisionCost) -> DecisionCost:
+        return DecisionCost(self.work + other.work, self.conversions + other.conversions)
 
 
 class Evaluator:
@@ -39,17 +39,17 @@ class Evaluator:
     """
 
     def __init__(
-        self, prices: PriceTables, reach: Mapping[str, ReachableAxes], sizes: Sizes
+        self, cost_tables: CostTables, reach: Mapping[str, ReachableAxes], sizes: Sizes
     ) -> None:
-        self.prices, self.reach, self.sizes = prices, reach, sizes
-        self._cache: dict[int, Price] = {}
+        self.cost_tables, self.reach, self.sizes = cost_tables, reach, sizes
+        self._cache: dict[int, DecisionCost] = {}
 
-    def price(self, inst: Instance) -> Price:
+    def cost(self, inst: Instance) -> DecisionCost:
         """Return the cost of an execution of an instance."""
         if inst.number not in self._cache:
-            total = Price(inst.graph.repeat * self._work(inst), self._conversions(inst))
+            total = DecisionCost(inst.graph.repeat * self._work(inst), self._conversions(inst))
             for _, kid in sorted(inst.kids.items()):
-                total += self.price(kid)
+                total += self.cost(kid)
             self._cache[inst.number] = total
         return self._cache[inst.number]
 
@@ -60,19 +60,19 @@ class Evaluator:
                 continue
             axes = [
                 a
-                for a, x in enumerate(self.prices.axes)
+                for a, x in enumerate(self.cost_tables.axes)
                 if x.mesh == node.mesh and a in inst.choice
             ]
-            sides = {a: (self.prices.axes[a].size, inst.choice[a][k]) for a in axes}
+            sides = {a: (self.cost_tables.axes[a].size, inst.choice[a][k]) for a in axes}
             work = sent = 0
             for a in axes:
                 others = tuple(side for b, side in sides.items() if b != a)
-                ranks = self.prices.axes[a].size
-                work, sent_here = self.prices.along(a).parts(
+                ranks = self.cost_tables.axes[a].size
+                work, sent_here = self.cost_tables.along(a).parts(
                     node.rule, inst.choice[a][k], ranks, others
                 )
                 sent += sent_here
-            total += self.prices.costs.scaled(work + sent)
+            total += self.cost_tables.costs.scaled(work + sent)
         return total
 
     def _conversions(self, inst: Instance) -> int:
@@ -82,7 +82,7 @@ class Evaluator:
             if not uses:
                 continue
             maker, result = g.producer[v]
-            for a, axis in enumerate(self.prices.axes):
+            for a, axis in enumerate(self.cost_tables.axes):
                 if axis.mesh != g.values[v].mesh or a not in inst.choice:
                     continue
                 choice = inst.choice[a]
@@ -91,8 +91,8 @@ class Evaluator:
                 if needs == {have}:
                     continue
                 pinned, stationary = hold_on(g, reach, axis, a, maker)
-                size = self.sizes(inst, a)[v] * (self.prices.costs.move if pinned else 1)
+                size = self.sizes(inst, a)[v] * (self.cost_tables.costs.move if pinned else 1)
                 size *= g.times(v)
-                conversions = self.prices.conversions.along(a)
+                conversions = self.cost_tables.conversions.along(a)
                 total += conversions.supply(have, needs, size, axis.size, stationary)[0]
         return total

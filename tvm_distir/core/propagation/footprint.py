@@ -30,14 +30,14 @@ class DeviceCost:
     param_bytes : int
         The bytes of the weights.
     flops : int
-    wire_bytes : int
+    sent_bytes : int
         Sent, by ring estimates.
     collectives : int
     """
 
     param_bytes: int
     flops: int
-    wire_bytes: int
+    sent_bytes: int
     collectives: int = 0
 
 
@@ -46,30 +46,30 @@ class CostMeter:
 
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
-        self._wires = Conversions(Costs(wire=BYTE, launch=0, slice=0, partial=0))
+        self._conversions = Conversions(Costs(wire=BYTE, launch=0, slice=0, partial=0))
 
     def counts(self, instances: Iterable[Instance]) -> Counts:
         """Return FLOPs, wire bytes and collectives of instances of a decision together."""
         done: dict[int, Counts] = {}
         parts = [self._instance(inst, done) for inst in instances]
-        flops, wire, count = (sum(column) for column in zip(*parts, strict=True))
-        return flops, wire, count
+        flops, total_sent, count = (sum(column) for column in zip(*parts, strict=True))
+        return flops, total_sent, count
 
     def _instance(self, inst: Instance, done: dict[int, Counts]) -> Counts:
         """Return the counts of an instance and of all its callees."""
         if inst.number in done:
             return done[inst.number]
         g, choice = inst.graph, inst.choice[0]
-        flops, wire, count = 0, 0, 0
+        flops, total_sent, count = 0, 0, 0
         for k, node in enumerate(g.nodes):
             if node.kind == "call":
                 inner = self._instance(inst.kids[k], done)
-                flops, wire, count = flops + inner[0], wire + inner[1], count + inner[2]
+                flops, total_sent, count = flops + inner[0], total_sent + inner[1], count + inner[2]
             elif node.rule is not None:
                 split = self.ranks if choice[k].factor is not None else 1
                 flops += ceil_div(node.rule.flops, split)
                 sent = self._inside(node.rule, choice[k])
-                wire, count = wire + sent, count + (sent > 0)
+                total_sent, count = total_sent + sent, count + (sent > 0)
         for v, (k, j) in enumerate(g.producer):
             have = choice[k].gives[j]
             if have == R:
@@ -77,10 +77,10 @@ class CostMeter:
             needs = {choice[kc].needs[i] for kc, positions in g.uses[v] for i in positions}
             if needs - {have}:
                 size = g.values[v].size_bytes
-                cost, steps = self._wires.supply(have, frozenset(needs), size, self.ranks)
-                wire += cost // BYTE
+                cost, steps = self._conversions.supply(have, frozenset(needs), size, self.ranks)
+                total_sent += cost // BYTE
                 count += sum(1 for source, _ in steps if source != R)
-        done[inst.number] = flops, wire, count
+        done[inst.number] = flops, total_sent, count
         return done[inst.number]
 
     def _inside(self, rule: Rule, alternative: OpStrategy) -> int:

@@ -34,20 +34,20 @@ def infeasible(
                 if rule is None or graph.nodes[kc].kind != "op":
                     continue
                 if not any(f.ins[i] == label for f in rule.factors for i in positions):
-                    why = rule.why_whole.get(
+                    why = rule.why_replicated.get(
                         f"in{positions[0]}.dim{label}", "no factor contains it"
                     )
                     return PropagationError(
                         "DIST0411",
                         f"stationary {graph.values[v].name} is sharded on dim {label} along "
                         f'"{axis.name}", which {rule.op} does not support: {why}',
-                        place=graph.place(kc),
+                        location=graph.location(kc),
                         remedy='Change its placement, or set "stationary": false.',
                     )
     return PropagationError(
         "DIST0411",
         f'the stationary placements along "{axis.name}" contradict each other or do not '
         "divide the dims they shard",
-        place=g.name,
+        location=g.name,
         remedy='Change the placements, or set "stationary": false.',
     )

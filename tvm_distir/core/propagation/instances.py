@@ -117,15 +117,15 @@ class Instances:
 
     def same_sizes(self, first: Instance, second: Instance, a: int) -> bool:
         """Return whether an axis has the same sizes in two instances, callees included."""
-        waiting, seen = [(first, second)], set[tuple[int, int]]()
-        while waiting:
-            first, second = waiting.pop()
+        pending, seen = [(first, second)], set[tuple[int, int]]()
+        while pending:
+            first, second = pending.pop()
             if first is second or (first.number, second.number) in seen:
                 continue
             seen.add((first.number, second.number))
             if self.sizes(first, (a,)) != self.sizes(second, (a,)):
                 return False
-            waiting += [(kid, second.kids[k]) for k, kid in first.kids.items()]
+            pending += [(kid, second.kids[k]) for k, kid in first.kids.items()]
         return True
 
 

@@ -39,13 +39,13 @@ class KeptMemory:
         Parameters, and the values alive at the worst moment, copies in other placements included.
     param_bytes : int
         The part of the memory that the parameters take.
-    place : str
+    location : str
         The node that runs at that moment.
     """
 
     peak_bytes: int
     param_bytes: int
-    place: str
+    location: str
 
 
 class MemoryMeter:
@@ -70,20 +70,20 @@ class MemoryMeter:
         for k in g.params:
             v = g.nodes[k].results[0]
             stored_bytes[g.values[v].mesh] += self._bytes(
-                inst, v, self.decision.value_form(inst, v)
+                inst, v, self.decision.value_layout(inst, v)
             )
-        inner, place = self._inside(inst)
+        inner, position = self._inside(inst)
         for params, more in zip(stored_bytes, inner):
-            yield KeptMemory(params + more, params, place)
+            yield KeptMemory(params + more, params, position)
 
     def _meshes(self) -> int:
         return max((axis.mesh for axis in self.decision.axes), default=0) + 1
 
-    def _bytes(self, inst: Instance, v: int, form: tuple[int, ...]) -> int:
+    def _bytes(self, inst: Instance, v: int, layout: tuple[int, ...]) -> int:
         """Return the bytes of a device's part of a value in a placement."""
         value = inst.graph.values[v]
         size = value.size_bytes
-        for a, label in zip(self.decision.mesh_axes(value.mesh), form):
+        for a, label in zip(self.decision.mesh_axes(value.mesh), layout):
             if label >= 0:
                 size = int(ceil_div(size, self.decision.axes[a].size))
         return size
@@ -108,9 +108,9 @@ class MemoryMeter:
                 inner = self._inside(inst.kids[k])[0]
                 live[:, k] = np.maximum(live[:, k], calls[:, k] + inner)
         peak, largest = live.max(axis=1, initial=0).tolist(), live.max(axis=0)
-        place = g.place(int(largest.argmax())) if max(peak) else g.name
-        self._inner[inst.number] = peak, place
-        return peak, place
+        location = g.location(int(largest.argmax())) if max(peak) else g.name
+        self._inner[inst.number] = peak, location
+        return peak, location
 
     def _spans(self, inst: Instance, v: int) -> Iterator[tuple[int, int, int]]:
         """Yield (first node, last node, bytes) of each placement in which a value is stored."""
@@ -118,19 +118,19 @@ class MemoryMeter:
         maker = g.producer[v][0]
         if maker < 0:
             return
-        produced = self.decision.value_form(inst, v)
+        produced = self.decision.value_layout(inst, v)
         first: dict[tuple[int, ...], int] = {}
         last: dict[tuple[int, ...], int] = {}
         for k, positions in g.uses[v]:
             for i in positions:
-                form = self.decision.needs(inst, k, i, g.values[v].mesh)
-                first.setdefault(form, k)
-                last[form] = k
+                layout = self.decision.needs(inst, k, i, g.values[v].mesh)
+                first.setdefault(layout, k)
+                last[layout] = k
         if g.nodes[maker].kind != "param":
             yield maker, max(last.values(), default=maker), self._bytes(inst, v, produced)
-        for form, k in first.items():
-            if form != produced:
-                yield k, last[form], self._bytes(inst, v, form)
+        for layout, k in first.items():
+            if layout != produced:
+                yield k, last[layout], self._bytes(inst, v, layout)
 
 
 def within(solver: Propagator, decision: Decision, memory_bytes: int) -> Decision:
@@ -159,7 +159,7 @@ def within(solver: Propagator, decision: Decision, memory_bytes: int) -> Decisio
             "DIST0801",
             f"no placement stores at most {memory_bytes} bytes on each device: the smallest found "
             f"stores {least.peak_bytes}, of them {least.param_bytes} of parameters",
-            place=least.place,
+            location=least.location,
             remedy="Use more devices, a smaller batch, or leave more placements open.",
         )
     lower, upper = weight // 4, weight

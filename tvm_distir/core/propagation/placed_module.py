@@ -42,7 +42,7 @@ class PlacedModule:
         """Read a module; the axes are those of its meshes unless they are given."""
         placer = MeshAssignment(ModuleTypes(mod))
         entries = {
-            str(gv.name_hint): placer.place(str(gv.name_hint))
+            str(gv.name_hint): placer.unrolled_key(str(gv.name_hint))
             for gv, fn in relax_functions(mod)
             if isinstance(fn, relax.Function) and not is_private(fn)
         }

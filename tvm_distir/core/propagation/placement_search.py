@@ -126,7 +126,7 @@ class PlacementSearch:
             for name, params in self._open.items():
                 inst = decision.entries[name]
                 labels[name] = {
-                    i: decision.value_form(inst, inst.graph.param_values[i])[0] for i in params
+                    i: decision.value_layout(inst, inst.graph.param_values[i])[0] for i in params
                 }
             self._tried[key] = self._trial(decision, labels, self._pins(decision, labels))
         return self._tried[key]
@@ -134,8 +134,8 @@ class PlacementSearch:
     def sent(self, cost: DeviceCost) -> int:
         """Return the bytes a device sends, or their cost where links have separate costs."""
         if self.costs == SETTLING:
-            return cost.wire_bytes
-        return self.costs.sending(cost.wire_bytes, cost.collectives)
+            return cost.sent_bytes
+        return self.costs.sending(cost.sent_bytes, cost.collectives)
 
     def settled(self, labels: WeightLabels, costs: Costs | None = None) -> CandidatePlacement:
         """Return the propagated decision for these labels: as :meth:`best`, with nothing free."""
@@ -167,7 +167,7 @@ class PlacementSearch:
                 moved += count * 2 * sum(rule.out_bytes)
         return DeviceCost(stored_bytes, flops, moved)
 
-    def whole_flops(self) -> dict[str, int]:
+    def unsharded_flops(self) -> dict[str, int]:
         """Return the FLOPs of ops that no rule can shard over the axis, by op name."""
         result: dict[str, int] = {}
         for name in self._open:
@@ -254,7 +254,9 @@ class PlacementSearch:
             if rule.op not in LAYOUT_OPS or out is None:
                 return None
             return self._obstacle(g, node.results[0], out)
-        why = rule.why_whole.get(f"in{positions[0]}.dim{d}", "the mesh axis does not divide it")
+        why = rule.why_replicated.get(
+            f"in{positions[0]}.dim{d}", "the mesh axis does not divide it"
+        )
         return f"{rule.op} requires its dim {d} unsharded: {why}"
 
     def _pins(self, decision: Decision, labels: WeightLabels) -> tuple[PlacementConstraint, ...]:

@@ -22,7 +22,7 @@ Given = Mapping[str, Mapping[int, tuple[int | None, bool]]]
 """A label known beforehand (None: any), and whether it is held, per graph and parameter node."""
 
 
-Forms = tuple[tuple[int | None, bool], ...]
+LayoutFacts = tuple[tuple[int | None, bool], ...]
 """A pinned label (None: not known) and whether it is held, per axis."""
 
 
@@ -134,12 +134,12 @@ class ReachabilityWalk:
                     if label is not None:
                         fixed[k] = label
         for a in range(len(self.axes)):
-            waiting = set(self.graphs)
-            while waiting:
+            pending = set(self.graphs)
+            while pending:
                 for g in self.callers_first:
-                    if g.key in waiting:
-                        waiting.discard(g.key)
-                        waiting |= self._flow_partial(g, a)
+                    if g.key in pending:
+                        pending.discard(g.key)
+                        pending |= self._flow_partial(g, a)
         for g in self.callers_first:
             self._fix_params(g)
         return self.result
@@ -239,13 +239,13 @@ class ReachabilityWalk:
 
     def _fix_params(self, g: Graph) -> None:
         """Fix a parameter's label where every call passes the same pinned label."""
-        of_pins: dict[tuple[int, PinLabels, bool], Forms] = {}
-        forms: dict[tuple[str, int], set[Forms]] = {}
+        of_pins: dict[tuple[int, PinLabels, bool], LayoutFacts] = {}
+        layouts: dict[tuple[str, int], set[LayoutFacts]] = {}
         for k in g.calls:
             node = g.nodes[k]
             for p, v in zip(self.graphs[node.callee].params, node.operands):
-                forms.setdefault((node.callee, p), set()).add(self._given(g, v, of_pins))
-        for (callee, p), variants in forms.items():
+                layouts.setdefault((node.callee, p), set()).add(self._given(g, v, of_pins))
+        for (callee, p), variants in layouts.items():
             inner = self.result[callee]
             for variant in variants:
                 for (label, stationary), fixed, holds in zip(variant, inner.fixed, inner.held):
@@ -253,7 +253,9 @@ class ReachabilityWalk:
                         fixed[p] = None
                     holds[p] = holds.get(p, True) and stationary
 
-    def _given(self, g: Graph, v: int, of_pins: dict[tuple[int, PinLabels, bool], Forms]) -> Forms:
+    def _given(
+        self, g: Graph, v: int, of_pins: dict[tuple[int, PinLabels, bool], LayoutFacts]
+    ) -> LayoutFacts:
         """Return per axis the pinned label of a value (None: unknown) and whether it is held.
 
         ``of_pins`` has those of annotated parameters, and of stationary values: weights that may

@@ -29,7 +29,7 @@ from .decision import Decision, Instance
 from .instances import Instances, called
 from .placed_module import PlacedModule
 
-PLACE = "plan/labels"
+LOCATION = "plan/labels"
 
 
 def labels_of_decision(decision: Decision, module: PlacedModule, rules: int) -> dict[str, Any]:
@@ -105,29 +105,29 @@ def decision_of_labels(mod: ir.IRModule, data: Mapping[str, Any]) -> Decision:
         DIST0221 a key or value is wrong; DIST0240 they are labels of another module.
     """
     module = PlacedModule.of(mod)
-    labels = read_model(_LabelsFile, data, PLACE, _wrong)
+    labels = read_model(_LabelsFile, data, LOCATION, _wrong)
     if labels.module != digest(module):
         raise PlanError(
             "DIST0240",
             "the labels belong to another module, batch or mesh",
-            place=PLACE,
+            location=LOCATION,
             remedy='Search again for this module, or remove "labels": the rules then apply, and '
             "propagation decides the rest.",
         )
     reader = _Reader(module, labels)
     if labels.entries.keys() != module.entries.keys():
-        problem = f"{PLACE}/entries"
+        problem = f"{LOCATION}/entries"
         remedy = f"there are labels of {', '.join(sorted(labels.entries))}"
         raise _wrong(problem, remedy, f"Give the labels of {', '.join(sorted(module.entries))}.")
     entries = {
-        name: reader.instance(number, module.entries[name], f"{PLACE}/entries/{name}")
+        name: reader.instance(number, module.entries[name], f"{LOCATION}/entries/{name}")
         for name, number in labels.entries.items()
     }
     return Decision(module.axes, entries, 0, 0, Conversions(Costs()), reader.instances.value_bytes)
 
 
-def _wrong(place: str, problem: str, remedy: str) -> PlanError:
-    return PlanError("DIST0221", problem, place=place, remedy=remedy)
+def _wrong(location: str, problem: str, remedy: str) -> PlanError:
+    return PlanError("DIST0221", problem, location=location, remedy=remedy)
 
 
 _Label = Annotated[int, Interval(ge=P, le=LARGEST)]
@@ -161,37 +161,43 @@ class _Reader:
         self.alternatives = [OpStrategy(*alternative) for alternative in labels.alternatives]
         self._instances_read: list[Instance] = []
         for number, function in enumerate(labels.functions):
-            self._instances_read.append(self._function(function, f"{PLACE}/functions/{number}"))
+            self._instances_read.append(self._function(function, f"{LOCATION}/functions/{number}"))
 
-    def instance(self, number: int, function: str, place: str) -> Instance:
+    def instance(self, number: int, function: str, location: str) -> Instance:
         """Return the instance of a number, which must belong to this function."""
         if number >= len(self._instances_read):
-            raise _wrong(place, f"there is no function {number}", "Give the number of one above.")
+            raise _wrong(
+                location, f"there is no function {number}", "Give the number of one above."
+            )
         instance = self._instances_read[number]
         if instance.graph.key != function:
             problem = f"{number} is of {instance.graph.key}"
-            raise _wrong(place, problem, f"Give one of {function}.")
+            raise _wrong(location, problem, f"Give one of {function}.")
         return instance
 
-    def _function(self, data: _FunctionFile, place: str) -> Instance:
+    def _function(self, data: _FunctionFile, location: str) -> Instance:
         if data.function not in self.module.graphs:
             problem = f"{shortened(data.function)!r} is not a function"
-            raise _wrong(f"{place}/function", problem, nearest(data.function, self.module.graphs))
+            raise _wrong(
+                f"{location}/function", problem, nearest(data.function, self.module.graphs)
+            )
         g = self.module.graphs[data.function]
         others = [k for k, node in enumerate(g.nodes) if node.kind != "call"]
         if len(data.calls) != len(g.calls) or [len(row) for row in data.choice] != [
             len(others) for _ in self.module.axes
         ]:
             raise _wrong(
-                place,
+                location,
                 "its numbers of calls, axes or nodes differ from the function's",
                 f"Give {len(g.calls)} calls, and {len(others)} nodes on each axis.",
             )
         count = len(self.alternatives)
         if any(number >= count for row in data.choice for number in row):
-            raise _wrong(f"{place}/choice", "an alternative does not exist", f"There are {count}.")
+            raise _wrong(
+                f"{location}/choice", "an alternative does not exist", f"There are {count}."
+            )
         kids = {
-            k: self.instance(call, g.nodes[k].callee, f"{place}/calls")
+            k: self.instance(call, g.nodes[k].callee, f"{location}/calls")
             for k, call in zip(g.calls, data.calls, strict=True)
         }
         choice: dict[int, tuple[OpStrategy, ...]] = {}
@@ -204,7 +210,7 @@ class _Reader:
             for node, chosen in zip(g.nodes, column, strict=True):
                 if not _may(g, node, chosen):
                     raise _wrong(
-                        place,
+                        location,
                         f"{node.label or node.kind} does not support {tuple(chosen)}",
                         'Remove "labels".',
                     )

@@ -20,7 +20,7 @@ from tvm_distir.core.propagation.solve.cost import Conversions, Costs
 from tvm_distir.core.propagation.solve.exact import WarmStarts
 from tvm_distir.core.propagation.solve.problem_template import ProblemTemplate, SketchedProblems
 from tvm_distir.core.propagation.solve.strategies import StrategyTable
-from tvm_distir.core.propagation.solve.tables import PriceTables
+from tvm_distir.core.propagation.solve.tables import CostTables
 
 from .assignment import ShardingAssignment
 from .decision import Decision
@@ -57,7 +57,7 @@ class WeightSearch:
     def __init__(self, mod: IRModule, axis: Axis, settling: Costs, sketching: bool = True) -> None:
         self.module = PlacedModule.of(mod, [axis])
         self._unified = DimUnifier(self.module).run()
-        self._prices = _Prices(self.module, settling)
+        self._costs = _CostTables(self.module, settling)
         self._reached: dict[Hashable, dict[str, ReachableAxes]] = {}
         self._sketches: dict[Hashable, ProblemTemplate] = {}
         self._starts = WarmStarts()
@@ -69,14 +69,14 @@ class WeightSearch:
         """Return the reachable axes from weights with these labels."""
         key = _key(labels, stored, parts)
         if key not in self._reached:
-            requests, apart = {}, {}
+            requests, separate = {}, {}
             for name, params_labels in labels.items():
                 entry = self.module.entries[name]
                 params = self.module.graphs[entry].params
                 requests[entry] = {params[i]: x for i, x in params_labels.items()}
-                apart[entry] = {params[i] for i in stored.get(name, ())}
+                separate[entry] = {params[i] for i in stored.get(name, ())}
             seeded = _seeded(self.module, self._unified, requests, parts)
-            fixed = _given(self.module, requests, apart)
+            fixed = _given(self.module, requests, separate)
             self._reached[key] = ReachabilityWalk(self.module, seeded, fixed).run()
         return self._reached[key]
 
@@ -96,17 +96,17 @@ class WeightSearch:
             Where it is not 0, values that follow from the other parameters may be sharded as well,
             if it divides a dim of the parameter.
         """
-        reach, prices = self.reach_of(labels, stored, parts), self._prices.at(costs)
+        reach, cost_tables = self.reach_of(labels, stored, parts), self._costs.at(costs)
         problems = Problems(reach)
         if self._sketching and any(x is None for label in labels.values() for x in label.values()):
             key = _key(labels, stored, parts)
             problems = SketchedProblems(reach, key, self._sketches)
-        decision = ShardingAssignment(self.module, reach, prices, problems, self._starts).run()
-        self._prices.release(prices)
+        decision = ShardingAssignment(self.module, reach, cost_tables, problems, self._starts).run()
+        self._costs.release(cost_tables)
         return decision
 
 
-class _Prices:
+class _CostTables:
     """Tables at requested costs; parts that do not depend on the costs are cached."""
 
     def __init__(self, module: PlacedModule, settling: Costs) -> None:
@@ -115,21 +115,21 @@ class _Prices:
         self._conversions: dict[Costs, Conversions] = {}
         self._kept = self._made(settling)
 
-    def at(self, costs: Costs) -> PriceTables:
+    def at(self, costs: Costs) -> CostTables:
         """Return the tables at some costs."""
         return self._kept if costs == self._settling else self._made(costs)
 
-    def release(self, prices: PriceTables) -> None:
+    def release(self, cost_tables: CostTables) -> None:
         """Free the objects made with tables that are not cached: they refer to each other."""
-        if prices is not self._kept:
-            prices.along_axes.clear()
+        if cost_tables is not self._kept:
+            cost_tables.along_axes.clear()
 
-    def _made(self, costs: Costs) -> PriceTables:
-        prices = PriceTables(costs.for_ops(*self._module.largest), self._module.axes)
-        prices.strategies = self._strategies
-        sending = replace(prices.costs, memory=0, flop=0, hold=0)
-        prices.conversions = self._conversions.setdefault(sending, prices.conversions)
-        return prices
+    def _made(self, costs: Costs) -> CostTables:
+        cost_tables = CostTables(costs.for_ops(*self._module.largest), self._module.axes)
+        cost_tables.strategies = self._strategies
+        sending = replace(cost_tables.costs, memory=0, flop=0, hold=0)
+        cost_tables.conversions = self._conversions.setdefault(sending, cost_tables.conversions)
+        return cost_tables
 
 
 def _seeded(module: PlacedModule, unified: DimClasses, requests: Asked, parts: int) -> DimClasses:

@@ -3,13 +3,13 @@
 
 from .costs import EXCHANGE_EXTRA as EXCHANGE_EXTRA
 from .costs import StepCosts as StepCosts
-from .matrix import PriceMatrix as PriceMatrix
-from .matrix import price_matrix as price_matrix
+from .matrix import CostMatrix as CostMatrix
+from .matrix import cost_matrix as cost_matrix
 from .planner import Planner as Planner
 from .planner import plan_steps as plan_steps
 from .shards import bounds_of as bounds_of
 from .shards import terms_of as terms_of
 from .steps import Step as Step
-from .wire import element_type as element_type
-from .wire import local_bytes as local_bytes
-from .wire import payload_bytes as payload_bytes
+from .transfer import element_type as element_type
+from .transfer import local_bytes as local_bytes
+from .transfer import payload_bytes as payload_bytes

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from tvm_distir.core.collectives.volume import wire_bytes
+from tvm_distir.core.collectives.volume import sent_bytes
 from tvm_distir.core.ir.operators.names import LOCAL_STEPS
 
 LAUNCH_BYTES = 64
@@ -49,7 +49,7 @@ class RingCosts:
             return 0
         if kind in LOCAL_STEPS:
             return 1
-        sent: int = wire_bytes(kind, payload_bytes, size)
+        sent: int = sent_bytes(kind, payload_bytes, size)
         return sent + LAUNCH_BYTES + EXCHANGE_EXTRA * (kind == "exchange")
 
     def floor(self, received_bytes: int) -> int:

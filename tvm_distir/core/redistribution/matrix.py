@@ -20,14 +20,14 @@ from .costs import Groups, StepCosts
 from .path_search import MAX_PAIRS
 from .shards import bounds_of, lacking
 from .steps import KINDS, Space, crossing_axes, steps_from
+from .transfer import step_transfer
 from .transition import Transition
-from .wire import step_wire
 
-Prices = npt.NDArray[np.int64]
+CostArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class PriceMatrix:
+class CostMatrix:
     """The placements of a tensor and the redistribution costs between them.
 
     Attributes
@@ -43,9 +43,9 @@ class PriceMatrix:
     """
 
     placements: tuple[Labels, ...]
-    cost: Prices
-    local: Prices
-    local_bytes: Prices
+    cost: CostArray
+    local: CostArray
+    local_bytes: CostArray
 
     @functools.cached_property
     def at(self) -> dict[Labels, int]:
@@ -57,14 +57,14 @@ class PriceMatrix:
         return [self.at[labels] for labels in placements]
 
 
-def price_matrix(
+def cost_matrix(
     costs: StepCosts,
     shape: Sequence[int],
     dtype: str,
     mesh: Sequence[int],
     devices: Sequence[int],
     placements: Sequence[Labels],
-) -> PriceMatrix:
+) -> CostMatrix:
     """Compute the costs of all pairs of placements as shortest paths over the planner's steps.
 
     Exchanges are among them where the pairs of placements times the devices are not too many, as
@@ -103,14 +103,14 @@ class _Matrix:
         placements: Sequence[Labels],
     ) -> None:
         self.costs, self.placements = costs, tuple(placements)
-        whole = (R,) * len(mesh)
-        self.key = Transition(shape, dtype, whole, whole, mesh, devices)
+        replicated = (R,) * len(mesh)
+        self.key = Transition(shape, dtype, replicated, replicated, mesh, devices)
         self.at = {labels: i for i, labels in enumerate(self.placements)}
         self.groups: dict[tuple[int, ...], Groups] = {}
         every = tuple(range(len(shape)))
         self.space = Space(mesh, (every,) * len(mesh), (True,) * len(mesh), KINDS)
 
-    def run(self) -> PriceMatrix:
+    def run(self) -> CostMatrix:
         count = len(self.placements)
         sizes = np.array([self.key.local_bytes(labels) for labels in self.placements], np.int64)
         steps = np.full((count, count), INFINITE, np.int64)
@@ -120,38 +120,38 @@ class _Matrix:
         for i, labels in enumerate(self.placements):
             self._steps(i, labels, steps, local)
         self._exchanges(steps)
-        return PriceMatrix(self.placements, _shortest(steps, sizes), _shortest(local, sizes), sizes)
+        return CostMatrix(self.placements, _shortest(steps, sizes), _shortest(local, sizes), sizes)
 
-    def _steps(self, i: int, labels: Labels, steps: Prices, local: Prices) -> None:
+    def _steps(self, i: int, labels: Labels, steps: CostArray, local: CostArray) -> None:
         for step in steps_from(self.space, labels):
             j = self.at.get(step.after)
             if j is None:
                 continue
-            wire = step_wire(self.key.shape, labels, step, self.key.mesh, self.key.dtype)
-            price = self._price(wire.kind, wire.axes, wire.payload_bytes)
-            steps[i, j] = min(steps[i, j], price)
-            if wire.kind in LOCAL_STEPS:
-                local[i, j] = min(local[i, j], price)
+            transfer = step_transfer(self.key.shape, labels, step, self.key.mesh, self.key.dtype)
+            cost = self._cost(transfer.kind, transfer.axes, transfer.payload_bytes)
+            steps[i, j] = min(steps[i, j], cost)
+            if transfer.kind in LOCAL_STEPS:
+                local[i, j] = min(local[i, j], cost)
         for axis, label in enumerate(labels):
             partial = (*labels[:axis], P, *labels[axis + 1 :])
             j = self.at.get(partial)
             if label == R and j is not None:
-                price = self._price("partial", (axis,), self.key.local_bytes(partial))
-                steps[i, j] = min(steps[i, j], price)
-                local[i, j] = min(local[i, j], price)
+                cost = self._cost("partial", (axis,), self.key.local_bytes(partial))
+                steps[i, j] = min(steps[i, j], cost)
+                local[i, j] = min(local[i, j], cost)
 
-    def _price(self, kind: str, axes: tuple[int, ...], payload_bytes: int) -> int:
+    def _cost(self, kind: str, axes: tuple[int, ...], payload_bytes: int) -> int:
         if axes not in self.groups:
             self.groups[axes] = self.key.groups(axes)
         return max(1, self.costs.step(kind, payload_bytes, self.groups[axes]))
 
-    def _exchanges(self, steps: Prices) -> None:
+    def _exchanges(self, steps: CostArray) -> None:
         """Compute the costs from each placement to all that have the same partial axes."""
-        alike: dict[tuple[bool, ...], list[int]] = {}
+        groups: dict[tuple[bool, ...], list[int]] = {}
         for i, labels in enumerate(self.placements):
-            alike.setdefault(tuple(x == P for x in labels), []).append(i)
+            groups.setdefault(tuple(x == P for x in labels), []).append(i)
         key = self.key
-        for members in alike.values():
+        for members in groups.values():
             if len(members) ** 2 * len(key.devices) > MAX_PAIRS:
                 continue
             bounds = [bounds_of(key.shape, self.placements[i], key.mesh) for i in members]
@@ -162,11 +162,11 @@ class _Matrix:
                     if i == j:
                         continue
                     axes = crossing_axes(self.placements[i], self.placements[j])
-                    price = self._price("exchange", axes, size_bytes((elements,), key.dtype))
-                    steps[i, j] = min(steps[i, j], price)
+                    cost = self._cost("exchange", axes, size_bytes((elements,), key.dtype))
+                    steps[i, j] = min(steps[i, j], cost)
 
 
-def _shortest(steps: Prices, sizes: Prices) -> Prices:
+def _shortest(steps: CostArray, sizes: CostArray) -> CostArray:
     """Return the shortest paths on which nothing is larger than the larger end."""
     known, shortest = steps.copy(), steps.copy()
     larger = np.maximum(sizes[:, None], sizes[None])

@@ -23,8 +23,8 @@ from tvm_distir.support import LoweringError
 from .costs import Groups, RingCosts
 from .shards import Bounds, bounds_of, lacking
 from .steps import Space, Step, can_exchange, crossing_axes, exchange_step, steps_from
+from .transfer import StepTraffic, step_transfer
 from .transition import PlannerOptions, Redistribution, Transition
-from .wire import Wire, step_wire
 
 ALL_DIMS_STATES = 300
 """The maximum number of placements with which every dim may be sharded on the way."""
@@ -68,7 +68,7 @@ class PathSearch:
         self.groups: dict[tuple[int, ...], Groups] = {}
         self.floors: dict[Labels, int] = {}
         self.rooms: dict[Labels, bool] = {}
-        self.alike: dict[Labels, tuple[list[Labels], Bounds]] = {}
+        self.peers: dict[Labels, tuple[list[Labels], Bounds]] = {}
 
     def run(self) -> Redistribution:
         """Find it.
@@ -91,8 +91,8 @@ class PathSearch:
             done.add(labels)
             if labels == key.after:
                 return self._found(best[labels], came)
-            for step, price in self._priced(labels):
-                after, total = step.after, best[labels] + price
+            for step, cost in self._priced(labels):
+                after, total = step.after, best[labels] + cost
                 if after in done or total >= best.get(after, total + 1):
                     continue
                 if not self._has_room(after):
@@ -100,12 +100,12 @@ class PathSearch:
                 best[after], came[after] = total, (labels, step)
                 entry = (total + self._floor(after), count + 1, next(ticket), after)
                 heapq.heappush(queue, entry)
-        room = "" if self.limit is None else f"keeps every shard within {self.limit} bytes "
+        limit = "" if self.limit is None else f"keeps every shard within {self.limit} bytes "
         raise LoweringError(
             "DIST0509",
             f'no sequence of collectives leads from "{placement_text(key.before)}" to '
             f'"{placement_text(key.after)}" of a '
-            f"tensor of shape {list(key.shape)} {room}by {', '.join(self.means.kinds)}",
+            f"tensor of shape {list(key.shape)} {limit}by {', '.join(self.means.kinds)}",
             remedy="Raise the memory bound, or allow all collectives.",
         )
 
@@ -121,20 +121,20 @@ class PathSearch:
     def _priced(self, labels: Labels) -> Iterator[tuple[Step, int]]:
         key = self.key
         for step in steps_from(self.space, labels):
-            wire = step_wire(key.shape, labels, step, key.mesh, key.dtype)
-            if wire.kind in self.space.kinds:
-                yield step, self._price(wire)
+            transfer = step_transfer(key.shape, labels, step, key.mesh, key.dtype)
+            if transfer.kind in self.space.kinds:
+                yield step, self._cost(transfer)
         if "exchange" in self.space.kinds:
             for after, elements in self._exchanges(labels):
                 step = exchange_step(labels, after)
                 axes = crossing_axes(labels, after)
-                wire = Wire("exchange", axes, size_bytes((elements,), key.dtype))
-                yield step, self._price(wire)
+                transfer = StepTraffic("exchange", axes, size_bytes((elements,), key.dtype))
+                yield step, self._cost(transfer)
 
-    def _price(self, wire: Wire) -> int:
-        if wire.axes not in self.groups:
-            self.groups[wire.axes] = self.key.groups(wire.axes)
-        return self.costs.step(wire.kind, wire.payload_bytes, self.groups[wire.axes])
+    def _cost(self, transfer: StepTraffic) -> int:
+        if transfer.axes not in self.groups:
+            self.groups[transfer.axes] = self.key.groups(transfer.axes)
+        return self.costs.step(transfer.kind, transfer.payload_bytes, self.groups[transfer.axes])
 
     def _exchanges(self, labels: Labels) -> Iterator[tuple[Labels, int]]:
         """Return the placements that an exchange may reach, and the elements a device receives."""
@@ -155,12 +155,12 @@ class PathSearch:
         """Return all placements with the same partial axes, and their bounds."""
         key = self.key
         open_axes = tuple(P if x == P else R for x in labels)
-        if open_axes not in self.alike:
+        if open_axes not in self.peers:
             choices = [(P,) if x == P else (R, *d) for x, d in zip(open_axes, self.space.allowed)]
             peers = [x for x in itertools.product(*choices) if self._has_room(x)]
             bounds = [bounds_of(key.shape, x, key.mesh) for x in peers]
-            self.alike[open_axes] = peers, np.stack(bounds, axis=1)
-        return self.alike[open_axes]
+            self.peers[open_axes] = peers, np.stack(bounds, axis=1)
+        return self.peers[open_axes]
 
     def _floor(self, labels: Labels) -> int:
         """Return a lower bound of the cost of the remaining steps."""

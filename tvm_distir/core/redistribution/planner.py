@@ -61,7 +61,7 @@ class Planner:
                 "DIST0150",
                 f"the memory bound {memory_bound} is below 1: the source and the target would "
                 "not fit",
-                place="LegalizeRedistribute",
+                location="LegalizeRedistribute",
                 remedy="Give 1.0 or more, or None for no bound.",
             )
         self.means = PlannerOptions(costs or RingCosts(), memory_bound, memory_bytes, tuple(kinds))

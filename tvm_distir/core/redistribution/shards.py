@@ -38,8 +38,10 @@ def bounds_of(shape: tuple[int, ...], labels: Labels, mesh: tuple[int, ...]) -> 
         for axis, size in enumerate(mesh):
             if labels[axis] == dim:
                 block = -(-block // size)
-                places = np.arange(size).reshape([-1 if a == axis else 1 for a in range(len(mesh))])
-                start = np.minimum(stop, start + places * block)
+                positions = np.arange(size).reshape(
+                    [-1 if a == axis else 1 for a in range(len(mesh))]
+                )
+                start = np.minimum(stop, start + positions * block)
                 stop = np.minimum(stop, start + block)
         bounds[0, ..., dim], bounds[1, ..., dim] = start, stop
     return bounds.reshape(2, math.prod(mesh), len(shape))

@@ -91,16 +91,16 @@ def steps_from(space: Space, labels: Labels) -> Iterator[Step]:
 
 
 def _all_steps(space: Space, labels: Labels) -> Iterator[Step]:
-    whole = [a for a, x in enumerate(labels) if x == R]
-    waiting = [a for a, x in enumerate(labels) if x == P and space.finish[a]]
-    for axes in _subsets(waiting):
+    full = [a for a, x in enumerate(labels) if x == R]
+    pending = [a for a, x in enumerate(labels) if x == P and space.finish[a]]
+    for axes in _subsets(pending):
         yield Step("all_reduce", axes, None, None, _relabelled(labels, axes, R))
         for dim in _common(space, axes):
             yield Step("reduce_scatter", axes, None, dim, _relabelled(labels, axes, dim))
-    for axis in whole:
+    for axis in full:
         if not space.finish[axis]:
             yield Step("partial", (axis,), None, None, _relabelled(labels, (axis,), P))
-    for axes in _subsets(whole):
+    for axes in _subsets(full):
         for dim in _cuts(space, labels, axes):
             yield Step("local_slice", axes, None, dim, _relabelled(labels, axes, dim))
     for old in sorted({x for x in labels if x >= 0}):

@@ -5,9 +5,9 @@ from .calls import called_name as called_name
 from .calls import field_of as field_of
 from .calls import is_redistribute as is_redistribute
 from .calls import leaves_of as leaves_of
+from .calls import location_of as location_of
 from .calls import op_name as op_name
 from .calls import permutation as permutation
-from .calls import place_of as place_of
 from .calls import rebuild as rebuild
 from .calls import tensor_args as tensor_args
 from .calls import tuple_of as tuple_of
@@ -25,7 +25,7 @@ from .entries import keep_entry as keep_entry
 from .entries import no_single_entry as no_single_entry
 from .entries import reached_from as reached_from
 from .forward_pass import forward_bindings as forward_bindings
-from .forward_pass import loss_place as loss_place
+from .forward_pass import loss_position as loss_position
 from .functions import callee_of as callee_of
 from .functions import callees_first as callees_first
 from .functions import callers_closure as callers_closure

@@ -192,13 +192,13 @@ class PartMatcher:
         aligned = len(mine) == len(theirs) and sum(map(_count, theirs)) == len(self.operands)
         if aligned:
             at = [0]
-            places = [self._aligned(a, b, at) for a, b in zip(mine, theirs)]
-            if not _has_none(places):
-                return tuple(places)
+            positions = [self._aligned(a, b, at) for a, b in zip(mine, theirs)]
+            if not _has_none(positions):
+                return tuple(positions)
         if self.constants:
             return None
-        places = [self._searched(a) for a in mine]
-        return None if _has_none(places) else tuple(places)
+        positions = [self._searched(a) for a in mine]
+        return None if _has_none(positions) else tuple(positions)
 
     def _aligned(self, new: ir.Expr, old: ir.Expr, at: list[int]) -> Any:
         """Return the part of an argument at its original position; None if another is there."""

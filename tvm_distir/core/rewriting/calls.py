@@ -43,7 +43,7 @@ def op_name(value: Expr) -> str:
     return text.removeprefix("relax.")
 
 
-def place_of(function: str, var: relax.Var, value: Expr) -> str:
+def location_of(function: str, var: relax.Var, value: Expr) -> str:
     """Return the place of an error as ``function/binding (op)``."""
     return f"{function}/{var.name} ({op_name(value)})"
 
@@ -117,7 +117,7 @@ def check_body(fn: relax.Function, function: str) -> None:
     """Refuse a function whose body is no sequence of bindings (DIST0504)."""
     if type(fn.body) is not relax.SeqExpr:
         raise LoweringError(
-            "DIST0504", "the body is not in normal form", place=function, remedy="Normalize it."
+            "DIST0504", "the body is not in normal form", location=function, remedy="Normalize it."
         )
 
 
@@ -137,7 +137,7 @@ def bindings_of(fn: relax.Function, function: str) -> Iterator[tuple[Any, Any]]:
                 raise LoweringError(
                     "DIST0504",
                     "a match_cast checks at run time what is not known before",
-                    place=place_of(function, binding.var, binding.value),
+                    location=location_of(function, binding.var, binding.value),
                     remedy="Give its operand the type of its result: td.bind_dims gives symbolic "
                     "dims their sizes.",
                 )
@@ -145,7 +145,7 @@ def bindings_of(fn: relax.Function, function: str) -> Iterator[tuple[Any, Any]]:
                 raise LoweringError(
                     "DIST0504",
                     f"{type(value).__name__} has no distributed form",
-                    place=place_of(function, binding.var, binding.value),
+                    location=location_of(function, binding.var, binding.value),
                     remedy="Write it without control flow, or keep it outside the function.",
                 )
             yield binding.var, value

@@ -17,7 +17,7 @@ from tvm_distir.core.ir.operators.names import free_name
 from tvm_distir.core.ir.types import is_private
 from tvm_distir.support import ModelError
 
-from .calls import TIR_CALLS, called_name, place_of, typed
+from .calls import TIR_CALLS, called_name, location_of, typed
 from .functions import callees_first, retyped
 from .kernel_binding import KernelCall, contradiction, specialise_kernel
 
@@ -51,7 +51,7 @@ def _same(left: ir.Expr, other: ir.Expr) -> bool:
 
 
 @contextmanager
-def _size_errors(place: str) -> Iterator[None]:
+def _size_errors(location: str) -> Iterator[None]:
     """Convert a type error of TVM in a well-typed module to ModelError DIST0313."""
     try:
         yield
@@ -60,7 +60,7 @@ def _size_errors(place: str) -> Iterator[None]:
         raise ModelError(
             "DIST0313",
             f"sizes contradict each other: {_OP.sub(_SHORT, (lines or ['no message'])[0])[:300]}",
-            place=place,
+            location=location,
             remedy="Give the variables consistent sizes.",
         ) from err
 
@@ -149,7 +149,7 @@ class _Rewriter(relax.PyExprMutator):  # type: ignore[misc]
     def __init__(self, binder: DimBinder, function: str) -> None:
         super().__init__()
         self.binder, self.function = binder, function
-        self.place = function
+        self.location = function
 
     def run(self, fn: relax.Function) -> relax.Function:
         """Return the function with its calls and types rewritten."""
@@ -186,7 +186,7 @@ class _Rewriter(relax.PyExprMutator):  # type: ignore[misc]
         operands, *others = [self.visit_expr(arg) for arg in rest]
         _, kernel = self.binder.kernels[str(gv.name_hint)]
         kernel_call = KernelCall(kernel, call, operands)
-        sizes = kernel_call.sizes(self.place)
+        sizes = kernel_call.sizes(self.location)
         args = [self.binder.kernel(str(gv.name_hint), sizes), kernel_call.operands(sizes), *others]
         if all(map(_same, args, call.args)):
             return call
@@ -200,14 +200,14 @@ class _Rewriter(relax.PyExprMutator):  # type: ignore[misc]
                 if isinstance(declared, tirx.Var) and isinstance(extent, tirx.IntImm):
                     known = sizes.setdefault(declared, extent)
                     if int(known) != int(extent):
-                        raise contradiction(self.place, str(declared), int(known), int(extent))
+                        raise contradiction(self.location, str(declared), int(known), int(extent))
         return sizes
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         """Bind the variable, of the type that its value has now."""
         var = binding.var
-        self.place = place_of(self.function, var, binding.value)
-        with _size_errors(self.place):
+        self.location = location_of(self.function, var, binding.value)
+        with _size_errors(self.location):
             value = self.builder_.normalize(self.visit_expr(binding.value))
         if not tvm_ffi.structural_equal(var.ty, value.ty):
             var = type(var)(str(var.name), value.ty)

@@ -44,14 +44,14 @@ class OpenDim:
 
     Attributes
     ----------
-    place : str
+    location : str
         ``function/parameter``.
     dim : int
     name : str
         The name of the variable, to which ``--dim`` and `bind_dims` give a size.
     """
 
-    place: str
+    location: str
     dim: int
     name: str
 
@@ -87,19 +87,19 @@ def dims_remedy(names: list[str], call: str = "td.bind_dims(mod, {})") -> str:
     return f"Give the size: {options}; in Python {call.replace('{}', f'{{{text}}}')}."
 
 
-def check_sizes(dims: Mapping[str, int | ir.Expr], place: str) -> None:
+def check_sizes(dims: Mapping[str, int | ir.Expr], location: str) -> None:
     """Refuse (ModelError DIST0313) sizes that are no positive integers."""
     for name, size in dims.items():
         if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_INT:
             problem = f"{name}={size!r} is not a size"
             remedy = f"Give a positive integer of at most {MAX_INT}."
-            raise ModelError("DIST0313", problem, place=place, remedy=remedy)
+            raise ModelError("DIST0313", problem, location=location, remedy=remedy)
 
 
-def unknown_dim(name: str, known: list[str], place: str) -> ModelError:
+def unknown_dim(name: str, known: list[str], location: str) -> ModelError:
     """Return the error (DIST0313) for a size of an unknown dim name."""
     remedy = nearest(name, known) if known else "Remove it: all dims have sizes."
-    return ModelError("DIST0313", f'there is no dim "{name}"', place=place, remedy=remedy)
+    return ModelError("DIST0313", f'there is no dim "{name}"', location=location, remedy=remedy)
 
 
 def bind_dims(mod: ir.IRModule, dims: Mapping[str, int]) -> ir.IRModule:
@@ -147,7 +147,7 @@ def bind_dims(mod: ir.IRModule, dims: Mapping[str, int]) -> ir.IRModule:
             remedy = (
                 f"Give a multiple of {count}, or bind the dims before the module is distributed."
             )
-            raise ModelError("DIST0313", problem, place="module", remedy=remedy)
+            raise ModelError("DIST0313", problem, location="module", remedy=remedy)
     bound = DimBinder(mod).run({name: size // parts.get(name, 1) for name, size in dims.items()})
     return _with_sizes_of_ports(bound, dims) if parts else bound
 
@@ -173,7 +173,7 @@ def _with_sizes_of_ports(mod: ir.IRModule, dims: Mapping[str, int]) -> ir.IRModu
         if left:
             problem = f"{', '.join(map(str, left))} would stay without a size"
             remedy = "Give the sizes of all dims of a distributed module."
-            raise ModelError("DIST0313", problem, place=str(gv.name_hint), remedy=remedy)
+            raise ModelError("DIST0313", problem, location=str(gv.name_hint), remedy=remedy)
         for side in ("inputs", "outputs"):
             ports = [dict(port.items()) for port in io[side]]
             for port in ports:

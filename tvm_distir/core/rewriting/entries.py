@@ -73,7 +73,7 @@ def no_single_entry(names: Iterable[str]) -> ModelError:
         if candidates
         else f"Rename the entry function to {MAIN}."
     )
-    return ModelError("DIST0341", problem, place="module", remedy=remedy)
+    return ModelError("DIST0341", problem, location="module", remedy=remedy)
 
 
 def keep_entry(mod: ir.IRModule, entry: str | None) -> ir.IRModule:
@@ -98,7 +98,7 @@ def keep_entry(mod: ir.IRModule, entry: str | None) -> ir.IRModule:
     if not entries:
         problem = f'the module has no public function "{entry}"'
         remedy = f"{nearest(entry, public)} It has: {', '.join(public) or 'none'}."
-        raise ModelError("DIST0341", problem, place="entry", remedy=remedy)
+        raise ModelError("DIST0341", problem, location="entry", remedy=remedy)
     functions = reached_from(mod, sorted(entries))
     kept_mod = ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
     return inner_made_private(kept_mod)

@@ -31,14 +31,14 @@ def forward_bindings(fn: relax.Function) -> list[relax.Binding]:
     return forward[::-1]
 
 
-def loss_place(fn: relax.Function) -> int | None:
+def loss_position(fn: relax.Function) -> int | None:
     """Return the index of the loss among the results of a training step; None otherwise."""
     if not training_notes(fn, "updated"):
         return None
-    places = set(map(int, training_notes(fn, "places").values()))
-    if not places:
+    positions = set(map(int, training_notes(fn, "places").values()))
+    if not positions:
         return 0
-    return next(i for i, ty in enumerate(fn.ret_ty.fields) if i not in places and _is_number(ty))
+    return next(i for i, ty in enumerate(fn.ret_ty.fields) if i not in positions and _is_number(ty))
 
 
 def _loss(fn: relax.Function, result: ir.Expr) -> ir.Expr:
@@ -48,9 +48,9 @@ def _loss(fn: relax.Function, result: ir.Expr) -> ir.Expr:
     values of parameters, all of the type of a parameter. The result is None for other functions.
     """
     fields = result.fields[:] if isinstance(result, relax.Tuple) else []
-    place = loss_place(fn)
-    if place is not None:
-        return fields[place] if fields else result
+    location = loss_position(fn)
+    if location is not None:
+        return fields[location] if fields else result
     losses = [field for field in fields if _is_number(field.ty)]
     known = {_shape_and_type(p.ty) for p in fn.params} - {None}
     others = [_shape_and_type(field.ty) for field in fields if not _is_number(field.ty)]

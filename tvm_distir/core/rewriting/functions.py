@@ -60,12 +60,12 @@ def callers_closure(mod: ir.IRModule, first: set[str]) -> set[str]:
     for gv, fn in relax_functions(mod):
         for callee in callees_of(fn):
             callers.setdefault(str(callee.name_hint), []).append(str(gv.name_hint))
-    closure, waiting = set(first), sorted(first)
-    while waiting:
-        for caller in callers.get(waiting.pop(), []):
+    closure, pending = set(first), sorted(first)
+    while pending:
+        for caller in callers.get(pending.pop(), []):
             if caller not in closure:
                 closure.add(caller)
-                waiting.append(caller)
+                pending.append(caller)
     return closure
 
 
@@ -162,7 +162,9 @@ def callees_first(
                     order.append(name)
             elif state.get(callee) == 1:
                 problem = f'"{name}" and "{callee}" call each other recursively'
-                raise LoweringError("DIST0504", problem, place=name, remedy="Remove the recursion.")
+                raise LoweringError(
+                    "DIST0504", problem, location=name, remedy="Remove the recursion."
+                )
             else:
                 state[callee] = 1
                 stack.append((callee, iter(calls[callee])))

@@ -45,15 +45,15 @@ class KernelCall:
         if not self.fields:
             operand_types = list(getattr(operands.ty, "fields", ()))
         result_types = list(flat_types(call.ty_args[0]))
-        places = getattr(call.attrs, "inplace_indices", None)
-        if places is not None:  # a result in the place of an operand has no parameter
-            by_place = zip(result_types, places, strict=True)
-            result_types = [ty for ty, place in by_place if int(place) < 0]
+        positions = getattr(call.attrs, "inplace_indices", None)
+        if positions is not None:  # a result in the place of an operand has no parameter
+            by_operand = zip(result_types, positions, strict=True)
+            result_types = [ty for ty, position in by_operand if int(position) < 0]
         self.types = [*operand_types, *result_types]
         # The kernel of another gradient, or the operand of a place, is identified by position.
         self.numbers_can_go = str(call.op.name) == "relax.call_tir"
 
-    def sizes(self, place: str) -> dict[ir.Expr, int]:
+    def sizes(self, location: str) -> dict[ir.Expr, int]:
         """Return the sizes of the kernel's variables that the call decides.
 
         Raises
@@ -74,7 +74,7 @@ class KernelCall:
             for declared, size in extents:
                 value = analyzer.simplify(declared)
                 if isinstance(value, tirx.IntImm) and int(value) != size:
-                    raise contradiction(place, f"the extent {declared}", int(value), size)
+                    raise contradiction(location, f"the extent {declared}", int(value), size)
                 if is_definition and isinstance(value, tirx.Var) and not self._is_parameter(value):
                     sizes[value] = size
                     analyzer.bind(value, tirx.IntImm(value.ty.dtype, size))
@@ -107,8 +107,8 @@ def specialise_kernel(kernel: tirx.PrimFunc, sizes: Mapping[ir.Expr, int]) -> ti
     return renew_defs(opened.specialize(values).without_attr("global_symbol"))
 
 
-def contradiction(place: str, subject: str, size: int, other: int) -> ModelError:
+def contradiction(location: str, subject: str, size: int, other: int) -> ModelError:
     """Return the error (DIST0313) for a dim that would have two sizes."""
     problem = f"{subject} would be {size} and {other}"
     remedy = "Give the variables consistent sizes."
-    return ModelError("DIST0313", problem, place=place, remedy=remedy)
+    return ModelError("DIST0313", problem, location=location, remedy=remedy)

@@ -22,7 +22,7 @@ from tvm_distir.core.rewriting.native.function_index import ALIAS, FunctionView
 from tvm_distir.support import LoweringError
 
 from .binding_template import Key, PartMatcher, Template
-from .calls import place_of
+from .calls import location_of
 from .nodes import make_binding, make_var
 from .substitute import VARIABLES
 from .writer import BlockWriter
@@ -53,7 +53,9 @@ class RewrittenValues:
 
     def fault(self, code: str, problem: str, var: Var, value: Expr, remedy: str) -> LoweringError:
         """Return an error of a binding."""
-        return LoweringError(code, problem, place=place_of(self.name, var, value), remedy=remedy)
+        return LoweringError(
+            code, problem, location=location_of(self.name, var, value), remedy=remedy
+        )
 
     def terms_of(self, expr: Expr, number: int) -> tuple[tuple[int, str], ...]:
         """Return the mesh axes along which a leaf of an expression is partial, with their ops."""
@@ -193,18 +195,18 @@ class RepeatedBindings:
                 if not self._alias(number, used):
                     return number
                 continue
-            place = self._first + number
-            numbers[place] = template.number
+            position = self._first + number
+            numbers[position] = template.number
             if template.parts is None:
                 new_bindings.append(old[number])
                 continue
             value = view.values[number]
             constants = self._constants(value, template) if -1 in used else ()
             new = template.value(value, [known[n] for n in used], constants)
-            hidden = type(view.variables[place]) is relax.DataflowVar
-            known[place] = make_var(self.names[place], template.ty, hidden)
-            new_bindings.append(make_binding(known[place], new))
-            self._states[place] = template.state
+            hidden = type(view.variables[position]) is relax.DataflowVar
+            known[position] = make_var(self.names[position], template.ty, hidden)
+            new_bindings.append(make_binding(known[position], new))
+            self._states[position] = template.state
         return end
 
     def _alias(self, number: int, used: Sequence[int]) -> bool:
@@ -212,26 +214,26 @@ class RepeatedBindings:
         view = self.view
         if not self.values.removes_aliases or view.kinds[number] != ALIAS or used[0] < 0:
             return False
-        place, (source,) = self._first + number, used
+        position, (source,) = self._first + number, used
         new, state = self.replacements[source], self._states[source]
-        leaves_block = type(view.variables[place]) is not relax.DataflowVar
+        leaves_block = type(view.variables[position]) is not relax.DataflowVar
         if state is None or (leaves_block and type(new) is relax.DataflowVar):
             return False
-        self.know(place, new, state, self._numbers[source])
+        self.know(position, new, state, self._numbers[source])
         return True
 
     def _write(self, number: int, write: Callable[[int], None]) -> None:
         """Write a binding by itself, and store it as a template if it can serve as such."""
         view, used = self.view, self.view.used(number)
-        place, count = self._first + number, len(self.values.writer.bindings)
+        position, count = self._first + number, len(self.values.writer.bindings)
         self.recall(used)
         write(number)
-        self.note(place)
-        state, new_bindings = self._states[place], self.values.writer.bindings
+        self.note(position)
+        state, new_bindings = self._states[position], self.values.writer.bindings
         if len(new_bindings) != count + 1 or state is None or view.like[number] < 0:
             return
         numbers = [self._numbers[n] for n in used]
-        if None in numbers or not new_bindings[-1].var.same_as(self.replacements[place]):
+        if None in numbers or not new_bindings[-1].var.same_as(self.replacements[position]):
             return
         if -1 not in used or not self.values.reads_data(view.values[number]):
             operands = [self.replacements[n] if n >= 0 else None for n in used]
@@ -249,16 +251,16 @@ class RepeatedBindings:
         """Record that all parameters stay, and their state."""
         self._numbers[: self._first] = [self.templates.number(state)] * self._first
 
-    def know(self, place: int, new: Expr, state: Hashable, number: int | None = None) -> None:
+    def know(self, position: int, new: Expr, state: Hashable, number: int | None = None) -> None:
         """Record what takes the place of a variable, and its state, by number."""
-        self.replacements[place], self._states[place] = new, state
-        self._numbers[place] = self.templates.number(state) if number is None else number
+        self.replacements[position], self._states[position] = new, state
+        self._numbers[position] = self.templates.number(state) if number is None else number
 
-    def note(self, place: int) -> None:
+    def note(self, position: int) -> None:
         """Record the state of a variable in ``values``."""
-        replacement = self.values.replacement(self.view.variables[place])
+        replacement = self.values.replacement(self.view.variables[position])
         if replacement is not None:
-            self.know(place, *replacement)
+            self.know(position, *replacement)
 
     def _constants(self, value: Expr, template: Template) -> list[Expr]:
         """Return the new forms of the constants that a value holds."""

@@ -80,16 +80,16 @@ def all_bindings(expr: ir.Expr) -> list[relax.Binding]:
     """Return all bindings of a function body in program order, those of branches included."""
     result: list[relax.Binding] = []
     # From the last to the first: the branches of an ``If`` are before its own binding.
-    waiting = [expr] if isinstance(expr, relax.SeqExpr) else []
-    while waiting:
-        last = waiting.pop()
+    pending = [expr] if isinstance(expr, relax.SeqExpr) else []
+    while pending:
+        last = pending.pop()
         if type(last) is relax.SeqExpr:
             for block in last.blocks[:]:
-                waiting += unpack(block.bindings)
+                pending += unpack(block.bindings)
             continue
         result.append(last)
         if type(last.value) is relax.If:
-            waiting += branches_of(last.value)
+            pending += branches_of(last.value)
     return result[::-1]
 
 

@@ -36,9 +36,9 @@ def substitute(expr: ir.Expr, env: Mapping[ir.Expr, ir.Expr]) -> ir.Expr:
             return expr
         return tuple_of(fields)
     if kind is relax.TupleGetItem:
-        whole = expr.tuple_value
-        value = substitute(whole, env)
-        if value is whole:
+        source = expr.tuple_value
+        value = substitute(source, env)
+        if value is source:
             return expr
         return typed(relax.TupleGetItem(value, expr.index), expr.ty)
     if kind is relax.If:

@@ -25,8 +25,8 @@ class _Stack(threading.local):
     def __len__(self) -> int:
         return len(self._builders)
 
-    def __getitem__(self, place: int) -> relax.BlockBuilder:
-        return self._builders[place]
+    def __getitem__(self, position: int) -> relax.BlockBuilder:
+        return self._builders[position]
 
     def append(self, builder: relax.BlockBuilder) -> None:
         """Append a builder."""

@@ -30,7 +30,7 @@ from tvm_distir.core.ir.attributes.keys import (
     INPUTS_ATTR,
     NUM_INPUT_ATTR,
     PARAM_NAMES_ATTR,
-    ROLE_ATTR,
+    STAGE_KIND_ATTR,
     TRAINING_ATTR,
 )
 from tvm_distir.core.ir.attributes.readers import param_names
@@ -91,7 +91,7 @@ def field_path(name: str) -> str:
 def _opens(fn: relax.Function) -> bool:
     """Return whether a function has tuple parameters to be opened."""
     attrs: Any = fn.attrs or {}
-    if is_private(fn) or TRAINING_ATTR in attrs or ROLE_ATTR in attrs:
+    if is_private(fn) or TRAINING_ATTR in attrs or STAGE_KIND_ATTR in attrs:
         return False
     return any(type(param.ty) is relax.TupleType for param in fn.params[:])
 
@@ -185,9 +185,9 @@ class _Opener:
         var, value = binding.var, binding.value
         if type(binding) is not relax.MatchCast:
             source = value.tuple_value if type(value) is relax.TupleGetItem else value
-            whole = self.env.get(source) if isinstance(source, ir.Var) else None
-            if whole is not None:
-                self.env[var] = whole if source is value else whole.fields[int(value.index)]
+            full = self.env.get(source) if isinstance(source, ir.Var) else None
+            if full is not None:
+                self.env[var] = full if source is value else full.fields[int(value.index)]
                 return
         env = self.env
         if type(value) is relax.If:  # its branches may read fields: they get the tuple itself

@@ -68,7 +68,7 @@ class _MeshCollectives(relax.PyExprMutator):  # type: ignore[misc]
         raise ModelError(
             "DIST0343",
             f"{kind} with {call.attrs} has no form on {self.size} devices",
-            place=f"{self.function} (ccl.{kind})",
+            location=f"{self.function} (ccl.{kind})",
             remedy="Give the number of devices that the module was written for; reductions are "
             f"{', '.join(_REDUCTIONS)}.",
         )

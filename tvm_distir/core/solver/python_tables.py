@@ -149,11 +149,11 @@ class _Session:
                 of[v].append(number)
         for variable, neighbors in order:
             group = sorted((f for f in of[variable] if f in factors), key=lambda f: factors[f][1])
-            place = {v: at for at, v in enumerate(neighbors)} | {variable: -1}
+            position = {v: at for at, v in enumerate(neighbors)} | {variable: -1}
             bucket = []
             for f in group:
                 table, scope = factors.pop(f)
-                bucket.append((table, tuple(place[v] for v in scope)))
+                bucket.append((table, tuple(position[v] for v in scope)))
             join = self._join(bucket, [domains[v] for v in neighbors], domains[variable])
             done.constant += join.low
             if neighbors:
@@ -192,8 +192,8 @@ class _Session:
         if key in self._joins:
             return self._joins[key]
         total = np.zeros((*shape, size), np.int64)
-        for number, places in bucket:
-            dims = [len(shape) if at < 0 else at for at in places]
+        for number, positions in bucket:
+            dims = [len(shape) if at < 0 else at for at in positions]
             table = self.tables[number].transpose(np.argsort(dims))
             total += table.reshape([n if d in dims else 1 for d, n in enumerate(total.shape)])
             np.minimum(total, INFINITE, out=total)

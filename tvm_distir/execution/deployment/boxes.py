@@ -110,9 +110,9 @@ class FileArray:
     def _fill(self, read: Reader, element: int, out: npt.NDArray[np.uint8]) -> None:
         """Read neighboring elements, a piece at a time."""
         begin = self.start + element * self.dtype.itemsize
-        for place in range(0, out.nbytes, _PIECE_BYTES):
-            piece = out[place : place + _PIECE_BYTES]
-            data = read(begin + place, piece.nbytes)
+        for position in range(0, out.nbytes, _PIECE_BYTES):
+            piece = out[position : position + _PIECE_BYTES]
+            data = read(begin + position, piece.nbytes)
             if len(data) != piece.nbytes:
                 raise unreadable(self.path, f"it ends {piece.nbytes - len(data)} bytes too early")
             piece[:] = np.frombuffer(data, np.uint8)
@@ -127,5 +127,5 @@ def sha256_of(array: Array) -> str:
 def unreadable(path: Path, problem: str) -> EngineError:
     """Return the error DIST0641 for a file that cannot be read."""
     return EngineError(
-        "DIST0641", problem, place=str(path), remedy="Check the file, or write it again."
+        "DIST0641", problem, location=str(path), remedy="Check the file, or write it again."
     )

@@ -204,7 +204,7 @@ def replaceable(where: Path, force: bool = False) -> list[str]:
     if entries and MANIFEST not in entries and not force:
         problem = f"it contains {entries[0]} and is not a deployed program"
         remedy = "Give a new or an empty folder."
-        raise EngineError("DIST0640", problem, place=str(where), remedy=remedy)
+        raise EngineError("DIST0640", problem, location=str(where), remedy=remedy)
     return sorted(record.matching(_WRITTEN), key=lambda name: (name != MANIFEST, name))
 
 

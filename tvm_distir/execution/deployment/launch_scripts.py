@@ -29,7 +29,7 @@ def processes_per_host(devices: int, hosts: int) -> int:
     if hosts < 1 or devices % hosts:
         problem = f"{devices} devices cannot be divided among {hosts} hosts"
         remedy = "Give a divisor of the number of devices."
-        raise EngineError("DIST0643", problem, place="hosts", remedy=remedy)
+        raise EngineError("DIST0643", problem, location="hosts", remedy=remedy)
     return devices // hosts
 
 

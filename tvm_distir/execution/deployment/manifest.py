@@ -32,9 +32,9 @@ MANIFEST = "manifest.json"
 SCHEMA_VERSION = 1
 
 
-def broken(place: Path, problem: str, remedy: str = DEPLOY_AGAIN) -> EngineError:
+def broken(location: Path, problem: str, remedy: str = DEPLOY_AGAIN) -> EngineError:
     """Return the error DIST0640 for a folder that cannot be used."""
-    return EngineError("DIST0640", problem, place=str(place), remedy=remedy)
+    return EngineError("DIST0640", problem, location=str(location), remedy=remedy)
 
 
 @dataclass(frozen=True)
@@ -138,8 +138,8 @@ def read_manifest(folder: Path) -> Manifest:
         raise broken(path, f"a value is missing or wrong: {type(err).__name__}: {err}") from err
 
 
-def _refuse(place: str, problem: str, remedy: str) -> EngineError:
-    return broken(Path(place), problem, remedy)
+def _refuse(location: str, problem: str, remedy: str) -> EngineError:
+    return broken(Path(location), problem, remedy)
 
 
 def _manifest(file: ManifestFile, path: Path) -> Manifest:
@@ -149,10 +149,10 @@ def _manifest(file: ManifestFile, path: Path) -> Manifest:
         with faults.gathered():
             _check_inside(name, path)
 
-    def check_listed(name: str, place: str) -> str:
+    def check_listed(name: str, location: str) -> str:
         if name not in file.files:
             problem = f"{shortened(repr(name))} is not among the files"
-            faults.add(broken(path / place, problem))
+            faults.add(broken(path / location, problem))
         return name
 
     libraries = {

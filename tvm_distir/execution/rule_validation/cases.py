@@ -88,12 +88,12 @@ class Case:
     def inputs(self, seed: int) -> list[np.ndarray]:
         """Draw full operands."""
         rng = np.random.default_rng(seed)
-        drawn = []
+        sampled = []
         for i, v in enumerate(self.operands):
             shape, dtype = static_shape(v.ty) or (), str(v.ty.dtype)
             draw: Draw = self.draws.get(i, small)
-            drawn.append(np.asarray(draw(rng, shape)).astype(dtype))
-        return drawn
+            sampled.append(np.asarray(draw(rng, shape)).astype(dtype))
+        return sampled
 
 
 def case(
@@ -119,8 +119,8 @@ def numbered(cases: Iterable[Case]) -> list[Case]:
     result = []
     for c in cases:
         seen[c.name] += 1
-        again = seen[c.name] > 1
-        result.append(replace(c, name=f"{c.name} #{seen[c.name]}") if again else c)
+        repeated = seen[c.name] > 1
+        result.append(replace(c, name=f"{c.name} #{seen[c.name]}") if repeated else c)
     return result
 
 

@@ -46,4 +46,4 @@ def meaning(kind: str, attrs: Any, values: Sequence[np.ndarray], count: int) -> 
         return [values[s] if 0 <= s < count else nothing for s in sources]
     problem = f"a local form uses {kind}, which the validation does not support"
     remedy = "Add it to ops/validate/collectives.py."
-    raise InternalError("DIST0901", problem, place="ops.validate", remedy=remedy)
+    raise InternalError("DIST0901", problem, location="ops.validate", remedy=remedy)

@@ -41,11 +41,11 @@ class Machine:
 
     def add(self, key: Hashable, function: relax.Function) -> None:
         """Register a function under a key."""
-        alike = self._alike.setdefault(int(tvm_ffi.structural_hash(function)), [])
-        known = next((n for f, n in alike if tvm_ffi.structural_equal(f, function)), None)
+        candidates = self._alike.setdefault(int(tvm_ffi.structural_hash(function)), [])
+        known = next((n for f, n in candidates if tvm_ffi.structural_equal(f, function)), None)
         if known is None:
             known = f"f{len(self._functions)}"
-            alike.append((function, known))
+            candidates.append((function, known))
             self._functions[known] = function.with_attr("global_symbol", known)
         self._names[key] = known
 

@@ -25,7 +25,7 @@ from tvm_distir.core.ops import Factor, describe_factor
 from .cases import Case
 from .collective_results import reduced
 from .machine import Machine
-from .program import whole_function
+from .program import reference_function
 from .proof import blocks, close
 
 RANKS = 2
@@ -61,7 +61,7 @@ def missing(cases: Sequence[Case]) -> list[Missing]:
     for case in cases:
         if case.numpy is not None or case.mod is not None or len(case.slots) < _count(case):
             continue
-        machine.add((case.name, None), whole_function(machine, case))
+        machine.add((case.name, None), reference_function(machine, case))
         for dims in _placements(case):
             try:
                 function = _on_blocks(case, dims)
@@ -154,22 +154,24 @@ def _right(machine: Machine, case: Case, dims: Dims) -> Iterator[Missing]:
 
 def _joins(case: Case, runs: Sequence[Any], j: int) -> list[int | str]:
     """Return the ways in which the devices' results make the full result, for every draw."""
-    ways: list[int | str] = [*range(runs[0][0][j].ndim), "sum", "max", "min"]
-    for whole, ranks in runs:
+    rules: list[int | str] = [*range(runs[0][0][j].ndim), "sum", "max", "min"]
+    for reference, ranks in runs:
         parts = [r[j] for r in ranks]
-        ways = [w for w in ways if _is_joined(case, parts, whole[j], w)]
-    return ways
+        rules = [w for w in rules if _is_joined(case, parts, reference[j], w)]
+    return rules
 
 
-def _is_joined(case: Case, parts: Sequence[np.ndarray], whole: np.ndarray, way: int | str) -> bool:
+def _is_joined(
+    case: Case, parts: Sequence[np.ndarray], reference: np.ndarray, way: int | str
+) -> bool:
     if isinstance(way, int):
         if parts[0].ndim <= way:
             return False
         try:
-            return close(np.concatenate(list(parts), axis=way), whole, case.tolerance)
+            return close(np.concatenate(list(parts), axis=way), reference, case.tolerance)
         except ValueError:  # other dims differ
             return False
-    if whole.dtype.kind == "b" or parts[0].shape != whole.shape:
+    if reference.dtype.kind == "b" or parts[0].shape != reference.shape:
         return False
     with np.errstate(all="ignore"):
-        return close(reduced(way, parts), whole, case.tolerance)
+        return close(reduced(way, parts), reference, case.tolerance)

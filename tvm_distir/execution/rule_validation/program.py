@@ -18,12 +18,12 @@ from tvm_distir.core.ir import R, device_mesh, flat_types, static_shape
 from tvm_distir.core.ir.operators import dist_op_name
 from tvm_distir.core.ops import (
     BlockMemo,
-    CallForm,
+    CallSharding,
     Factor,
     LocalCall,
     Operand,
     expected_mismatch,
-    local_form,
+    local_rule,
     registration_of,
     result_type,
     shard,
@@ -122,7 +122,7 @@ def local_program(
     Raises
     ------
     LoweringError
-        As :func:`.form.local_form`; DIST0505 when the form is not of the shards' types.
+        As :func:`.sharding.local_rule`; DIST0505 when the form is not of the shards' types.
     """
     call = _typed_call(case)
     builder = relax.BlockBuilder()
@@ -138,7 +138,7 @@ def local_program(
     ]
     ins, outs = shards[: len(factor.ins)], shards[len(factor.ins) :]
     terms = ((0, factor.kind),) if factor.reduces else ()
-    form = CallForm((factor,), tuple(rows[: len(ins)]), tuple(rows[len(ins) :]), terms, None)
+    form = CallSharding((factor,), tuple(rows[: len(ins)]), tuple(rows[len(ins) :]), terms, None)
     params: list[relax.Var] = []
     operands: list[Operand] = []
     for x, operand_shard in zip(exprs, ins, strict=True):
@@ -148,15 +148,17 @@ def local_program(
                 relax.TensorType(list(operand_shard.local), operand_shard.dtype),
             )
             params.append(x)
-        elif operand_shard.local != operand_shard.whole:
-            raise LoweringError("DIST0505", "a sharded constant", place=case.name, remedy=_CONSTANT)
+        elif operand_shard.local != operand_shard.global_shape:
+            raise LoweringError(
+                "DIST0505", "a sharded constant", location=case.name, remedy=_CONSTANT
+            )
         operands.append(Operand(x, None, operand_shard, False))
     memo = BlockMemo()
     cx = LocalCall(call, form, call.args, operands, outs, mesh, writer, "main", var, memo)
     kernels: dict[ir.GlobalVar, ir.GlobalVar] = {}
-    value = builder.normalize(local_form(cx, registration_of(case.op), case.mod, kernels))
+    value = builder.normalize(local_rule(cx, registration_of(case.op), case.mod, kernels))
     if wrong := expected_mismatch(value.ty, outs):
-        raise LoweringError("DIST0505", wrong, place=case.name, remedy="Correct its local form.")
+        raise LoweringError("DIST0505", wrong, location=case.name, remedy="Correct its local form.")
     results = _results(writer, value, len(outs))
     program = CaseProgram(params, results, count)
     kernels_by_gv = {gv: machine.kernel(f, str(gv.name_hint)) for gv, f in kernels.values()}
@@ -171,7 +173,7 @@ def _typed_call(case: Case) -> ir.Call:
     return rebuild(case.call, case.call.op, case.call.args, result_type(case.call))
 
 
-def whole_function(machine: Machine, case: Case) -> relax.Function:
+def reference_function(machine: Machine, case: Case) -> relax.Function:
     """Return the case's call as a function of its operands."""
     call = case.call
     if case.mod is not None:
@@ -210,24 +212,24 @@ def _cut_in_steps(
     key: Hashable,
 ) -> None:
     """Split bindings at the collectives."""
-    waiting: list[relax.Binding] = []
+    pending: list[relax.Binding] = []
 
     def close(rest: Sequence[relax.Binding]) -> None:
-        if not waiting:
+        if not pending:
             return
         live = {v for b in rest for v in variables(b.value)} | set(program.results)
-        defined = [b.var for b in waiting]
+        defined = [b.var for b in pending]
         outputs = tuple(v for v in defined if v in live)
-        read = dict.fromkeys(v for b in waiting for v in variables(b.value) if v not in defined)
+        read = dict.fromkeys(v for b in pending for v in variables(b.value) if v not in defined)
         name = (key, len(program.steps))
-        machine.add(name, _renamed(tuple(read), waiting, outputs, kernels))
+        machine.add(name, _renamed(tuple(read), pending, outputs, kernels))
         program.steps.append(_Function(name, tuple(read), outputs))
-        waiting.clear()
+        pending.clear()
 
     for number, binding in enumerate(bindings):
         kind = dist_op_name(binding.value)
         if kind is None:
-            waiting.append(binding)
+            pending.append(binding)
             continue
         close(bindings[number:])
         args = binding.value.args

@@ -19,7 +19,7 @@ from tvm_distir.core.ops import Factor, Rule
 from .cases import Case
 from .collective_results import reduced
 from .machine import Machine
-from .program import CaseProgram, local_program, whole_function
+from .program import CaseProgram, local_program, reference_function
 
 #: How many cases are compiled together.
 CHUNK = 60
@@ -135,10 +135,10 @@ def prove(cases: Sequence[Case], rules: Sequence[Rule] | None = None, hints: boo
     machine = Machine()
     placements = list(_placements(machine, proof, list(zip(cases, rules, strict=True))))
     machine.compile()
-    whole = {c.name: _whole(machine, c, c.inputs(0)) for c in cases}
+    reference = {c.name: _reference(machine, c, c.inputs(0)) for c in cases}
     for case_placement in placements:
         try:
-            fault = _differs(machine, case_placement, whole[case_placement.case.name])
+            fault = _differs(machine, case_placement, reference[case_placement.case.name])
         except Exception as error:
             fault = last_line(error)
         if fault:
@@ -169,7 +169,7 @@ def _placements(
 ) -> Iterator[_Placement]:
     for case, rule in chosen:
         if case.numpy is None:
-            machine.add((case.name, "whole"), whole_function(machine, case))
+            machine.add((case.name, "whole"), reference_function(machine, case))
         for number, factor in enumerate(rule.factors):
             for count in counts_of(factor):
                 program = None
@@ -184,7 +184,7 @@ def _placements(
                 yield _Placement(case, number, factor, count, program)
 
 
-def _whole(machine: Machine, case: Case, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+def _reference(machine: Machine, case: Case, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
     if case.numpy is not None:
         return [case.numpy(*inputs)]
     return machine.run((case.name, "whole"), inputs)
@@ -219,7 +219,9 @@ def close(a: np.ndarray, b: np.ndarray, tolerance: float) -> bool:
     return bool(np.allclose(a, b, rtol=tolerance, atol=tolerance, equal_nan=True))
 
 
-def _differs(machine: Machine, placement: _Placement, whole: Sequence[np.ndarray]) -> str | None:
+def _differs(
+    machine: Machine, placement: _Placement, reference: Sequence[np.ndarray]
+) -> str | None:
     case, factor, count = placement.case, placement.factor, placement.count
     dims = [factor.ins[slot] for slot in case.slots]
     operands = [
@@ -231,7 +233,7 @@ def _differs(machine: Machine, placement: _Placement, whole: Sequence[np.ndarray
         ranks = placement.program.run(machine, shards)
     elif case.numpy is not None:
         ranks = [[case.numpy(*operand_shards)] for operand_shards in shards]
-    for j, expected in enumerate(whole):
+    for j, expected in enumerate(reference):
         parts = [results[j] for results in ranks]
         if factor.leaves_terms(j):
             got = reduced(factor.kind, parts).astype(expected.dtype)
@@ -262,9 +264,9 @@ def not_linear(machine: Machine, case: Case, group: Sequence[int]) -> str | None
     terms = [first, [b if i in group else a for i, (a, b) in enumerate(zip(first, other))]]
     with np.errstate(all="ignore"):  # infinities of both signs may meet
         total = [a + b if i in group else a for i, (a, b) in enumerate(zip(*terms))]
-    parts = [_whole(machine, case, t) for t in terms]
-    whole = _whole(machine, case, total)
-    for a, b, w in zip(*parts, whole):
+    parts = [_reference(machine, case, t) for t in terms]
+    reference = _reference(machine, case, total)
+    for a, b, w in zip(*parts, reference):
         with np.errstate(all="ignore"):
             joined = (a + b).astype(w.dtype)
         if not close(joined, w, case.tolerance):

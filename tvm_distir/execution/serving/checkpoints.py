@@ -212,7 +212,7 @@ class Checkpoints:
             remedy = "Resume from the last one, move later ones away, or give another folder."
         else:
             return
-        raise OutputError("DIST0160", problem, place=str(folder), remedy=remedy)
+        raise OutputError("DIST0160", problem, location=str(folder), remedy=remedy)
 
 
 def state_names(entries: Entries, state: Sequence[int]) -> dict[str, int]:
@@ -226,7 +226,7 @@ def _text(value: object) -> bytes:
 
 
 @contextlib.contextmanager
-def _written(place: Path) -> Iterator[None]:
+def _written(location: Path) -> Iterator[None]:
     """Turn errors of the file system into DIST0642."""
     try:
         yield
@@ -234,7 +234,7 @@ def _written(place: Path) -> Iterator[None]:
         raise EngineError(
             "DIST0642",
             f"it cannot be written: {error.strerror or error}",
-            place=str(error.filename or place),
+            location=str(error.filename or location),
             remedy="Free disk space, or give another folder.",
         ) from error
 
@@ -250,7 +250,7 @@ def _locked(folder: Path) -> Iterator[None]:
         except BlockingIOError as error:
             problem = "another job writes checkpoints to it"
             remedy = "Wait for its end, or give another folder."
-            raise OutputError("DIST0160", problem, place=str(folder), remedy=remedy) from error
+            raise OutputError("DIST0160", problem, location=str(folder), remedy=remedy) from error
         except OSError as error:
             print(
                 f"warning: {folder} cannot be locked ({error.strerror}): start no second job there",

@@ -176,11 +176,11 @@ class _ServedRun:
             begun_s = time.perf_counter()
             results = self._step(session, data.of_step(step), fixed, state)
             result.times_s.append(time.perf_counter() - begun_s)
-            whole = self._outputs(results)
-            for index, array in whole.items():
+            full = self._outputs(results)
+            for index, array in full.items():
                 result.outputs.setdefault(index, []).append(array)
             if report is not None:
-                report(self._run.process, step, whole)
+                report(self._run.process, step, full)
             if step == data.count or (options.every and step % options.every == 0):
                 self._save(checkpoints, step, state, data)
         return result
@@ -217,8 +217,8 @@ class _ServedRun:
                     return dict(zip(ports, results[self._member.rank]))
             return {}
         ended = wait_for_end(self._member, entries, results, "whole")
-        whole = gather_outputs(entries, collect(self._member, entries, results, ended))
-        return dict(zip(positions, whole))
+        full = gather_outputs(entries, collect(self._member, entries, results, ended))
+        return dict(zip(positions, full))
 
     # State ----------------------------------------------------------------------------------
 
@@ -228,7 +228,7 @@ class _ServedRun:
             if name not in start.arrays:
                 problem = f'the checkpoint lacks "{name}"'
                 remedy = "Give a checkpoint of the same model and optimizer."
-                raise EngineError("DIST0641", problem, place=str(start.path), remedy=remedy)
+                raise EngineError("DIST0641", problem, location=str(start.path), remedy=remedy)
             fixed[index] = start.arrays[name]
         head = start.head
         data.resume(start.path, head.step, head.data, is_first=self._run.process == 0)

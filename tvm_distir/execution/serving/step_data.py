@@ -128,12 +128,12 @@ class StepData:
         inputs = {plain_name(name): array for name, array in self.of_step(step).items()}
         return {k: _checksum(v) for k, v in inputs.items() if k not in self._state}
 
-    def resume(self, place: Path, step: int, data: Mapping[str, str], is_first: bool) -> None:
+    def resume(self, location: Path, step: int, data: Mapping[str, str], is_first: bool) -> None:
         """Check that a run goes on with its own data, and take no state from files any more.
 
         Parameters
         ----------
-        place : Path
+        location : Path
             The checkpoint, for messages.
         step : int
             The number of steps that are done.
@@ -151,7 +151,7 @@ class StepData:
         """
         if step > self.count:
             raise _unfit(
-                self._steps or place,
+                self._steps or location,
                 f"the checkpoint has done {step} steps, of which there are {self.count}",
                 "Give the data of the run.",
             )
@@ -163,7 +163,7 @@ class StepData:
         if initial:
             print(
                 f"note: {len(initial)} arrays of {self._inputs} are state; they are read from "
-                f"{place} instead",
+                f"{location} instead",
                 file=sys.stderr,
             )
         here = self.checksums(step)
@@ -172,13 +172,13 @@ class StepData:
             raise OutputError(
                 "DIST0160",
                 f'"{other[0]}" of step {step} has other values than in the run that is resumed',
-                place=str(place),
+                location=str(location),
                 remedy="Give the inputs and steps of that run, or start another one elsewhere.",
             )
 
 
-def _unfit(place: Path | None, problem: str, remedy: str) -> EngineError:
-    return EngineError("DIST0602", problem, place=str(place), remedy=remedy)
+def _unfit(location: Path | None, problem: str, remedy: str) -> EngineError:
+    return EngineError("DIST0602", problem, location=str(location), remedy=remedy)
 
 
 def _checksum(array: Any) -> str:
@@ -188,8 +188,8 @@ def _checksum(array: Any) -> str:
     if count <= _READ_ELEMENTS:
         digest.update(np.ascontiguousarray(array.read(tuple((0, n) for n in shape))).tobytes())
         return digest.hexdigest()
-    for place in np.linspace(0, count - 1, _SAMPLES).astype(int):
-        *outer, last = (int(n) for n in np.unravel_index(place, shape))
+    for position in np.linspace(0, count - 1, _SAMPLES).astype(int):
+        *outer, last = (int(n) for n in np.unravel_index(position, shape))
         end = min(last + _SAMPLE_ELEMENTS, shape[-1])
         box = (*((n, n + 1) for n in outer), (last, end))
         digest.update(np.ascontiguousarray(array.read(box)).tobytes())

@@ -68,14 +68,14 @@ class Fault:
     max_abs_diff: float
     allowed: float
 
-    def place(self) -> str:
+    def location(self) -> str:
         """Return ``function/binding (op)``."""
         return f"{self.function}/{self.binding} ({self.op})"
 
     def text(self) -> str:
         """Return the fault in words."""
         return (
-            f"the first value that differs is {self.place()}, on rank {self.rank} by up to "
+            f"the first value that differs is {self.location()}, on rank {self.rank} by up to "
             f"{self.max_abs_diff:.3g} (allowed: {self.allowed:.3g})"
         )
 

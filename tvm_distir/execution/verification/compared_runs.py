@@ -35,26 +35,26 @@ from .report import VerifyReport
 from .rounding import RoundingBound
 
 
-def ordered_inputs(mod: ir.IRModule, drawn: Sequence[Any] | Mapping[str, Any]) -> list[Array]:
+def ordered_inputs(mod: ir.IRModule, sampled: Sequence[Any] | Mapping[str, Any]) -> list[Array]:
     """Return given inputs in the order of the parameters (ModelError DIST0340 for others)."""
-    if isinstance(drawn, Mapping):
+    if isinstance(sampled, Mapping):
         params = mod[entry_of(mod)].params
         names = [name for p in params for name, _ in named_leaves(str(p.name), p.ty)]
-        values_by_name = {known: value for _, known, value in leaves_by_name(drawn, names)}
+        values_by_name = {known: value for _, known, value in leaves_by_name(sampled, names)}
         absent = [name for name in names if name not in values_by_name]
         if absent:
             raise ModelError(
                 "DIST0340",
                 f"there is no input for {', '.join(absent)}",
-                place=f"{entry_of(mod)}/{absent[0]}",
+                location=f"{entry_of(mod)}/{absent[0]}",
                 remedy="Give an array for each parameter, or remove the inputs.",
             )
         for unknown in (name for name in values_by_name if name not in names):
             problem = f'there is no parameter "{unknown}" to give an input for'
             remedy = nearest(unknown, names)
-            raise ModelError("DIST0340", problem, place=entry_of(mod), remedy=remedy)
+            raise ModelError("DIST0340", problem, location=entry_of(mod), remedy=remedy)
         return [np.asarray(values_by_name[name]) for name in names]
-    return [np.asarray(value) for value in flatten_tuples(drawn)]
+    return [np.asarray(value) for value in flatten_tuples(sampled)]
 
 
 def compared_run(
@@ -101,7 +101,7 @@ def _full_outputs(
             raise
         parts = map(as_array, engine.run(dist, inputs, "sharded"))
         outputs = [part.whole() if isinstance(part, ShardedArray) else part for part in parts]
-        return outputs, f"{error.place}: {error.what}"
+        return outputs, f"{error.location}: {error.what}"
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class VerifiedRun:
         if len(got) != len(expected):
             problem = f"{len(got)} outputs, the original has {len(expected)}"
             remedy = "Report it: this is a bug of the lowering."
-            raise EngineError("DIST0603", problem, place=entry_of(self.plain), remedy=remedy)
+            raise EngineError("DIST0603", problem, location=entry_of(self.plain), remedy=remedy)
         (atol, rtol), dtype = self.tolerance, coarsest_float(self.plain)
         if not isinstance(self.reference, Float32Reference) or self.bound is None:
             outputs = compare_outputs(got, expected, dtype, self.exact, atol, rtol)
@@ -209,9 +209,9 @@ class VerifiedRun:
         outputs, values = program.judged(sample, truth, self.got, fixed is not None)
         positive: tuple[OutputReport, ...] = ()
         if fixed is None and all(output.equal for output in outputs):
-            positive, drawn = program.judged_positive()
+            positive, sampled = program.judged_positive()
             outputs = worse(outputs, positive)
-            values = values if all(output.equal for output in outputs) else drawn
+            values = values if all(output.equal for output in outputs) else sampled
         return RunComparison(outputs, values, float32, bool(positive))
 
     def located(

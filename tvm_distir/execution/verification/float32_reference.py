@@ -71,9 +71,9 @@ class _Rounded(PyExprMutator):  # type: ignore[misc,unused-ignore]
 
     def _rounded(self, value: relax.Expr, ty: ir.Type) -> relax.Expr:
         if isinstance(ty, relax.TupleType):
-            whole = self.builder_.emit(value)
+            full = self.builder_.emit(value)
             fields = [
-                self._rounded(relax.TupleGetItem(whole, i), t) for i, t in enumerate(ty.fields)
+                self._rounded(relax.TupleGetItem(full, i), t) for i, t in enumerate(ty.fields)
             ]
             return relax.Tuple([self.builder_.emit(field) for field in fields])
         if not isinstance(ty, relax.TensorType) or str(ty.dtype) not in NARROW:

@@ -14,7 +14,7 @@ from tvm import ir, relax, tirx
 
 from tvm_distir.core.ir import flat_types, relax_functions
 from tvm_distir.core.ir.attributes import FRONTEND_ATTR
-from tvm_distir.core.rewriting import all_bindings, called_name, entry_of, place_of
+from tvm_distir.core.rewriting import all_bindings, called_name, entry_of, location_of
 from tvm_distir.execution.runtime.program.tensors import Array
 from tvm_distir.support import EngineError
 
@@ -127,7 +127,7 @@ def _refuse_nothing_proved(outputs: Sequence[Array]) -> None:
     if not outputs:
         problem = "the function has no output"
         remedy = "Return at least one value."
-        raise EngineError("DIST0621", problem, place="reference", remedy=remedy)
+        raise EngineError("DIST0621", problem, location="reference", remedy=remedy)
     for i, value in enumerate(outputs):
         if value.dtype.kind in "iub":
             continue
@@ -135,7 +135,7 @@ def _refuse_nothing_proved(outputs: Sequence[Array]) -> None:
         if bad:
             problem = f"{bad} of {value.size} values of the reference are NaN or Inf"
             remedy = "Use other inputs or weights, or another seed."
-            raise EngineError("DIST0620", problem, place=f"output {i}", remedy=remedy)
+            raise EngineError("DIST0620", problem, location=f"output {i}", remedy=remedy)
 
 
 def refuse_unwritten_results(mod: ir.IRModule) -> None:
@@ -156,7 +156,7 @@ def refuse_unwritten_results(mod: ir.IRModule) -> None:
                 raise EngineError(
                     "DIST0621",
                     f"the kernel {call.args[0].name_hint} does not write a result",
-                    place=place_of(str(gv.name_hint), binding.var, call),
+                    location=location_of(str(gv.name_hint), binding.var, call),
                     remedy="Write each element of each result in the kernel.",
                 )
 
@@ -185,14 +185,14 @@ def refuse_constant_outputs(reference: Original, sample: InputSample, seed: int)
     for other in range(1, DRAWS + 1):
         if not constant:
             return
-        again = reference.run(sample.draws.draw(seed + other))
-        constant = [i for i in constant if np.array_equal(first[i], again[i])]
+        repeated = reference.run(sample.draws.draw(seed + other))
+        constant = [i for i in constant if np.array_equal(first[i], repeated[i])]
     if not constant:
         return
     raise EngineError(
         "DIST0621",
         f"{DRAWS} other samples of the inputs resulted in the same values",
-        place=f"output{'s' * (len(constant) > 1)} {', '.join(map(str, constant))}",
+        location=f"output{'s' * (len(constant) > 1)} {', '.join(map(str, constant))}",
         remedy="Use weights on which it depends, or exclude the output: its value does not test "
         "the distribution.",
     )

@@ -36,7 +36,7 @@ class InputSpec:
         Static.
     dtype : str
         Relax dtype.
-    role : str
+    usage : str
         ``data`` or, for weights, ``weight``, ``bias``, ``scale``, ``mean``, ``variance``, or
         ``step``, of quantized numbers.
     low, high : int
@@ -50,7 +50,7 @@ class InputSpec:
     name: str
     shape: tuple[int, ...]
     dtype: str
-    role: str
+    usage: str
     low: int = 0
     high: int = 0
     fan_in: int = 0
@@ -99,7 +99,7 @@ def input_specs(mod: ir.IRModule) -> list[InputSpec]:
 
 
 def _spec(
-    place: str, name: str, ty: ir.Type, uses: Sequence[InputUse], is_data: bool | None
+    location: str, name: str, ty: ir.Type, uses: Sequence[InputUse], is_data: bool | None
 ) -> InputSpec:
     if is_object(ty):
         return InputSpec(name, (), "int64", "data", 0, LIMIT)
@@ -108,7 +108,7 @@ def _spec(
         raise ModelError(
             "DIST0340",
             f"{ty} is not a tensor of static shape",
-            place=place,
+            location=location,
             remedy="Pass tensors, or (nested) tuples of tensors."
             if tensor is None
             else "Give the size of each dim: --dim NAME=N; in Python td.bind_dims, or dims= of "
@@ -118,20 +118,20 @@ def _spec(
     if "float" not in dtype:
         low = 0 if dtype == "bool" else max((use.low for use in uses), default=0)
         high = min((use.high for use in uses if use.high), default=4 if low else 2)
-        role = "data" if is_data is not False else "weight"
-        return InputSpec(name, shape, dtype, role, min(low, high - 1), high)
-    roles = [use for use in uses if use.role and (use.firm or is_data is False)]
-    if is_data or (is_data is None and not roles):
+        usage = "data" if is_data is not False else "weight"
+        return InputSpec(name, shape, dtype, usage, min(low, high - 1), high)
+    uses_of_role = [use for use in uses if use.usage and (use.firm or is_data is False)]
+    if is_data or (is_data is None and not uses_of_role):
         return InputSpec(name, shape, dtype, "data")
-    role = min((use.role for use in roles), key=ROLES.index, default="weight")
-    if role not in ("weight", "step"):
-        return InputSpec(name, shape, dtype, role)
-    heavy = [use for use in roles if use.role == role]
+    usage = min((use.usage for use in uses_of_role), key=ROLES.index, default="weight")
+    if usage not in ("weight", "step"):
+        return InputSpec(name, shape, dtype, usage)
+    heavy = [use for use in uses_of_role if use.usage == usage]
     widest = max(
         heavy, key=lambda use: use.fan_in, default=InputUse(fan_in=shape[-1] if shape else 1)
     )
     gain = min((use.gain for use in uses if use.gain), default=1.0)
-    return InputSpec(name, shape, dtype, role, 0, 0, max(widest.fan_in, 1), gain)
+    return InputSpec(name, shape, dtype, usage, 0, 0, max(widest.fan_in, 1), gain)
 
 
 def _dtype(tensor: ir.Type) -> str:

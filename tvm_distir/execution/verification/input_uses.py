@@ -75,7 +75,7 @@ Tuples = dict[relax.Var, Any]
 class InputUse:
     """A use of a value: a role, a gain (0: none), or the range of integers."""
 
-    role: str = ""
+    usage: str = ""
     fan_in: int = 0
     gain: float = 0.0
     low: int = 0
@@ -170,8 +170,8 @@ class UseWalker:
     def _nested(self, value: relax.Expr) -> Any:
         """Return the numbers of a parameter's tuple, or of a field of it; None for all else."""
         if isinstance(value, relax.TupleGetItem):
-            whole = self._nested(value.tuple_value)
-            return whole[int(value.index)] if isinstance(whole, list) else None
+            source = self._nested(value.tuple_value)
+            return source[int(value.index)] if isinstance(source, list) else None
         return self.tuples.get(value) if isinstance(value, relax.Var) else None
 
     def _leaves(self, arg: relax.Expr, roots: Roots) -> list[tuple[int, ...]]:
@@ -271,8 +271,8 @@ def _uses_in(call: ir.Call, index: int, leaf: int) -> list[InputUse]:
     if indices is not None and indices.high:
         return [InputUse(high=indices.high)]
     if name in _ROLES:
-        role = _ROLES[name].get(index)
-        return [InputUse(role)] if role else []
+        usage = _ROLES[name].get(index)
+        return [InputUse(usage)] if usage else []
     if name in _HINTS:
         return [InputUse(_HINTS[name], firm=False)]
     shape = _shape(call.args[index])

@@ -29,7 +29,7 @@ class ValuePair:
     original: Leaf
 
 
-def _is_form(value: relax.Expr) -> bool:
+def _is_placement_change(value: relax.Expr) -> bool:
     """Return whether a binding only changes the placement of its operand."""
     return isinstance(value, ir.Call) and (
         dist_op_name(value) == "partial"
@@ -43,14 +43,14 @@ def pairs_of(original: TracedProgram, distributed: TracedProgram) -> list[ValueP
     Values of the same name go together in the order they are bound, when their types agree. What a
     redistribute gives equals its operand.
     """
-    waiting: dict[tuple[str, str], deque[int]] = defaultdict(deque)
+    pending: dict[tuple[str, str], deque[int]] = defaultdict(deque)
     for number, step in enumerate(original.steps):
-        waiting[_family(step.function), str(step.var.name)].append(number)
+        pending[_family(step.function), str(step.var.name)].append(number)
     known: dict[relax.Var, Leaf | int] = {}
     state = _partial(distributed)
     pairs = []
     for number, step in enumerate(distributed.steps):
-        at = _match(step, known, waiting, original)
+        at = _match(step, known, pending, original)
         if at is None:
             continue
         known[step.var] = at
@@ -62,11 +62,11 @@ def pairs_of(original: TracedProgram, distributed: TracedProgram) -> list[ValueP
     return pairs
 
 
-def _match(step: Any, matched: Any, waiting: Any, original: TracedProgram) -> int | None:
-    if _is_form(step.value):
+def _match(step: Any, matched: Any, pending: Any, original: TracedProgram) -> int | None:
+    if _is_placement_change(step.value):
         known: int | None = matched.get(step.value.args[0])
         return known
-    queue = waiting.get((_family(step.function), str(step.var.name)))
+    queue = pending.get((_family(step.function), str(step.var.name)))
     if not queue or type_key(original.steps[queue[0]].var.ty) != type_key(step.var.ty):
         return None
     at: int = queue.popleft()

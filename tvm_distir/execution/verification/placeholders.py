@@ -16,7 +16,7 @@ import tvm_ffi
 from tvm import ir
 
 from tvm_distir.core.ir import flat_types, is_object, relax_functions
-from tvm_distir.core.rewriting import all_bindings, entry_of, place_of
+from tvm_distir.core.rewriting import all_bindings, entry_of, location_of
 from tvm_distir.execution.runtime.program.device_objects import DeviceObjects
 from tvm_distir.execution.runtime.program.dist_io import entries
 from tvm_distir.execution.runtime.program.tensors import Array
@@ -46,11 +46,11 @@ def refuse_used_objects(mod: ir.IRModule) -> None:
             if not isinstance(call, ir.Call) or isinstance(call.op, ir.GlobalVar):
                 continue
             if any(is_object(ty) for arg in call.args for ty in flat_types(arg.ty)):
-                user = place_of(str(gv.name_hint), binding.var, call)
+                user = location_of(str(gv.name_hint), binding.var, call)
                 raise ModelError(
                     "DIST0340",
                     f"{objects[0].ty} is an object that {user} takes: no value can be drawn",
-                    place=f"{entry}/{objects[0].name}",
+                    location=f"{entry}/{objects[0].name}",
                     remedy="Call td.run with td.DeviceObjects, and compare the results.",
                 )
 

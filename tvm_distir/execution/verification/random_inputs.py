@@ -13,7 +13,7 @@ from tvm import ir
 
 from tvm_distir.core.rewriting import entry_of
 from tvm_distir.support import ModelError
-from tvm_distir.transforms import RunInTurn
+from tvm_distir.transforms import SerializePipeline
 
 from .input_specs import InputSpec, input_specs
 
@@ -72,14 +72,14 @@ def draw_inputs(
         function is meant is not clear.
     """
     fixed = {} if exact or weights is None else weights
-    mod = RunInTurn()(mod)
+    mod = SerializePipeline()(mod)
     arrays, entry = [], entry_of(mod)
     for index, spec in enumerate(input_specs(mod)):
-        cached = fixed.get(spec.name) if spec.role != "data" else None
+        cached = fixed.get(spec.name) if spec.usage != "data" else None
         if cached is not None and tuple(cached.shape) != spec.shape:
             problem = f"the given weight has the shape {list(cached.shape)}, not {list(spec.shape)}"
             remedy = "Give the weights of this model."
-            raise ModelError("DIST0340", problem, place=f"{entry}/{spec.name}", remedy=remedy)
+            raise ModelError("DIST0340", problem, location=f"{entry}/{spec.name}", remedy=remedy)
         if cached is not None and not is_constant_filled(cached):
             arrays.append(cached.astype(numpy_dtype(spec.dtype), order="C"))
             continue
@@ -103,29 +103,29 @@ def _draw(spec: InputSpec, rng: np.random.Generator, exact: bool, distribution: 
     dtype = numpy_dtype(spec.dtype)
     if "float" not in spec.dtype:
         return rng.integers(spec.low, spec.high, spec.shape).astype(dtype)
-    if spec.role == "data" and distribution in _INTEGERS:
+    if spec.usage == "data" and distribution in _INTEGERS:
         return rng.integers(*_INTEGERS[distribution], spec.shape).astype(dtype)
     if exact:
-        low = 1 if spec.role == "variance" else -2
+        low = 1 if spec.usage == "variance" else -2
         return rng.integers(low, 3, spec.shape).astype(dtype)
-    if spec.role == "variance":
+    if spec.usage == "variance":
         return rng.uniform(0.5, 1.5, spec.shape).astype(dtype)
-    if spec.role == "step":
+    if spec.usage == "step":
         steps = rng.uniform(0.5, 1.5, spec.shape) * (spec.gain / np.sqrt(spec.fan_in))
         return np.asarray(steps, dtype)
-    if spec.role == "data" and distribution != "normal":
+    if spec.usage == "data" and distribution != "normal":
         least = 1.1 if distribution == "above one" else 0.1
         return np.asarray(rng.uniform(least, least + 0.8, spec.shape), dtype)
     values = rng.standard_normal(spec.shape, dtype=np.float32)
     if distribution == POSITIVE:
         values = np.abs(values)
-    if spec.role == "weight" and distribution == POSITIVE:
+    if spec.usage == "weight" and distribution == POSITIVE:
         mean = np.sqrt(2 / np.pi)
         values *= np.float32(min(spec.gain, 1.0) / (mean * spec.fan_in))
-    elif spec.role == "weight":
+    elif spec.usage == "weight":
         values *= np.float32(spec.gain / np.sqrt(spec.fan_in))
-    elif spec.role in ("bias", "mean", "scale"):
+    elif spec.usage in ("bias", "mean", "scale"):
         values *= np.float32(0.1)
-    if spec.role == "scale":
+    if spec.usage == "scale":
         values += np.float32(1.0)
     return values.astype(dtype)

@@ -111,12 +111,12 @@ class VerifyReport:
         """
         if not self.equal:
             raise MismatchError(
-                "DIST0690", self._what(), place=self._place(), remedy=self._remedy()
+                "DIST0690", self._what(), location=self._location(), remedy=self._remedy()
             )
         if self.unlike_claims:
             problem = "; ".join(self.unlike_claims)
             remedy = "Report it: it is a bug of export, or of the engine's counting."
-            raise MismatchError("DIST0691", problem, place="collectives", remedy=remedy)
+            raise MismatchError("DIST0691", problem, location="collectives", remedy=remedy)
         return self
 
     def _wrong(self) -> tuple[list[OutputReport], str]:
@@ -125,9 +125,9 @@ class VerifyReport:
             return wrong, ""
         return [o for o in self.float32_outputs if not o.equal], "in float32, "
 
-    def _place(self) -> str:
+    def _location(self) -> str:
         if self.fault is not None:
-            return self.fault.place()
+            return self.fault.location()
         wrong, _ = self._wrong()
         return f"output {wrong[0].index}" if wrong else "outputs"
 

@@ -19,7 +19,7 @@ from tvm_distir.execution.runtime.engines.reference import Reference, strip_anno
 from tvm_distir.execution.runtime.engines.registry import engine as make_engine
 from tvm_distir.execution.runtime.program.tensors import Array
 from tvm_distir.performance import export
-from tvm_distir.transforms import ExpandSchedule, RunInTurn
+from tvm_distir.transforms import ExpandSchedule, SerializePipeline
 
 from .collective_counts import claimed_collectives
 from .compare import coarsest_float
@@ -120,7 +120,7 @@ def verify(
     names = {str(gv.name_hint) for gv in mod.functions}
     mod, dist = keep_entry(mod, entry), dist and keep_entry(dist, entry)
     check_well_formed(mod)
-    plain = bind_dims(RunInTurn()(strip_annotations(mod)), dims or {})
+    plain = bind_dims(SerializePipeline()(strip_annotations(mod)), dims or {})
     refuse_used_objects(plain)
     refuse_unwritten_results(plain)
     dtype = coarsest_float(plain)

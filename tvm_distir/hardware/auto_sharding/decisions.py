@@ -33,7 +33,7 @@ def decision_of(
     module: PlacedModule,
     reach: Mapping[str, ReachableAxes],
     solutions: Mapping[str, tuple[ShardingProblem, Sequence[int]]],
-    price_ps: int,
+    cost_ps: int,
     bound_ps: int,
 ) -> Decision:
     """Convert the solutions of public functions to a decision of propagation.
@@ -53,7 +53,7 @@ def decision_of(
         reader = _Reader(module, instances, axes_of(module, g))
         entries[name] = unrolled(reader.instance(g, net, values))
     conversions = Conversions(Costs())
-    return Decision(module.axes, entries, price_ps, bound_ps, conversions, instances.value_bytes)
+    return Decision(module.axes, entries, cost_ps, bound_ps, conversions, instances.value_bytes)
 
 
 def axes_of(module: PlacedModule, g: Graph) -> list[int]:
@@ -75,7 +75,7 @@ def mesh_of(g: Graph) -> int:
             "DIST0237",
             f"{len(meshes)} meshes are used in a function, whose placements are decided on a "
             "single mesh",
-            place=g.name,
+            location=g.name,
             remedy="Split the model into stages, each on a single mesh.",
         )
     return meshes[0] if meshes else 0
@@ -91,9 +91,9 @@ class _Reader:
         """Return the instance of a function, and create those of its callees."""
         kids: dict[int, Instance] = {}
         states: list[tuple[OpStrategy, ...]] = []
-        whole: list[OpStrategy] = []  # along axes of other meshes
+        replicated: list[OpStrategy] = []  # along axes of other meshes
         for k, node in enumerate(g.nodes):
-            whole.append(OpStrategy((R,) * len(node.operands), (R,) * len(node.results), None))
+            replicated.append(OpStrategy((R,) * len(node.operands), (R,) * len(node.results), None))
             if k in net.callees:
                 inner, first = net.callees[k]
                 inner_values = values[first : first + len(inner.domains)]
@@ -103,10 +103,10 @@ class _Reader:
                 continue
             choices, variable = net.ends[k]
             if not choices.items:
-                states.append((whole[k],) * len(self.axes))
+                states.append((replicated[k],) * len(self.axes))
                 continue
             states.append(choices.items[values[variable] if variable >= 0 else 0])
-        choice = {a: tuple(whole) for a in range(len(self.module.axes))}
+        choice = {a: tuple(replicated) for a in range(len(self.module.axes))}
         for i, a in enumerate(self.axes):
             choice[a] = tuple([axes[i] for axes in states])
         return self.instances.of(g, choice, kids)
@@ -142,8 +142,8 @@ def _params(
     params = []
     for k in g.params:
         v = g.nodes[k].results[0]
-        form = decision.value_form(instances[0], v)
-        params.append(PlanRule("param", g.values[v].name, form, mesh.name, function=function))
+        layout = decision.value_layout(instances[0], v)
+        params.append(PlanRule("param", g.values[v].name, layout, mesh.name, function=function))
     return params
 
 
@@ -159,14 +159,14 @@ def _arguments(
         for k, kid in inst.kids.items():
             for number, operand in _tensors(kid):
                 v = kid.graph.param_values[operand]
-                form = decision.value_form(kid, v)
-                requests.setdefault((inst.graph.nodes[k].callee, number), set()).add(form)
+                layout = decision.value_layout(kid, v)
+                requests.setdefault((inst.graph.nodes[k].callee, number), set()).add(layout)
     names = {kid.graph.key: kid.graph.name for inst in instances for kid in inst.kids.values()}
     return [
-        PlanRule("call", names[key], form, mesh.name, function=function, arg=number)
-        for (key, number), forms in requests.items()
-        for form in forms
-        if len(forms) == 1 and P not in form
+        PlanRule("call", names[key], layout, mesh.name, function=function, arg=number)
+        for (key, number), layouts in requests.items()
+        for layout in layouts
+        if len(layouts) == 1 and P not in layout
     ]
 
 
@@ -197,11 +197,11 @@ def _values(
         if node.kind != "op" or len(node.results) != 1:
             continue
         v = node.results[0]
-        forms = {decision.value_form(inst, v) for inst in instances}
-        form = next(iter(forms))
+        layouts = {decision.value_layout(inst, v) for inst in instances}
+        layout = next(iter(layouts))
         if v in returned:
             continue
-        if len(forms) > 1 or P in form or not g.values[v].shape or counts[names[v]] > 1:
+        if len(layouts) > 1 or P in layout or not g.values[v].shape or counts[names[v]] > 1:
             continue
-        values.append(PlanRule("value", names[v], form, mesh.name, function=function))
+        values.append(PlanRule("value", names[v], layout, mesh.name, function=function))
     return values

@@ -10,7 +10,7 @@ import numpy as np
 
 from tvm_distir.core.ir import Labels, P, R
 from tvm_distir.core.propagation import Interned, Uses
-from tvm_distir.core.redistribution import PriceMatrix
+from tvm_distir.core.redistribution import CostMatrix
 from tvm_distir.core.solver import INFINITE
 
 from .liveness import Liveness
@@ -29,15 +29,15 @@ class EdgeBuilder:
 
     def __init__(self, net: Assembly) -> None:
         self.to, self.g, self.shared, self.net = net, net.g, net.shared, net.net
-        self.keeping = Liveness(net)
-        self.counted = self.shared.hiding.counted(self.g.key)
+        self.liveness = Liveness(net)
+        self.counted = self.shared.overlap_discount.counted(self.g.key)
 
     def run(self) -> None:
         """Add all values that have a reader."""
         for v, uses in enumerate(self.g.uses):
             if uses:
                 self._value(v, uses)
-        self.net.lasts = [self.keeping.last(v) for v in self.g.param_values]
+        self.net.lasts = [self.liveness.last(v) for v in self.g.param_values]
 
     def _value(self, v: int, uses: Uses) -> None:
         """Add the cost of passing a value to its readers."""
@@ -60,7 +60,7 @@ class EdgeBuilder:
                 continue
             reader_end, other = self.net.ends[reader]
             readers += [(reader_end.operands[i], other) for i in dict.fromkeys(positions)]
-        matrix, stationary = self.shared.forms_of(g, v), self._stationary(k)
+        matrix, stationary = self.shared.layouts_of(g, v), self._stationary(k)
         if len(readers) > 1:
             read = self._several(v, matrix, stationary, (produced, variable), readers)
         else:
@@ -69,12 +69,12 @@ class EdgeBuilder:
             key = ("edge", id(matrix), stationary, produced, needs, self._counted(v))
             table = self.shared.table(key, lambda: self._moves(v, produced, needs))
             self._put(v, variable, other, table)
-        self.keeping.keep(v, matrix, (produced, variable), read, readers)
+        self.liveness.keep(v, matrix, (produced, variable), read, readers)
 
     def _several(
         self,
         v: int,
-        matrix: PriceMatrix,
+        matrix: CostMatrix,
         stationary: Flags,
         producer: Side,
         readers: Sequence[Side],
@@ -83,15 +83,15 @@ class EdgeBuilder:
         produced, variable = producer
         needs = tuple([n for n, _ in readers])
         key = (id(matrix), stationary, produced, needs, self._counted(v))
-        forms, first, rest = once(self.shared.held, key, lambda: self._held(v, produced, needs))
+        layouts, first, rest = once(self.shared.held, key, lambda: self._held(v, produced, needs))
         shared = -1
-        if len(forms) > 1:
+        if len(layouts) > 1:
             shared = len(self.net.domains)
-            self.net.domains.append(len(forms))
+            self.net.domains.append(len(layouts))
         self._put(v, variable, shared, first)
         for (_, other), table in zip(readers, rest, strict=True):
             self._put(v, other, shared, table)
-        return forms, shared
+        return layouts, shared
 
     def _put(self, v: int, first: int, second: int, table: Interned) -> None:
         """Add a table about a value, as often as the value is passed on."""
@@ -102,24 +102,24 @@ class EdgeBuilder:
         self, v: int, produced: tuple[Labels, ...], needs: Sequence[tuple[Labels, ...]]
     ) -> tuple[tuple[Labels, ...], Interned, list[Interned]]:
         """Return stored placements, table (given x held), and per reader (needed x held)."""
-        matrix = self.shared.forms_of(self.g, v)
+        matrix = self.shared.layouts_of(self.g, v)
         targets = sorted({row for each in needs for row in matrix.rows(each)})
-        forms = [i for i, f in enumerate(matrix.placements) if P not in f]
-        forms = sorted({*forms, *targets})
+        layouts = [i for i, f in enumerate(matrix.placements) if P not in f]
+        layouts = sorted({*layouts, *targets})
         cost = self._cost(v)
         give = sorted(set(matrix.rows(produced)))
         rows = np.concatenate(
-            [cost[np.ix_(give, forms)].T, matrix.local[np.ix_(forms, targets)]], 1
+            [cost[np.ix_(give, layouts)].T, matrix.local[np.ix_(layouts, targets)]], 1
         )
-        forms = [forms[i] for i in _undominated(rows)]
+        layouts = [layouts[i] for i in _undominated(rows)]
         intern = self.shared.store.intern
-        first = intern(cost[np.ix_(matrix.rows(produced), forms)])
-        rest = [intern(matrix.local[np.ix_(forms, matrix.rows(each))].T) for each in needs]
-        return tuple([matrix.placements[i] for i in forms]), first, rest
+        first = intern(cost[np.ix_(matrix.rows(produced), layouts)])
+        rest = [intern(matrix.local[np.ix_(layouts, matrix.rows(each))].T) for each in needs]
+        return tuple([matrix.placements[i] for i in layouts]), first, rest
 
     def _cost(self, v: int) -> Bytes:
         """Return the costs of all reshardings of a value; INFINITE where it may not move."""
-        matrix, maker = self.shared.forms_of(self.g, v), self.g.producer[v][0]
+        matrix, maker = self.shared.layouts_of(self.g, v), self.g.producer[v][0]
         stationary = self._stationary(maker)
         if self.g.values[v].ty is None:
             count = len(matrix.placements)
@@ -127,13 +127,13 @@ class EdgeBuilder:
         counted = self._counted(v)
         if not any(stationary) and counted == 1.0:
             return matrix.cost
-        cost, forms = matrix.cost.copy(), np.array(matrix.placements)
+        cost, layouts = matrix.cost.copy(), np.array(matrix.placements)
         if counted != 1.0:
             possible = cost < INFINITE
             cost[possible] = (cost[possible] * counted).astype(np.int64)
         for axis, stays in enumerate(stationary):
             if stays:
-                before, after = forms[:, None, axis], forms[None, :, axis]
+                before, after = layouts[:, None, axis], layouts[None, :, axis]
                 cost[(before != after) & (before != R)] = INFINITE
         return cost
 
@@ -150,14 +150,14 @@ class EdgeBuilder:
         elif node.kind == "pin":
             inherited = [False] * len(self.to.axes)
         else:
-            return self.to.whole
+            return self.to.replicated
         pin = node.pin or (None,) * len(self.to.axes)
         public = self.g.public or node.kind == "pin"
         fixed = [public and node.stationary and label is not None for label in pin]
         return tuple([bool(stays or is_fixed) for stays, is_fixed in zip(inherited, fixed)])
 
     def _moves(self, v: int, produced: tuple[Labels, ...], needs: tuple[Labels, ...]) -> Bytes:
-        matrix = self.shared.forms_of(self.g, v)
+        matrix = self.shared.layouts_of(self.g, v)
         return self._cost(v)[np.ix_(matrix.rows(produced), matrix.rows(needs))]
 
 

@@ -42,7 +42,7 @@ class InFlightActivations:
 
     Attributes
     ----------
-    alike : int
+    stage_count : int
         The number of such stages on the rank.
     stashes : int
         Micro-batches, of all of these stages, whose forward pass is done and whose backward pass
@@ -58,7 +58,7 @@ class InFlightActivations:
         Whether sums over micro-batches wait while others run.
     """
 
-    alike: int = 1
+    stage_count: int = 1
     stashes: int = 0
     first: int = 0
     more: Mapping[int, int] = field(default_factory=dict)
@@ -92,10 +92,10 @@ def flights_of(mod: ir.IRModule) -> dict[str, InFlightActivations]:
                 continue
             params = pipeline.stages[stage].params
             arriving = {i for i, role in enumerate(params) if role.startswith(f"{ACTIVATION}:")}
-            alike = names.count(name)
+            stage_count = names.count(name)
             result[name] = InFlightActivations(
-                alike, summed, max(0, before - summed), _more(pipeline, params, alike), arriving,
-                schedule.micro_batches > 1,
+                stage_count, summed, max(0, before - summed),
+                _more(pipeline, params, stage_count), arriving, schedule.micro_batches > 1,
             )  # fmt: skip
     return result
 
@@ -116,7 +116,7 @@ def on_stages(mod: ir.IRModule, plan: Plan) -> Plan:
     if pipeline is None or not pipeline.schedule.meshes:
         problem = f"{len(plan.meshes)} meshes, and no schedule that names a mesh for each rank"
         remedy = 'Create a pipelined step whose schedule has "meshes".'
-        raise PlanError("DIST0237", problem, place="label", remedy=remedy)
+        raise PlanError("DIST0237", problem, location="label", remedy=remedy)
     rules = {}
     for rank, stage in zip(pipeline.schedule.rank_of, pipeline.stages, strict=True):
         mesh = plan.mesh(pipeline.schedule.meshes[rank], "schedule")
@@ -137,10 +137,10 @@ def _stashes(units: Sequence[PipelineAction], split: bool) -> tuple[int, int]:
     return most[0], most[1]
 
 
-def _more(pipeline: Pipeline, params: Sequence[str], alike: int) -> dict[int, int]:
+def _more(pipeline: Pipeline, params: Sequence[str], stage_count: int) -> dict[int, int]:
     """Return how often a stage's parameters are stored; data is present from the beginning."""
     often = {
-        **dict.fromkeys(pipeline.inputs, alike - 1),
+        **dict.fromkeys(pipeline.inputs, stage_count - 1),
         **dict.fromkeys(pipeline.sliced, pipeline.schedule.micro_batches - 1),
     }
     return {i: often[name] for i, name in enumerate(params) if often.get(name)}
@@ -202,7 +202,7 @@ class LiveRanges:
         phase, number = self._phases.get(maker, ""), self._params.get(maker, -1)
         often = 1 + flight.more.get(number, 0)
         if phase == ACCUMULATE_PHASE:
-            often = flight.alike
+            often = flight.stage_count
             if flight.summed:
                 first = self._forward_phase + 1 if flight.first else 0
         yield often, first, last

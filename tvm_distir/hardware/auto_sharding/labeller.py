@@ -29,7 +29,7 @@ from .decisions import axes_of, decision_of, mesh_of
 from .edge_builder import EdgeBuilder
 from .in_flight import NO_FLIGHT, flights_of
 from .memory_bound import MemorySearch
-from .mesh_costs import MeshPriceCache
+from .mesh_costs import MeshCostCache
 from .nodes import NodeBuilder
 from .overlap import OverlapDiscount
 from .sharding_problem import Assembly, ShardingProblem, Shared
@@ -76,13 +76,13 @@ class ShardingProblemBuilder:
 class ShardingSolution(NamedTuple):
     """A sharding assignment of a module with its cost.
 
-    ``price_ps`` is the cost of a run: work, then all communication that counts, in sequence; no
+    ``cost_ps`` is the cost of a run: work, then all communication that counts, in sequence; no
     assignment of the module on its meshes is cheaper than ``bound_ps``. ``entries_ps`` has the cost
     of each public function, ``peak_bytes`` the peak memory of a device, as :mod:`.liveness` counts
     it.
     """
 
-    price_ps: int
+    cost_ps: int
     bound_ps: int
     peak_bytes: int
     decision: Decision
@@ -98,18 +98,20 @@ class Labeller:
         The module, at level 2, without branches.
     system : System
         The system whose times are the costs.
-    prices : MeshPriceCache, optional
+    mesh_costs : MeshPriceCache, optional
         The costs on meshes of the system, shared with solvers of other modules.
     """
 
-    def __init__(self, mod: IRModule, system: System, prices: MeshPriceCache | None = None) -> None:
+    def __init__(
+        self, mod: IRModule, system: System, mesh_costs: MeshCostCache | None = None
+    ) -> None:
         self.mod = mod
         self.module = PlacedModule.of(mod)
         self.reach = ReachabilityWalk(self.module, DimUnifier(self.module, {}, True).run()).run()
-        cache = MeshPriceCache(system) if prices is None else prices
-        self.prices = [cache.of(mesh) for mesh in meshes(mod)]
+        cache = MeshCostCache(system) if mesh_costs is None else mesh_costs
+        self.mesh_costs = [cache.of(mesh) for mesh in meshes(mod)]
         self.tables = Tables()
-        self.flights = flights_of(mod)
+        self.in_flight_of = flights_of(mod)
         self.solutions: dict[str, tuple[ShardingProblem, Sequence[int]]] = {}
         """The problem of each public function and the values of its variables, once solved."""
         self._shared: dict[str, Shared] = {}
@@ -141,18 +143,18 @@ class Labeller:
         if not 0 <= hidden < 1:
             problem = f"the overlapped share of communication is {hidden}"
             remedy = "Give a number from 0 to below 1."
-            raise UsageError("DIST0151", problem, place="label", remedy=remedy)
-        prices, bound, peak = dict[str, int](), 0, 0
+            raise UsageError("DIST0151", problem, location="label", remedy=remedy)
+        mesh_costs, bound, peak = dict[str, int](), 0, 0
         for name in self.module.entries:
             search = self._search(name, hidden, gap)
             labelled = search.run(memory_bytes)
-            prices[name] = labelled.price
+            mesh_costs[name] = labelled.cost
             bound += labelled.bound
             peak = max(peak, labelled.peak_bytes)
             self.solutions[name] = (search.net, labelled.values)
-        price = sum(prices.values())
-        decision = decision_of(self.module, self.reach, self.solutions, price, bound)
-        return ShardingSolution(price, bound, peak, decision, prices)
+        cost = sum(mesh_costs.values())
+        decision = decision_of(self.module, self.reach, self.solutions, cost, bound)
+        return ShardingSolution(cost, bound, peak, decision, mesh_costs)
 
     def net(self, name: str, hidden: float = 0.0) -> ShardingProblem:
         """Return the problem of a public function; ``hidden`` as for :meth:`run`."""
@@ -160,10 +162,10 @@ class Labeller:
         g = self.module.graphs[key]
         shared = self._shared.get(name)
         if shared is None:
-            updates, prices = self._updates(g), self.prices[mesh_of(g)]
-            flight = self.flights.get(name, NO_FLIGHT)
+            updates, mesh_costs = self._updates(g), self.mesh_costs[mesh_of(g)]
+            flight = self.in_flight_of.get(name, NO_FLIGHT)
             shared = self._shared[name] = Shared(
-                self.module, self.reach, prices, axes_of(self.module, g), self.tables, updates,
+                self.module, self.reach, mesh_costs, axes_of(self.module, g), self.tables, updates,
                 flight, OverlapDiscount(self.module, key, updates, 0.0),
             )  # fmt: skip
         discount = OverlapDiscount(self.module, key, shared.updates, hidden)
@@ -182,7 +184,7 @@ class Labeller:
                 raise InfeasibleError(
                     "DIST0802",
                     "the rules of the plan allow no placement of all values",
-                    place=name,
+                    location=name,
                     remedy='Remove some of them, or set "stationary": false.',
                 )
             return solution

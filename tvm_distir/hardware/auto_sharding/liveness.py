@@ -10,7 +10,7 @@ import numpy as np
 
 from tvm_distir.core.ir import Labels
 from tvm_distir.core.ops import VIEWS
-from tvm_distir.core.redistribution import PriceMatrix
+from tvm_distir.core.redistribution import CostMatrix
 from tvm_distir.core.solver import INFINITE
 
 from .in_flight import NO_FLIGHT, LiveRanges
@@ -39,7 +39,7 @@ class Liveness:
         self.donated = {g.result_values[ret] for ret in (updates if g.public else ())}
 
     def keep(
-        self, v: int, matrix: PriceMatrix, producer: Side, shared: Side, readers: Sequence[Side]
+        self, v: int, matrix: CostMatrix, producer: Side, shared: Side, readers: Sequence[Side]
     ) -> None:
         """Record how long a value is stored.
 
@@ -98,7 +98,7 @@ class Liveness:
         end = begins[k + 1] - 1
         return max(end, self.last(self.g.nodes[k].results[0])) if self._aliases(k) else end
 
-    def _keep(self, v: int, matrix: PriceMatrix, producer: Side, last: int) -> int:
+    def _keep(self, v: int, matrix: CostMatrix, producer: Side, last: int) -> int:
         """Record that a value is stored in the placement in which it is produced, and how often.
 
         Of a stage also what is kept for other micro-batches, and of others like it on the rank.
@@ -141,7 +141,7 @@ class Liveness:
             return False
         return node.rule.op in VIEWS or in_place(self.g, node)
 
-    def _copies(self, matrix: PriceMatrix, producer: Side, reader: Side) -> Bytes:
+    def _copies(self, matrix: CostMatrix, producer: Side, reader: Side) -> Bytes:
         """Return the bytes of a value after resharding for a reader; 0 where none is needed."""
         produced, needs = producer[0], reader[0]
         key = ("copies", id(matrix), produced, needs)
@@ -152,7 +152,7 @@ class Liveness:
 
         return once(self.shared.sizes, key, make)
 
-    def _left(self, matrix: PriceMatrix, producer: Side, reader: Side, exclusive: bool) -> Bytes:
+    def _left(self, matrix: CostMatrix, producer: Side, reader: Side, exclusive: bool) -> Bytes:
         """Return the bytes that wait for the last of several readers.
 
         A reader that slices what was produced does so when it reads. What is sent for it has been
@@ -170,9 +170,9 @@ class Liveness:
 
         return once(self.shared.sizes, key, make)
 
-    def _bytes(self, matrix: PriceMatrix, forms: tuple[Labels, ...]) -> Bytes:
-        key = ("bytes", id(matrix), forms)
-        return once(self.shared.sizes, key, lambda: matrix.local_bytes[matrix.rows(forms)])
+    def _bytes(self, matrix: CostMatrix, layouts: tuple[Labels, ...]) -> Bytes:
+        key = ("bytes", id(matrix), layouts)
+        return once(self.shared.sizes, key, lambda: matrix.local_bytes[matrix.rows(layouts)])
 
     def _times(self, size: Bytes, often: int) -> Bytes:
         if often == 1:

@@ -31,10 +31,10 @@ class TooLargeError(InfeasibleError):
     """Error that nothing fits.
 
     ``least_bytes`` is a lower bound, 0 where none is proved. The devices of a mesh of any shape
-    store ``whole_bytes`` together at least.
+    store ``mesh_bytes`` together at least.
     """
 
-    whole_bytes: int = 0
+    mesh_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class BoundedSolution:
     """
 
     values: Sequence[int]
-    price: int
+    cost: int
     bound: int
     peak_bytes: int
 
@@ -64,7 +64,7 @@ def _between(
     Unless a third is cheaper there, which then replaces either of them.
     """
     less = sum(int(low[1].profile[t] - high[1].profile[t]) for t in moments)
-    return (high[1].price - low[1].price) / less if less > 0 else 0.0
+    return (high[1].cost - low[1].cost) / less if less > 0 else 0.0
 
 
 class MemorySearch:
@@ -80,7 +80,7 @@ class MemorySearch:
     net : ShardingProblem
     solve : callable
         Minimises a problem, given the constant that is added.
-    place : str
+    location : str
         The place that messages name.
     gap : float
         Costs are no longer changed once the best is proved to be at most this share above the
@@ -88,10 +88,10 @@ class MemorySearch:
     """
 
     def __init__(
-        self, tables: Tables, net: ShardingProblem, solve: Solve, place: str, gap: float = 0.0
+        self, tables: Tables, net: ShardingProblem, solve: Solve, location: str, gap: float = 0.0
     ) -> None:
         self.tables, self.net, self.solve = tables, net, solve
-        self.place, self.gap = place, gap
+        self.location, self.gap = location, gap
         self.keeper = MemoryBound(net)
         self.limit = UNLIMITED
         self.best: BoundedSolution | None = None
@@ -125,22 +125,22 @@ class MemorySearch:
         first = self._begin(UNLIMITED if limit is None else limit)
         if first.peak <= self.limit:
             return BoundedSolution(
-                first.values, first.price, min(first.price, self.bound), first.peak
+                first.values, first.cost, min(first.cost, self.bound), first.peak
             )
         if self.keeper.least_bytes > self.limit:
             raise self._too_large(self.keeper.least_bytes)
         moments, low, high = [first.moment], (0.0, first), None
-        weight = 0.05 * first.price / first.peak
+        weight = 0.05 * first.cost / first.peak
         for _ in range(ROUNDS):
             candidate = self._judged(dict.fromkeys(moments, weight))
-            if self.best and self.best.price - self.bound <= self.gap * self.best.price:
+            if self.best and self.best.cost - self.bound <= self.gap * self.best.cost:
                 break
             if candidate.peak <= self.limit:
                 high = weight, candidate
             elif candidate.moment not in moments:
                 moments.append(candidate.moment)
                 continue
-            elif weight * first.peak > DEAREST * first.price:
+            elif weight * first.peak > DEAREST * first.cost:
                 self._refuse(candidate.moment)
             else:
                 low = weight, candidate
@@ -151,9 +151,7 @@ class MemorySearch:
             self._refuse(candidate.moment)
         assert self.best is not None
         best = self.best
-        return BoundedSolution(
-            best.values, best.price, min(self.bound, best.price), best.peak_bytes
-        )
+        return BoundedSolution(best.values, best.cost, min(self.bound, best.cost), best.peak_bytes)
 
     def _at(self, weights: Mapping[int, float]) -> tuple[Sequence[int], int]:
         """Return the best assignment at costs of memory, and a lower bound within the limit."""
@@ -179,10 +177,8 @@ class MemorySearch:
         values, bound = self._at(weights)
         self.bound = max(self.bound, bound)
         candidate = self._evaluated(values)
-        if candidate.peak <= self.limit and (
-            self.best is None or candidate.price < self.best.price
-        ):
-            self.best = BoundedSolution(values, candidate.price, 0, candidate.peak)
+        if candidate.peak <= self.limit and (self.best is None or candidate.cost < self.best.cost):
+            self.best = BoundedSolution(values, candidate.cost, 0, candidate.peak)
         return candidate
 
     def _refuse(self, moment: int) -> None:
@@ -202,8 +198,8 @@ class MemorySearch:
             known, least_bytes = "no placement that was found fits", 0
         problem = f"{known}, and {_gib(self.limit)} are allowed"
         remedy = "Use more devices, a smaller batch, or recomputation."
-        error = TooLargeError("DIST0801", problem, place=self.place, remedy=remedy)
-        error.least_bytes, error.whole_bytes = least_bytes, self.keeper.whole_bytes
+        error = TooLargeError("DIST0801", problem, location=self.location, remedy=remedy)
+        error.least_bytes, error.mesh_bytes = least_bytes, self.keeper.mesh_bytes
         return error
 
 

@@ -47,7 +47,7 @@ class MemoryBound:
         return int(self._live([int(span.bytes.min()) for span in self.holdings]).max())
 
     @functools.cached_property
-    def whole_bytes(self) -> int:
+    def mesh_bytes(self) -> int:
         """Return the bytes of all values at the worst moment, undivided.
 
         Together, the devices of a mesh of any shape store at least as many.
@@ -101,13 +101,13 @@ class MemoryBound:
 
 def _all(net: ShardingProblem) -> Iterator[LiveRange]:
     """Yield live ranges of a problem and its callees, in the caller's variables and moments."""
-    waiting = [(net, 0, 0)]
-    while waiting:
-        net, variables, moments = waiting.pop()
+    pending = [(net, 0, 0)]
+    while pending:
+        net, variables, moments = pending.pop()
         for scope, size, first, last, is_single in net.holdings:
             moved = tuple([variables + u for u in scope])
             yield LiveRange(moved, size, moments + first, moments + last, is_single)
-        waiting += [
+        pending += [
             (inner, variables + start, moments + net.begins[k])
             for k, (inner, start) in reversed(net.callees.items())
         ]
@@ -122,7 +122,7 @@ class Evaluated(NamedTuple):
     """An assignment with its cost without memory, its live bytes over time, and the peak."""
 
     values: Sequence[int]
-    price: int
+    cost: int
     profile: npt.NDArray[np.int64]
     moment: int
 

@@ -12,7 +12,7 @@ from tvm.relax.distributed import DeviceMesh
 from tvm_distir.core.ir import Labels, P, R, axis_groups, mesh_devices, mesh_shape
 from tvm_distir.core.ir.operators import LOCAL_STEPS
 from tvm_distir.core.propagation import fits
-from tvm_distir.core.redistribution import PriceMatrix, price_matrix
+from tvm_distir.core.redistribution import CostMatrix, cost_matrix
 from tvm_distir.hardware.systems.clock import Clock
 from tvm_distir.hardware.systems.system import System
 from tvm_distir.support import memoized
@@ -20,15 +20,15 @@ from tvm_distir.support import memoized
 Groups = Sequence[Sequence[int]]
 
 
-def shard_bytes(size_bytes: int, sizes: Sequence[int], form: Labels) -> int:
+def shard_bytes(size_bytes: int, sizes: Sequence[int], layout: Labels) -> int:
     """Return the bytes of the largest shard of a value in a placement."""
-    for size, label in zip(sizes, form):
+    for size, label in zip(sizes, layout):
         if label >= 0:
             size_bytes = -(-size_bytes // size)
     return size_bytes
 
 
-class MeshPrices:
+class MeshCosts:
     """Costs of work and communication on a mesh, memoised.
 
     Unlike :class:`~.cost.Costs`, which weighs bytes and operations equally on all axes, these are
@@ -68,18 +68,18 @@ class MeshPrices:
         return self.step(kind, payload_bytes, self._groups[axis])
 
     @memoized
-    def forms(self, shape: tuple[int, ...], dtype: str) -> PriceMatrix:
+    def layouts(self, shape: tuple[int, ...], dtype: str) -> CostMatrix:
         """Return the placements of a tensor on the mesh, and the resharding costs between them."""
         every = (*range(len(shape)), R, P)
         choices = [every if size > 1 else (R,) for size in self.sizes]
         placements = [x for x in itertools.product(*choices) if self.divides(shape, x)]
-        return price_matrix(self, shape, dtype, self.sizes, self.devices, placements)
+        return cost_matrix(self, shape, dtype, self.sizes, self.devices, placements)
 
-    def divides(self, shape: Sequence[int], form: Labels) -> bool:
+    def divides(self, shape: Sequence[int], layout: Labels) -> bool:
         """Return whether each dim can be split over all axes that shard it."""
         for dim, extent in enumerate(shape):
             ranks = 1
-            for size, label in zip(self.sizes, form):
+            for size, label in zip(self.sizes, layout):
                 if label == dim:
                     if not fits(extent, size, ranks, True):
                         return False
@@ -87,7 +87,7 @@ class MeshPrices:
         return True
 
 
-class MeshPriceCache:
+class MeshCostCache:
     """Costs on the meshes of a system, shared by the problems of several modules.
 
     It is pickled without the costs, which are then computed again.
@@ -99,13 +99,13 @@ class MeshPriceCache:
 
     def __init__(self, system: System) -> None:
         self.system = system
-        self._prices: dict[tuple[tuple[int, ...], tuple[int, ...]], MeshPrices] = {}
+        self._costs: dict[tuple[tuple[int, ...], tuple[int, ...]], MeshCosts] = {}
 
-    def __reduce__(self) -> tuple[Callable[[System], MeshPriceCache], tuple[System]]:
+    def __reduce__(self) -> tuple[Callable[[System], MeshCostCache], tuple[System]]:
         """Return how to make an empty cache of the same system."""
-        return MeshPriceCache, (self.system,)
+        return MeshCostCache, (self.system,)
 
-    def of(self, mesh: DeviceMesh) -> MeshPrices:
+    def of(self, mesh: DeviceMesh) -> MeshCosts:
         """Return the costs on a mesh; they do not depend on the names of its axes."""
-        prices = MeshPrices(self.system, mesh)
-        return self._prices.setdefault((tuple(prices.sizes), prices.devices), prices)
+        mesh_costs = MeshCosts(self.system, mesh)
+        return self._costs.setdefault((tuple(mesh_costs.sizes), mesh_costs.devices), mesh_costs)

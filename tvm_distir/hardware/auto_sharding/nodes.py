@@ -45,28 +45,28 @@ class NodeBuilder:
 
     def _param(self, _: int, node: Node) -> End:
         v = node.results[0]
-        partial = self.to.whole if self.g.public else self.to.partial(v)
-        matrix = self.shared.forms_of(self.g, v)
+        partial = self.to.replicated if self.g.public else self.to.partial(v)
+        matrix = self.shared.layouts_of(self.g, v)
         return self.to.variable(self.shared.ends_of(_producer, matrix, partial, node.pin))
 
     def _result(self, k: int, node: Node) -> End:
         v = node.operands[0]
         if v < 0:
             return NO_STATES, -1
-        matrix = self.shared.forms_of(self.g, v)
+        matrix = self.shared.layouts_of(self.g, v)
         if self.g.public:
             param = self.shared.updates.get(k - self.g.rets[0])
             if param is not None:
                 strategies, variable = self.to.net.ends[self.g.params[param]]
-                needs = [tuple(map(_consumer, form)) for form in strategies.results[0]]
+                needs = [tuple(map(_consumer, layout)) for layout in strategies.results[0]]
                 return self.shared.strategies.intern(needs), variable
-        partial = self.to.whole if self.g.public else self.to.partial(v)
+        partial = self.to.replicated if self.g.public else self.to.partial(v)
         return self.to.variable(self.shared.ends_of(_consumer, matrix, partial, None))
 
     def _annotation(self, _: int, node: Node) -> End:
         v = node.results[0]
         partial = self.to.partial(v)
-        matrix = self.shared.forms_of(self.g, v)
+        matrix = self.shared.layouts_of(self.g, v)
         return self.to.variable(self.shared.ends_of(_passing, matrix, partial, node.pin))
 
     def _op(self, _: int, node: Node) -> End:

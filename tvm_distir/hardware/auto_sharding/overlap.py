@@ -43,7 +43,7 @@ class OverlapDiscount:
 
     def counted(self, key: str) -> Sequence[float]:
         """Return the shares of a graph's communication times that count; empty: all count fully."""
-        return [self.left if apart else 1.0 for apart in self._apart.get(key, ())]
+        return [self.left if separate else 1.0 for separate in self._apart.get(key, ())]
 
     def _find(self, module: PlacedModule, entry: str, updated: Mapping[int, int]) -> None:
         """Visit the functions, callers first; properties common to all calls hold inside."""

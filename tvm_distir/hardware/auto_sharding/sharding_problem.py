@@ -26,13 +26,13 @@ from tvm_distir.core.propagation import (
     StrategyTable,
     TableStore,
 )
-from tvm_distir.core.redistribution import PriceMatrix
+from tvm_distir.core.redistribution import CostMatrix
 from tvm_distir.core.solver import Tables
 
 from .in_flight import InFlightActivations
-from .mesh_costs import MeshPrices
+from .mesh_costs import MeshCosts
 from .overlap import OverlapDiscount
-from .states import OpStates, all_forms, pinned
+from .states import OpStates, all_layouts, pinned
 
 Bytes = npt.NDArray[np.int64]
 Side = tuple[tuple[Labels, ...], int]
@@ -96,7 +96,7 @@ class Shared:
     ----------
     module : PlacedModule
     reach : mapping of str to ReachableAxes
-    prices : MeshPrices
+    mesh_costs : MeshPrices
         The costs on the entry's mesh.
     axes : sequence of int
         Numbers of its axes among those of the module.
@@ -106,7 +106,7 @@ class Shared:
         number.
     flight : InFlightActivations
         The activations that a rank stores of the entry beside a micro-batch.
-    hiding : OverlapDiscount
+    overlap_discount : OverlapDiscount
         The share of communication that counts.
     """
 
@@ -114,17 +114,22 @@ class Shared:
         self,
         module: PlacedModule,
         reach: Mapping[str, ReachableAxes],
-        prices: MeshPrices,
+        mesh_costs: MeshCosts,
         axes: Sequence[int],
         tables: Tables,
         updates: Mapping[int, int],
         flight: InFlightActivations,
-        hiding: OverlapDiscount,
+        overlap_discount: OverlapDiscount,
     ) -> None:
-        self.module, self.reach, self.prices = module, reach, prices
-        self.axes, self.updates, self.flight, self.hiding = axes, updates, flight, hiding
-        self.store, self.strategies = TableStore(tables), StrategyTable(prices.sizes)
-        self.ops = OpStates(prices, self.strategies)
+        self.module, self.reach, self.mesh_costs = module, reach, mesh_costs
+        self.axes, self.updates, self.flight, self.overlap_discount = (
+            axes,
+            updates,
+            flight,
+            overlap_discount,
+        )
+        self.store, self.strategies = TableStore(tables), StrategyTable(mesh_costs.sizes)
+        self.ops = OpStates(mesh_costs, self.strategies)
         self.held: dict[Hashable, tuple[tuple[Labels, ...], Interned, list[Interned]]] = {}
         self.sizes: dict[Hashable, Bytes] = {}
         self._tables: dict[Hashable, Interned] = {}
@@ -134,22 +139,22 @@ class Shared:
         """Return the table of a key; equal tables are made once."""
         return once(self._tables, key, lambda: self.store.intern(make()))
 
-    def discounted(self, hiding: OverlapDiscount) -> Shared:
+    def discounted(self, overlap_discount: OverlapDiscount) -> Shared:
         """Return the same state with another share of communication that counts."""
         other = copy.copy(self)
-        other.hiding = hiding
+        other.overlap_discount = overlap_discount
         return other
 
-    def forms_of(self, g: Graph, v: int) -> PriceMatrix:
+    def layouts_of(self, g: Graph, v: int) -> CostMatrix:
         """Return the placements of a value."""
         value = g.values[v]
         dtype = "uint8" if value.ty is None else str(value.ty.dtype)
-        return self.prices.forms(tuple(nominal(n) for n in value.shape), dtype)
+        return self.mesh_costs.layouts(tuple(nominal(n) for n in value.shape), dtype)
 
     def ends_of(
         self,
         strategy: Callable[[int], OpStrategy],
-        matrix: PriceMatrix,
+        matrix: CostMatrix,
         partial: Sequence[bool],
         pin: Sequence[int | None] | None,
     ) -> Strategies:
@@ -157,12 +162,12 @@ class Shared:
         key = (strategy, id(matrix), partial, pin)
 
         def make() -> Strategies:
-            forms = all_forms(matrix.placements, partial=partial)
+            layouts = all_layouts(matrix.placements, partial=partial)
             if pin is not None:  # along an axis of a single device all placements are the same
-                sizes = self.prices.sizes
+                sizes = self.mesh_costs.sizes
                 labels = [R if x == P and not may else x for x, may in zip(pin, partial)]
-                forms = pinned(forms, [x if n > 1 else None for x, n in zip(labels, sizes)])
-            return self.strategies.intern([tuple(map(strategy, form)) for form in forms])
+                layouts = pinned(layouts, [x if n > 1 else None for x, n in zip(labels, sizes)])
+            return self.strategies.intern([tuple(map(strategy, layout)) for layout in layouts])
 
         return once(self._ends, key, make)
 
@@ -180,7 +185,7 @@ class Assembly:
         self.shared, self.g, self.net = shared, g, ShardingProblem()
         self.reach = shared.reach[g.key]
         self.axes = shared.axes
-        self.whole = (False,) * len(self.axes)
+        self.replicated = (False,) * len(self.axes)
 
     def partial(self, v: int) -> tuple[bool, ...]:
         """Return along which axes a value may be a partial sum."""

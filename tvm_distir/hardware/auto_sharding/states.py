@@ -21,7 +21,7 @@ from tvm_distir.core.propagation import (
     strategies_along,
 )
 
-from .mesh_costs import MeshPrices, shard_bytes
+from .mesh_costs import MeshCosts, shard_bytes
 
 Costs = npt.NDArray[np.int64]
 
@@ -35,13 +35,13 @@ class OpStates:
 
     Parameters
     ----------
-    prices : MeshPrices
+    mesh_costs : MeshPrices
     strategies : StrategyTable
         The strategies along the axes of the mesh.
     """
 
-    def __init__(self, prices: MeshPrices, strategies: StrategyTable) -> None:
-        self.prices, self.strategies = prices, strategies
+    def __init__(self, mesh_costs: MeshCosts, strategies: StrategyTable) -> None:
+        self.mesh_costs, self.strategies = mesh_costs, strategies
         self._cache: dict[Hashable, tuple[Strategies, Costs]] = {}
 
     def of(
@@ -79,9 +79,9 @@ class OpStates:
             strategies_along(rule, n, every, pending, {}, all)
             if n > 1
             else strategies_along(rule, n, 0, 0, {})
-            for n, pending in zip(self.prices.sizes, partial)
+            for n, pending in zip(self.mesh_costs.sizes, partial)
         ]
-        divides, split = self.prices.divides, self.strategies.divides
+        divides, split = self.mesh_costs.divides, self.strategies.divides
         together = Strategies(-1, tuple(itertools.product(*columns)))
         rows = zip(together.items, together.needs, together.gives)
         even = [x for x, needs, gives in rows if all(map(divides, shapes, (*needs, *gives)))]
@@ -93,7 +93,7 @@ class OpStates:
         """Return the time of local work and of communication inside the call."""
         if rule.op in VIEWS:
             return 0
-        sizes, work = self.prices.sizes, rule.work
+        sizes, work = self.mesh_costs.sizes, rule.work
         splits = [n for n, x in zip(sizes, axes) if x.factor is not None]
         view = work.kernel_class == "view"
         gather = work.kernel_class == "gather"
@@ -105,9 +105,9 @@ class OpStates:
         count, passes = self._apart(rule, axes)
         if count:
             each = passes * self._local(rule.in_bytes[0], needs[0]) // count
-            time_ps = count * self.prices.kernel_ps(-(-flops // count), each, kind, dtype)
+            time_ps = count * self.mesh_costs.kernel_ps(-(-flops // count), each, kind, dtype)
         else:
-            time_ps = self.prices.kernel_ps(flops, moved, kind, dtype)
+            time_ps = self.mesh_costs.kernel_ps(flops, moved, kind, dtype)
         for axis, x in enumerate(axes):
             if x.factor is not None:
                 share = math.prod(splits) // sizes[axis]
@@ -120,7 +120,7 @@ class OpStates:
         Padding is masked before, in a single kernel that reads and writes.
         """
         most, parts, padded = (0, 0), dict[int, int](), 0
-        for size, x in zip(self.prices.sizes, axes):
+        for size, x in zip(self.mesh_costs.sizes, axes):
             if x.factor is not None and rule.factors[x.factor].kernels:
                 parts[x.factor] = parts.get(x.factor, 1) * size
         for number, count in parts.items():
@@ -133,9 +133,9 @@ class OpStates:
         self, rule: Rule, factor: Factor, gives: Placements, axis: int, share: int
     ) -> int:
         """Return the communication time along an axis inside a call that follows a factor."""
-        collective = self.prices.collective_ps
+        collective = self.mesh_costs.collective_ps
         results = sum(map(self._local, rule.out_bytes, gives))
-        _, count = sent_inside(factor, results, self.prices.sizes[axis], share)
+        _, count = sent_inside(factor, results, self.mesh_costs.sizes[axis], share)
         if not count:
             return 0
         if factor.kind == "stat":
@@ -144,23 +144,23 @@ class OpStates:
             return count * collective("all_reduce", results, axis)
         return count * collective("collective_permute", max(1, factor.comm_bytes // share), axis)
 
-    def _local(self, size_bytes: int, form: Labels) -> int:
-        return shard_bytes(size_bytes, self.prices.sizes, form)
+    def _local(self, size_bytes: int, layout: Labels) -> int:
+        return shard_bytes(size_bytes, self.mesh_costs.sizes, layout)
 
 
-def all_forms(placements: Sequence[Labels], *, partial: Sequence[bool]) -> list[Labels]:
+def all_layouts(placements: Sequence[Labels], *, partial: Sequence[bool]) -> list[Labels]:
     """Return the placements that are partial only along allowed axes."""
     return [
-        form
-        for form in placements
-        if all(x != P or may for x, may in zip(form, partial, strict=True))
+        layout
+        for layout in placements
+        if all(x != P or may for x, may in zip(layout, partial, strict=True))
     ]
 
 
 def pinned(placements: Sequence[Labels], pin: Sequence[int | None]) -> list[Labels]:
     """Return the placements that an annotation allows: its label per axis, None for any."""
     return [
-        form
-        for form in placements
-        if all(want is None or x == want for x, want in zip(form, pin, strict=True))
+        layout
+        for layout in placements
+        if all(want is None or x == want for x, want in zip(layout, pin, strict=True))
     ]

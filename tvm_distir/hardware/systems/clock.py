@@ -29,7 +29,7 @@ class KernelTime:
 class Clock:
     """The cached times of kernels, collectives and transfers on a system.
 
-    Every method takes the ``place`` that an error names, and raises SimulationError DIST0721 for
+    Every method takes the ``location`` that an error names, and raises SimulationError DIST0721 for
     a time that is not finite or does not fit.
     """
 
@@ -48,14 +48,14 @@ class Clock:
         moved_bytes: int,
         kernel_class: str,
         dtype: str,
-        place: str = "",
+        location: str = "",
         sizes: KernelSizes | None = None,
     ) -> KernelTime:
         """Return the time of a kernel, by :meth:`System.roofline`."""
         key = (flops, moved_bytes, kernel_class, dtype, sizes)
         if key not in self._kernels:
             bound = self.system.roofline(flops, moved_bytes, kernel_class, dtype, sizes)
-            self._kernels[key] = KernelTime(picoseconds(bound.time_s, place), bound.bound_by)
+            self._kernels[key] = KernelTime(picoseconds(bound.time_s, location), bound.bound_by)
         return self._kernels[key]
 
     def collective_ps(
@@ -63,39 +63,41 @@ class Clock:
         kind: str,
         payload_bytes: int,
         layout: GroupLayout,
-        place: str = "",
+        location: str = "",
         gradients: bool = False,
     ) -> int:
         """Return the time of a collective in the slowest of the groups, which all run at once.
 
         ``gradients``: a sum of gradients behind a step, see :meth:`System.spread_time_s`.
         """
-        return self._collective(kind, payload_bytes, layout, place, gradients)[0]
+        return self._collective(kind, payload_bytes, layout, location, gradients)[0]
 
     def group_durations_ps(
-        self, kind: str, payload_bytes: int, layout: GroupLayout, place: str = ""
+        self, kind: str, payload_bytes: int, layout: GroupLayout, location: str = ""
     ) -> tuple[int, ...]:
         """Return the time of a collective in each of the groups, which all run at once."""
-        _, times = self._collective(kind, payload_bytes, layout, place, False)
+        _, times = self._collective(kind, payload_bytes, layout, location, False)
         return tuple(times[spread] for spread in layout.spreads)
 
     def _collective(
-        self, kind: str, payload_bytes: int, layout: GroupLayout, place: str, gradients: bool
+        self, kind: str, payload_bytes: int, layout: GroupLayout, location: str, gradients: bool
     ) -> tuple[int, dict[object, int]]:
         key = (kind, payload_bytes, layout, gradients)
         if key not in self._collectives:
             times, sharing = dict[object, int](), layout.sharing
             for spread in layout.kinds:
                 time_s = self.system.spread_time_s(kind, payload_bytes, spread, sharing, gradients)
-                times[spread] = picoseconds(time_s, place)
+                times[spread] = picoseconds(time_s, location)
             self._collectives[key] = max(times.values(), default=0), times
         return self._collectives[key]
 
-    def transfer_ps(self, kind: str, wire_bytes: int, layout: GroupLayout, place: str = "") -> int:
+    def transfer_ps(
+        self, kind: str, sent_bytes: int, layout: GroupLayout, location: str = ""
+    ) -> int:
         """Return the time of a transfer between the pairs of :meth:`transfer_layout`."""
-        if not wire_bytes or not layout.spreads:
+        if not sent_bytes or not layout.spreads:
             return 0
-        return self.collective_ps(kind, wire_bytes, layout, place)
+        return self.collective_ps(kind, sent_bytes, layout, location)
 
     def layout(self, groups: Sequence[Sequence[int]]) -> GroupLayout:
         """Return how groups of devices are distributed over the nodes."""
@@ -114,7 +116,7 @@ class Clock:
         return self._pairs[key]
 
 
-def picoseconds(time_s: float, place: str = "") -> int:
+def picoseconds(time_s: float, location: str = "") -> int:
     """Round seconds to picoseconds.
 
     Raises
@@ -125,5 +127,5 @@ def picoseconds(time_s: float, place: str = "") -> int:
     if not math.isfinite(time_s) or not 0 <= time_s <= _LARGEST_S:
         problem = f"it would take {time_s:.3g} s"
         remedy = "Check the numbers of the system and the sizes of the program."
-        raise SimulationError("DIST0721", problem, place=place, remedy=remedy)
+        raise SimulationError("DIST0721", problem, location=location, remedy=remedy)
     return round(time_s * PICOSECONDS)

@@ -31,13 +31,13 @@ class CollectiveAlgorithm(Protocol):
     def steps(self, kind: str, ranks: int) -> float:
         """Return the number of sequential messages, which does not fall with ``ranks``."""
 
-    def sent_bytes(self, kind: str, whole_bytes: Quantity, ranks: int, copied: float) -> Quantity:
+    def sent_bytes(self, kind: str, total_bytes: Quantity, ranks: int, copied: float) -> Quantity:
         """Return the bytes that a device sends, which do not fall with ``ranks``.
 
         Parameters
         ----------
         kind : str
-        whole_bytes : int, or int64 array
+        total_bytes : int, or int64 array
             Size of the value whole: the operand of a reduce-scatter, else the result.
         ranks : int
         copied : float
@@ -55,9 +55,9 @@ class Ring:
         """Return ``n - 1`` steps per pass; a sum passes twice."""
         return (2 if kind == SUM else 1) * (ranks - 1)
 
-    def sent_bytes(self, kind: str, whole_bytes: Quantity, ranks: int, copied: float) -> Quantity:
+    def sent_bytes(self, kind: str, total_bytes: Quantity, ranks: int, copied: float) -> Quantity:
         """Return ``(n - 1) / n`` of the value per pass, and the copy of the own block."""
-        return (2 if kind == SUM else 1) * whole_bytes * (1.0 - (1.0 - copied) / ranks)
+        return (2 if kind == SUM else 1) * total_bytes * (1.0 - (1.0 - copied) / ranks)
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,9 @@ class Tree:
         """Return two steps per doubling of the devices."""
         return 2 * math.ceil(math.log2(ranks)) if ranks > 1 else 0
 
-    def sent_bytes(self, kind: str, whole_bytes: Quantity, ranks: int, copied: float) -> Quantity:
+    def sent_bytes(self, kind: str, total_bytes: Quantity, ranks: int, copied: float) -> Quantity:
         """Return twice the value."""
-        return 2.0 * whole_bytes
+        return 2.0 * total_bytes
 
 
 @dataclass(frozen=True)
@@ -88,9 +88,9 @@ class Direct:
         """Return the messages that a device issues."""
         return ranks - 1
 
-    def sent_bytes(self, kind: str, whole_bytes: Quantity, ranks: int, copied: float) -> Quantity:
+    def sent_bytes(self, kind: str, total_bytes: Quantity, ranks: int, copied: float) -> Quantity:
         """Return the bytes of the ring."""
-        return (2 if kind == SUM else 1) * whole_bytes * (1.0 - (1.0 - copied) / ranks)
+        return (2 if kind == SUM else 1) * total_bytes * (1.0 - (1.0 - copied) / ranks)
 
 
 @dataclass(frozen=True)
@@ -103,9 +103,9 @@ class OneShot:
         """Return the values that a device reads."""
         return ranks - 1
 
-    def sent_bytes(self, kind: str, whole_bytes: Quantity, ranks: int, copied: float) -> Quantity:
+    def sent_bytes(self, kind: str, total_bytes: Quantity, ranks: int, copied: float) -> Quantity:
         """Return the value once per other device."""
-        return whole_bytes * float(ranks - 1)
+        return total_bytes * float(ranks - 1)
 
 
 @dataclass(frozen=True)
@@ -118,9 +118,9 @@ class InSwitch:
         """Return the way to the switch and back."""
         return 2
 
-    def sent_bytes(self, kind: str, whole_bytes: Quantity, ranks: int, copied: float) -> Quantity:
+    def sent_bytes(self, kind: str, total_bytes: Quantity, ranks: int, copied: float) -> Quantity:
         """Return the value."""
-        return 1.0 * whole_bytes
+        return 1.0 * total_bytes
 
 
 ALGORITHMS = Registry(
@@ -150,7 +150,7 @@ def algorithm_named(name: str) -> CollectiveAlgorithm:
     if name not in ALGORITHMS:
         problem = f'there is no algorithm "{name}" of collectives'
         remedy = nearest(name, ALGORITHMS.names())
-        raise HardwareError("DIST0703", problem, place="intra_node.curves", remedy=remedy)
+        raise HardwareError("DIST0703", problem, location="intra_node.curves", remedy=remedy)
     target: Any = ALGORITHMS.load(name)
     if name in ALGORITHMS.builtin:
         algorithm: CollectiveAlgorithm = target()

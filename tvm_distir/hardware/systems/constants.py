@@ -128,7 +128,7 @@ def value_of(constants: Mapping[str, Constant], name: str) -> float:
 
 
 @dataclass(frozen=True)
-class KernelTimeForm:
+class KernelTimeModel:
     """The form of the time of a kernel class.
 
     Arithmetic takes ``flops / (efficiency peak)``, traffic
@@ -156,21 +156,21 @@ class KernelTimeForm:
     bursts: bool = False
 
 
-FORMS: Mapping[str, KernelTimeForm] = {
-    "matmul": KernelTimeForm("matmul_efficiency", 0.5, bursts=True),
-    "conv": KernelTimeForm("matmul_efficiency", 0.5, bursts=True),
-    "vocabulary": KernelTimeForm("vocabulary_efficiency", 0.5, bursts=True),
-    "unaligned": KernelTimeForm("unaligned_efficiency", 0.5),
-    "batched": KernelTimeForm("matmul_efficiency", bursts=True),
-    "attention": KernelTimeForm("attention_efficiency"),
-    "attention_backward": KernelTimeForm("attention_efficiency"),
-    "attention_decode": KernelTimeForm("attention_efficiency"),
-    "flash_attention_2": KernelTimeForm("attention_efficiency"),
-    "memory": KernelTimeForm(),
-    "gather": KernelTimeForm(),
-    "scores": KernelTimeForm(factor="scores_factor"),
-    "logits": KernelTimeForm(factor="logits_factor", gap_factor="logits_factor"),
+POWER_LAWS: Mapping[str, KernelTimeModel] = {
+    "matmul": KernelTimeModel("matmul_efficiency", 0.5, bursts=True),
+    "conv": KernelTimeModel("matmul_efficiency", 0.5, bursts=True),
+    "vocabulary": KernelTimeModel("vocabulary_efficiency", 0.5, bursts=True),
+    "unaligned": KernelTimeModel("unaligned_efficiency", 0.5),
+    "batched": KernelTimeModel("matmul_efficiency", bursts=True),
+    "attention": KernelTimeModel("attention_efficiency"),
+    "attention_backward": KernelTimeModel("attention_efficiency"),
+    "attention_decode": KernelTimeModel("attention_efficiency"),
+    "flash_attention_2": KernelTimeModel("attention_efficiency"),
+    "memory": KernelTimeModel(),
+    "gather": KernelTimeModel(),
+    "scores": KernelTimeModel(factor="scores_factor"),
+    "logits": KernelTimeModel(factor="logits_factor", gap_factor="logits_factor"),
 }
-"""Forms of the times of kernels by class: see :class:`KernelTimeForm`. Half of the traffic is
+"""Forms of the times of kernels by class: see :class:`KernelTimeModel`. Half of the traffic is
 exposed in a pipelined product: loads of a tile run beside the arithmetic of another, at their ends
 they do not."""

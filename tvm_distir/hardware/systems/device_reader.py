@@ -15,18 +15,18 @@ from tvm_distir.support import Keys, Positive, Text, check_version, read_json, r
 from .constants import Constant, DeviceConstants
 from .efficiency import LIKE
 from .faults import known_file, no_json, wrong
-from .hardware import ASSUMED, Device, Forms, Peaks, PowerForm
+from .hardware import ASSUMED, Device, Peaks, PowerLaw, PowerLaws
 
 SCHEMA_VERSION = 1
 DEVICES = Path(__file__).parent / "data" / "devices"
 
 _CLASSES = tuple(name for name in KERNEL_CLASSES if name != VIEW)
 _LIKE = {**LIKE, "conv": "matmul", "gather": "memory"}
-DEFAULT_FORMS: Mapping[str, PowerForm] = {
-    "matmul": PowerForm(3.0, 0.75, 0.8, 2.7, f"{ASSUMED}: near h100-sxm"),
-    "attention": PowerForm(15.0, 0.55, 0.5, 1.0, f"{ASSUMED}: near h100-sxm"),
-    "attention_backward": PowerForm(15.0, 0.45, 0.5, 1.0, f"{ASSUMED}: near a100-pcie and b200"),
-    "memory": PowerForm(2.0, 0.85, 0.85, 8.0, ASSUMED),
+DEFAULT_LAWS: Mapping[str, PowerLaw] = {
+    "matmul": PowerLaw(3.0, 0.75, 0.8, 2.7, f"{ASSUMED}: near h100-sxm"),
+    "attention": PowerLaw(15.0, 0.55, 0.5, 1.0, f"{ASSUMED}: near h100-sxm"),
+    "attention_backward": PowerLaw(15.0, 0.45, 0.5, 1.0, f"{ASSUMED}: near a100-pcie and b200"),
+    "memory": PowerLaw(2.0, 0.85, 0.85, 8.0, ASSUMED),
 }
 """Forms of kernel classes that the file of a device does not list: a data sheet makes a device."""
 DEFAULT_CONSTANTS: Mapping[str, Constant] = {
@@ -48,7 +48,7 @@ class _DeviceFile:
     matmul_TFLOPs: Peaks
     vector_TFLOPs: Peaks | None = None
     kernel_times: Annotated[
-        Mapping[str, Forms], Keys(dict.fromkeys(_CLASSES, Forms), optional=_CLASSES)
+        Mapping[str, PowerLaws], Keys(dict.fromkeys(_CLASSES, PowerLaws), optional=_CLASSES)
     ] = field(default_factory=dict)
     constants: DeviceConstants = field(default_factory=dict)
     sources: Mapping[str, Text] = field(default_factory=dict)
@@ -74,14 +74,14 @@ def load_device(name_or_path: str | Path) -> Device:
     return parse_device(read_json(path, no_json, repeated=wrong), str(path))
 
 
-def parse_device(data: Any, place: str) -> Device:
+def parse_device(data: Any, location: str) -> Device:
     """Make a device of the content of its JSON file; errors as in :func:`load_device`.
 
     Kernel classes that it does not list are priced like those of :data:`.hardware.LIKE`, or by
-    :data:`DEFAULT_FORMS`; ``vector_TFLOPs`` have a default, too.
+    :data:`DEFAULT_LAWS`; ``vector_TFLOPs`` have a default, too.
     """
-    content = check_version(data, place, wrong, SCHEMA_VERSION)
-    file = read_model(_DeviceFile, content, place, wrong)
+    content = check_version(data, location, wrong, SCHEMA_VERSION)
+    file = read_model(_DeviceFile, content, location, wrong)
     parts = {**vars(file), "constants": {**DEFAULT_CONSTANTS, **file.constants}}
     if file.vector_TFLOPs is None:
         parts["vector_TFLOPs"] = {"default": file.matmul_TFLOPs["default"] * VECTOR_SHARE}
@@ -91,10 +91,10 @@ def parse_device(data: Any, place: str) -> Device:
     return Device(**parts, launch_floor_us=0.0, efficiency={})
 
 
-def _complete(stated: Mapping[str, Mapping[str, PowerForm]], name: str) -> Mapping[str, PowerForm]:
+def _complete(stated: Mapping[str, Mapping[str, PowerLaw]], name: str) -> Mapping[str, PowerLaw]:
     """Return the forms of a kernel class: its own, those of a like class, or the default."""
     if name in stated:
         return stated[name]
-    if name in DEFAULT_FORMS:
-        return {"default": DEFAULT_FORMS[name]}
+    if name in DEFAULT_LAWS:
+        return {"default": DEFAULT_LAWS[name]}
     return _complete(stated, _LIKE[name])

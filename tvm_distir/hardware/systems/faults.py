@@ -12,23 +12,23 @@ from pathlib import Path
 from tvm_distir.support import Faults, HardwareError, closest
 
 
-def wrong(place: str, problem: str, remedy: str) -> HardwareError:
+def wrong(location: str, problem: str, remedy: str) -> HardwareError:
     """Make the error of a wrong value, of a key that is missing, or of an unknown key."""
-    return HardwareError("DIST0703", problem, place=place, remedy=remedy)
+    return HardwareError("DIST0703", problem, location=location, remedy=remedy)
 
 
-def no_json(place: str, problem: str, remedy: str) -> HardwareError:
+def no_json(location: str, problem: str, remedy: str) -> HardwareError:
     """Make the error of a file that is not JSON."""
-    return HardwareError("DIST0702", problem, place=place, remedy=remedy)
+    return HardwareError("DIST0702", problem, location=location, remedy=remedy)
 
 
-def faults_of(place: str) -> Faults:
+def faults_of(location: str) -> Faults:
     """Make a collector for the faults of a file, which keep their codes."""
-    return Faults(place, wrong(place, "the file has several faults", ""))
+    return Faults(location, wrong(location, "the file has several faults", ""))
 
 
 def known_file(
-    name_or_path: str | Path, folder: Path, names: Sequence[str], absent: str, place: str
+    name_or_path: str | Path, folder: Path, names: Sequence[str], absent: str, location: str
 ) -> Path:
     """Return the path of a file that comes with the package, or that is given by its path.
 
@@ -40,7 +40,7 @@ def known_file(
     names : sequence of str
     absent : str
         What there is not, before the name: ``there is no device``.
-    place : str
+    location : str
         The place of the error.
 
     Raises
@@ -53,14 +53,14 @@ def known_file(
         return folder / f"{name}.json"
     if os.path.exists(name):
         return Path(name_or_path)
-    raise unknown_name(name, names, f"{absent} {name!r}, nor a file of that name", place)
+    raise unknown_name(name, names, f"{absent} {name!r}, nor a file of that name", location)
 
 
 def unknown_name(
     name: str,
     names: Sequence[str],
     problem: str,
-    place: str,
+    location: str,
     aliases: Iterable[str] = (),
     remedy: str = "",
 ) -> HardwareError:
@@ -82,7 +82,7 @@ def unknown_name(
     near = closest(name, [known for known in (*names, *aliases) if _same_model(name, known)])
     suggestion = "" if near is None else f'Did you mean "{near}"? '
     remedy = f"{suggestion}Available: {', '.join(names)}. {remedy}"
-    return HardwareError("DIST0701", problem, place=place, remedy=remedy)
+    return HardwareError("DIST0701", problem, location=location, remedy=remedy)
 
 
 _MODEL = re.compile(r"([a-z]*)[-_ ]?([0-9]+)")

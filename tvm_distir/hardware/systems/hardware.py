@@ -44,7 +44,7 @@ _RATED = [name for name in KERNEL_CLASSES if name != VIEW and name not in LIKE]
 
 
 @dataclass(frozen=True)
-class PowerForm:
+class PowerLaw:
     """The time of kernels of a class and dtype, in four constants.
 
     ``t0 + ((flops / (arithmetic peak))^power + (bytes / (traffic bandwidth))^power)^(1/power)``:
@@ -68,14 +68,14 @@ class PowerForm:
     source: Text
 
 
-def _check_forms(forms: Mapping[str, PowerForm]) -> Mapping[str, PowerForm]:
-    if "default" not in forms:
+def _check_laws(laws: Mapping[str, PowerLaw]) -> Mapping[str, PowerLaw]:
+    if "default" not in laws:
         remedy = "Add the form of the dtypes that are not listed."
         raise InvalidValue('there is no entry "default"', remedy)
-    return forms
+    return laws
 
 
-Forms = Annotated[Mapping[str, PowerForm], Check(_check_forms)]
+PowerLaws = Annotated[Mapping[str, PowerLaw], Check(_check_laws)]
 
 
 @dataclass(frozen=True)
@@ -112,27 +112,27 @@ class Device:
     matmul_TFLOPs: Peaks
     vector_TFLOPs: Peaks
     efficiency: Annotated[Mapping[str, Efficiency], Keys(dict.fromkeys(_RATED, Efficiency))]
-    kernel_times: Mapping[str, Forms] = field(default_factory=dict)
+    kernel_times: Mapping[str, PowerLaws] = field(default_factory=dict)
     constants: Mapping[str, Constant] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
     price_per_hour: float | None = None
     watts: float | None = None
 
-    def form(self, kernel_class: str, dtype: str) -> PowerForm:
+    def form(self, kernel_class: str, dtype: str) -> PowerLaw:
         """Return the form of a kernel class: of the dtype, of its family, or the default."""
         return of_dtype(self.kernel_times[kernel_class], dtype)
 
     @property
     def assumptions(self) -> tuple[str, ...]:
         """Return the kernel classes and constants of the device that nothing was measured for."""
-        forms = (
+        laws = (
             f"{kernel_class} {dtype}"
             for kernel_class, by_dtype in self.kernel_times.items()
-            for dtype, form in by_dtype.items()
-            if form.source.startswith(ASSUMED)
+            for dtype, law in by_dtype.items()
+            if law.source.startswith(ASSUMED)
         )
         constants = (n for n, c in self.constants.items() if c.source.startswith(ASSUMED))
-        return (*forms, *constants)
+        return (*laws, *constants)
 
 
 Entry = TypeVar("Entry")

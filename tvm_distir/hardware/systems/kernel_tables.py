@@ -3,7 +3,7 @@
 """Predict the times of kernels from tables of measured kernels of a serving engine.
 
 A file of ``data/kernels`` has a table per kernel class and dtype: sizes and microseconds of
-measured kernels, and the :class:`.hardware.PowerForm` that is fitted to them. The time of a kernel
+measured kernels, and the :class:`.hardware.PowerLaw` that is fitted to them. The time of a kernel
 is that of the form, times the residual that is interpolated between the measured sizes (kriging
 with a Matern covariance of smoothness 3/2; Rasmussen and Williams 2006, *Gaussian Processes for
 Machine Learning*, equations 2.25 and 4.17). Far from all measured sizes the form alone remains. No
@@ -38,7 +38,7 @@ from tvm_distir.support import (
 from .efficiency import LIKE
 from .expert_kernels import EXPERTS, ROUTER_SKEW, expert_features, expert_work, share_of
 from .faults import known_file, no_json, wrong
-from .hardware import Device, PowerForm, of_dtype
+from .hardware import Device, PowerLaw, of_dtype
 from .rates import Rate, RooflineTime
 
 Floats = npt.NDArray[np.float64]
@@ -87,7 +87,7 @@ class _TableRows:
     kernel: Annotated[str, one_of(COLUMNS)]
     dtype: Text
     element_bytes: Positive
-    form: PowerForm
+    form: PowerLaw
     rows: tuple[tuple[NotNegative, ...], ...]
 
 
@@ -182,17 +182,17 @@ class KernelTable:
         kernel: str,
         dtype: str,
         element_bytes: float,
-        form: PowerForm,
+        law: PowerLaw,
         rows: Floats,
         processors: int,
     ) -> None:
-        self.kernel, self.dtype, self.form, self.processors = kernel, dtype, form, processors
+        self.kernel, self.dtype, self.form, self.processors = kernel, dtype, law, processors
         self.element_bytes = element_bytes
         peak = of_dtype(device.matmul_TFLOPs, dtype) * 1e12
         bandwidth = device.memory_bandwidth_GBps * 1e9
         self._floor = peak, bandwidth
-        timing = (math.inf, 0.0, form.t0_us * 1e-6, 0.0, 0.0)
-        self.rate = Rate(form.arithmetic * peak, form.traffic * bandwidth, *timing, form.power)
+        timing = (math.inf, 0.0, law.t0_us * 1e-6, 0.0, 0.0)
+        self.rate = Rate(law.arithmetic * peak, law.traffic * bandwidth, *timing, law.power)
         sizes, time_s = rows[:, :-1], rows[:, -1] * 1e-6
         flops, moved = work_of(kernel, sizes, element_bytes)
         possible = time_s >= np.maximum(flops / peak, moved / bandwidth)
@@ -207,7 +207,7 @@ class KernelTable:
     @property
     def _regression(self) -> tuple[Floats, Floats]:
         """Return the covariance of the rows, and the logarithms of what the rate leaves open."""
-        residual = np.log(self.time_s / self.rate.spent_s(self.flops, self.moved).whole)
+        residual = np.log(self.time_s / self.rate.spent_s(self.flops, self.moved).total)
         return _matern(self._known, self._known) + _NUGGET * np.eye(len(residual)), residual
 
     @cached_property
@@ -252,9 +252,9 @@ class KernelTable:
         share: Any = 1.0
         if self.kernel == EXPERTS:
             share = share_of(table, np.ravel(flops)).reshape(np.shape(flops))
-            whole_flops, moved = expert_work(table, self.element_bytes)
+            unsharded_flops, moved = expert_work(table, self.element_bytes)
             moved = moved.reshape(np.shape(flops))
-            flops = whole_flops.reshape(np.shape(flops))
+            flops = unsharded_flops.reshape(np.shape(flops))
             moved_bytes = np.minimum(moved, moved_bytes / share)  # weights of fewer bits
         time_s = self.rate.spent_s(flops, moved_bytes)
         same = (table == table[:1]).all(axis=0).tolist()
@@ -262,9 +262,9 @@ class KernelTable:
         factor = np.broadcast_to(_factors(self, tuple(columns)), len(table))
         peak, bandwidth = self._floor
         least = np.maximum(flops / peak, moved_bytes / bandwidth)
-        whole = time_s.whole * factor.reshape(np.shape(flops))
+        total = time_s.total * factor.reshape(np.shape(flops))
         return RooflineTime(
-            share * time_s.bound, share * time_s.busy, share * np.maximum(whole, least)
+            share * time_s.bound, share * time_s.busy, share * np.maximum(total, least)
         )
 
 
@@ -280,13 +280,15 @@ def _factors(table: KernelTable, sizes: tuple[bytes, ...]) -> Floats:
         same. Where that holds for all sizes, the result is a single factor.
     """
     columns = [np.frombuffer(size) for size in sizes]
-    varying = [place for place, column in enumerate(columns) if column.size > 1]
+    varying = [position for position, column in enumerate(columns) if column.size > 1]
     which: Any = [0]
     if len(varying) == 1:  # a single column is sorted much faster
         keys, which = np.unique(columns[varying[0]], return_inverse=True)
     elif varying:
         keys, which = np.unique(
-            np.stack([columns[place] for place in varying], axis=1), axis=0, return_inverse=True
+            np.stack([columns[position] for position in varying], axis=1),
+            axis=0,
+            return_inverse=True,
         )
     else:
         keys = np.zeros(1)
@@ -302,17 +304,17 @@ def _factors(table: KernelTable, sizes: tuple[bytes, ...]) -> Floats:
 def _matern(first: Floats, second: Floats) -> Floats:
     """Return the covariance of residuals, (first, second), of scaled features."""
     total = np.zeros((len(first), len(second)))
-    apart = np.empty_like(total)
+    distances = np.empty_like(total)
     for column, other in zip(first.T, second.T, strict=True):
         if (column == column[0]).all():
             total += np.square(column[0] - other)
         else:
-            np.subtract(column[:, None], other, out=apart)
-            total += np.square(apart, out=apart)
+            np.subtract(column[:, None], other, out=distances)
+            total += np.square(distances, out=distances)
     distance = np.sqrt(np.multiply(total, 3, out=total), out=total)
-    np.exp(np.negative(distance, out=apart), out=apart)
+    np.exp(np.negative(distance, out=distances), out=distances)
     distance += 1
-    distance *= apart
+    distance *= distances
     return distance
 
 

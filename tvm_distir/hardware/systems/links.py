@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tvm_distir.core.collectives import wire_bytes
+from tvm_distir.core.collectives import sent_bytes
 from tvm_distir.core.ir.operators import TRANSFERS
 
 from .hardware import InterNode, IntraNode
@@ -39,13 +39,13 @@ def near_time_s(near: IntraNode, kind: str, payload_bytes: Any, ranks: int) -> A
     chooses between algorithms and protocols by size itself; the curve is that of its choices.
     What goes straight from a single device to another is as slow per byte as in a group of two.
     """
-    wire = wire_bytes(kind, payload_bytes, ranks)
+    sent = sent_bytes(kind, payload_bytes, ranks)
     if kind in TRANSFERS and near.send_us is not None:
-        return 1e-6 * near.send_us + wire / (near.bandwidth_GBps * 1e9)
+        return 1e-6 * near.send_us + sent / (near.bandwidth_GBps * 1e9)
     alpha_us = near.setup_us + ring_steps(kind, ranks) * near.latency_us
-    alpha_us = alpha_us + near.root_us * _root(wire * 1e-6)
+    alpha_us = alpha_us + near.root_us * _root(sent * 1e-6)
     together = 2 if kind in STRAIGHT else ranks
-    return 1e-6 * alpha_us + wire / (near.bandwidth_GBps * 1e9) * (1.0 + near.share / together)
+    return 1e-6 * alpha_us + sent / (near.bandwidth_GBps * 1e9) * (1.0 + near.share / together)
 
 
 def far_time_s(
@@ -85,15 +85,15 @@ def far_time_s(
     nodes of each share, gathered inside the node.
     """
     near_bandwidth = near.bandwidth_GBps * 1e9
-    wire, steps = wire_bytes(kind, payload_bytes, where.ranks), ring_steps(kind, where.ranks)
+    sent, steps = sent_bytes(kind, payload_bytes, where.ranks), ring_steps(kind, where.ranks)
     if kind == "all_to_all":
         outside = where.per_node * (where.ranks - where.per_node) / where.ranks
         inside = (where.per_node - 1) / where.ranks
         beta_s = payload_bytes * max(outside / far_bandwidth, inside / near_bandwidth)
     elif kind == PERMUTE:
-        beta_s = wire / min(near_bandwidth, far_bandwidth / where.per_node)
+        beta_s = sent / min(near_bandwidth, far_bandwidth / where.per_node)
     else:
-        beta_s = wire / min(near_bandwidth, far_bandwidth)
+        beta_s = sent / min(near_bandwidth, far_bandwidth)
     if hop_us is None:
         alpha_us = near.setup_us + far.setup_us + steps * max(near.latency_us, far.latency_us)
         return 1e-6 * alpha_us + beta_s

@@ -180,75 +180,82 @@ def load_network(name: str, library: str | None = None) -> Network:
     return read_network(read_json(path, no_json, repeated=wrong), str(path), library)
 
 
-def read_network(data: Any, place: str, library: str | None = None) -> Network:
+def read_network(data: Any, location: str, library: str | None = None) -> Network:
     """Read the content of a network's file."""
-    content = check_version(data, place, wrong, SCHEMA_VERSION)
-    file, links = read_linked(_NetworkFile, content, place, library)
+    content = check_version(data, location, wrong, SCHEMA_VERSION)
+    file, links = read_linked(_NetworkFile, content, location, library)
     return Network(file.name, file.description, links, file.host_link, file.constants, file.sources)
 
 
 def read_linked(
-    model: Callable[..., File], content: Mapping[str, Any], place: str, library: str | None = None
+    model: Callable[..., File],
+    content: Mapping[str, Any],
+    location: str,
+    library: str | None = None,
 ) -> tuple[File, Links]:
     """Read a file by a model with :class:`LinkKeys`, and its links; all faults are one error."""
-    faults = faults_of(place)
+    faults = faults_of(location)
     with faults.gathered():
-        links = read_links(content, place, library)
+        links = read_links(content, location, library)
     rest = {**content, **dict.fromkeys(vars(LinkKeys()).keys() & content.keys())}
-    file = read_model(model, rest, place, wrong, faults)
+    file = read_model(model, rest, location, wrong, faults)
     faults.raise_all()
     return file, links
 
 
-def read_links(content: Mapping[str, Any], place: str, library: str | None = None) -> Links:
+def read_links(content: Mapping[str, Any], location: str, library: str | None = None) -> Links:
     """Read ``intra_node`` and ``inter_node``, or ``tiers``, of a system or network."""
     if "tiers" in content:
         both = [f'"{key}"' for key in ("intra_node", "inter_node") if key in content]
         if both:
             problem = f'"tiers" and {" and ".join(both)} both describe the links'
-            raise wrong(place, problem, f'Remove {" and ".join(both)}, or "tiers".')
-        return _tiers(content["tiers"], f"{place}/tiers", library)
+            raise wrong(location, problem, f'Remove {" and ".join(both)}, or "tiers".')
+        return _tiers(content["tiers"], f"{location}/tiers", library)
     data = {key: content[key] for key in ("intra_node", "inter_node") if key in content}
     if isinstance(near := data.get("intra_node"), Mapping) and "curves" in near:
         data["intra_node"] = {"latency_us": 0.0, "setup_us": 0.0, **near}
-    nodes = read_model(_Nodes, data, place, wrong, faults_of(place))
-    curves = _curves(nodes.intra_node, f"{place}/intra_node", library)
+    nodes = read_model(_Nodes, data, location, wrong, faults_of(location))
+    curves = _curves(nodes.intra_node, f"{location}/intra_node", library)
     parts = {**vars(nodes.intra_node), "curves": curves}
     del parts["library"]
     return Links(IntraNode(**parts), nodes.inter_node)
 
 
-def _curves(near: _CurvedNode | _InnerTier, place: str, library: str | None) -> tuple[Curve, ...]:
+def _curves(
+    near: _CurvedNode | _InnerTier, location: str, library: str | None
+) -> tuple[Curve, ...]:
     """Return the curves of the first library, and of the one that is chosen."""
     lists, chosen = near.curves, library or near.library
     if chosen is not None and chosen not in lists:
-        raise wrong(f"{place}/curves", f"there are no curves of {chosen!r}", nearest(chosen, lists))
+        raise wrong(
+            f"{location}/curves", f"there are no curves of {chosen!r}", nearest(chosen, lists)
+        )
     if not lists:
         return ()
-    faults, first = faults_of(place), next(iter(lists))
+    faults, first = faults_of(location), next(iter(lists))
     curves: list[Curve] = []
     for name in dict.fromkeys((first, chosen or first)):
         for number, curve in enumerate(lists[name]):
-            check_curve(curve, near.bandwidth_GBps, f"{place}/curves/{name}/{number}", faults)
+            check_curve(curve, near.bandwidth_GBps, f"{location}/curves/{name}/{number}", faults)
         curves += lists[name]
     for kind in TIMED:
         algorithm_name = needed_algorithm(kind)
         if not any(curve.kind == kind and curve.algorithm == algorithm_name for curve in curves):
             problem = f"there is no curve of {kind} by the algorithm {algorithm_name}"
-            faults.add(wrong(f"{place}/curves/{first}", problem, "Add one."))
+            faults.add(wrong(f"{location}/curves/{first}", problem, "Add one."))
     faults.raise_all()
     return tuple(curves)
 
 
-def _tiers(data: Any, place: str, library: str | None) -> Links:
+def _tiers(data: Any, location: str, library: str | None) -> Links:
     """Return the links of two or more tiers."""
     if not isinstance(data, list | tuple) or len(data) < 2:
         remedy = "List the node and what connects nodes."
-        raise wrong(place, "there are fewer than two tiers", remedy)
-    faults, tiers = faults_of(place), []
+        raise wrong(location, "there are fewer than two tiers", remedy)
+    faults, tiers = faults_of(location), []
     models: list[Callable[..., Any]] = [_InnerTier, _NodeTier, *[_Tier] * (len(data) - 2)]
     for number, (model, entry) in enumerate(zip(models, data, strict=True)):
-        at = f"{place}/{number}"
+        at = f"{location}/{number}"
         with faults.gathered():
             tiers.append(read_model(model, entry, at, wrong, faults_of(at)))
     faults.raise_all()
@@ -257,10 +264,10 @@ def _tiers(data: Any, place: str, library: str | None) -> Links:
         if not node.curves:
             algorithm = ", ".join(f"{kind} ({needed_algorithm(kind)})" for kind in TIMED)
             remedy = f'Give a list by library, as {{"nccl": [..]}}, with a curve of {algorithm}.'
-            raise wrong(f"{place}/0/curves", "a key is missing", remedy)
-        curves = _curves(node, f"{place}/0", library)
+            raise wrong(f"{location}/0/curves", "a key is missing", remedy)
+        curves = _curves(node, f"{location}/0", library)
     for number, (inner, tier) in enumerate(pairwise(tiers), 1):
-        at = f"{place}/{number}/devices"
+        at = f"{location}/{number}/devices"
         if tier.devices is None:
             if tier is not tiers[-1]:
                 faults.add(wrong(at, "a key is missing", 'Give "devices".'))

@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from .constants import DEFAULTS, DEVICE_CONSTANTS, FORMS, MEANINGS, Constant, ConstantSpec
+from .constants import DEFAULTS, DEVICE_CONSTANTS, MEANINGS, POWER_LAWS, Constant, ConstantSpec
 from .efficiency import LIKE
 from .hardware import ASSUMED, Device
 from .rates import POWER_LIMITED
@@ -51,7 +51,7 @@ def sourced_numbers(system: Any) -> tuple[SourcedNumber, ...]:
         for part in _PARTS
         for name, value in _numbers(part, getattr(system, part), bool(system.constants))
     ]
-    return (*numbers, *_forms(system.device), *_constants(system))
+    return (*numbers, *_laws(system.device), *_constants(system))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,12 +75,12 @@ class StepUse:
     def numbers(self, system: Any) -> tuple[SourcedNumber, ...]:
         """Return the numbers of a system that the step uses."""
         device: Device = system.device
-        forms = {
+        laws = {
             id(device.form(name, dtype))
             for name, dtype in self.kernels
             if name in device.kernel_times
         }
-        names = {name for name, form in _named_forms(device) if id(form) in forms}
+        names = {name for name, law in _named_laws(device) if id(law) in laws}
         names |= {f"constants.{name}" for name in self._constants(device)}
         names |= {f"device.efficiency.{LIKE.get(name, name)}" for name, _ in self.kernels}
         unused = {"intra_node", "inter_node", "host_link"}.difference(self.links)
@@ -99,10 +99,10 @@ class StepUse:
         if device.kernel_times:
             names.update(DEVICE_CONSTANTS if classes.intersection(POWER_LIMITED) else ())
         else:
-            forms = [FORMS.get(name, FORMS["memory"]) for name in classes]
-            names.update(f for form in forms for f in (form.efficiency, form.factor) if f)
-            names.update(("memory_efficiency", "kernel_gap_us") if forms else ())
-            names.update(("burst_us",) if any(form.bursts for form in forms) else ())
+            laws = [POWER_LAWS.get(name, POWER_LAWS["memory"]) for name in classes]
+            names.update(f for law in laws for f in (law.efficiency, law.factor) if f)
+            names.update(("memory_efficiency", "kernel_gap_us") if laws else ())
+            names.update(("burst_us",) if any(law.bursts for law in laws) else ())
         if "intra_node" in self.links:
             names.add("collective_factor")
         if "inter_node" in self.links:
@@ -118,21 +118,21 @@ class StepUse:
         return names
 
 
-def _named_forms(device: Device) -> Iterator[tuple[str, Any]]:
+def _named_laws(device: Device) -> Iterator[tuple[str, Any]]:
     """Yield the forms of kernels of a device by the key of the first class and dtype with them."""
     seen: set[int] = set()
-    for kernel_class, forms in device.kernel_times.items():
-        for dtype, form in forms.items():
-            if id(form) not in seen:
-                seen.add(id(form))
-                yield f"kernels.{kernel_class}.{dtype}", form
+    for kernel_class, laws in device.kernel_times.items():
+        for dtype, law in laws.items():
+            if id(law) not in seen:
+                seen.add(id(law))
+                yield f"kernels.{kernel_class}.{dtype}", law
 
 
-def _forms(device: Device) -> Iterator[SourcedNumber]:
+def _laws(device: Device) -> Iterator[SourcedNumber]:
     """Yield the forms of kernels of a device, each once."""
-    for name, form in _named_forms(device):
-        numbers = {k: v for k, v in dataclasses.asdict(form).items() if k != "source"}
-        yield SourcedNumber(name, numbers, "", "", form.source)
+    for name, law in _named_laws(device):
+        numbers = {k: v for k, v in dataclasses.asdict(law).items() if k != "source"}
+        yield SourcedNumber(name, numbers, "", "", law.source)
 
 
 def _constants(system: Any) -> Iterator[SourcedNumber]:

@@ -12,10 +12,10 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from .constants import FORMS, Constant, value_of
+from .constants import POWER_LAWS, Constant, value_of
 from .hardware import Device
 
-POWER_LIMITED = tuple(kernel_class for kernel_class, form in FORMS.items() if form.bursts)
+POWER_LIMITED = tuple(kernel_class for kernel_class, form in POWER_LAWS.items() if form.bursts)
 """Kernel classes whose arithmetic slows down in a step."""
 Amount = TypeVar("Amount", float, npt.NDArray[np.float64])
 """An amount of FLOPs, bytes or seconds: a number, or an array of numbers."""
@@ -30,11 +30,11 @@ class RooflineTime(Generic[Amount]):
 
     bound: Amount
     busy: Amount
-    whole: Amount
+    total: Amount
 
 
 class Rate(NamedTuple):
-    """The rate of kernels of a class and dtype, see :class:`.constants.KernelTimeForm`.
+    """The rate of kernels of a class and dtype, see :class:`.constants.KernelTimeModel`.
 
     Attributes
     ----------
@@ -50,7 +50,7 @@ class Rate(NamedTuple):
     exposed : float
         Share of the traffic that arithmetic does not hide.
     power : float
-        Of :class:`.hardware.PowerForm`; 0 where arithmetic and traffic are not added by powers.
+        Of :class:`.hardware.PowerLaw`; 0 where arithmetic and traffic are not added by powers.
     """
 
     flops_per_s: float
@@ -86,32 +86,32 @@ def rate(
     constants: Mapping[str, Constant], kernel_class: str, peak_flops: float, peak_bytes: float
 ) -> Rate:
     """Return the rate of a kernel class by the constants of a system; peaks per second."""
-    form = FORMS.get(kernel_class, FORMS["memory"])
+    law = POWER_LAWS.get(kernel_class, POWER_LAWS["memory"])
 
     def of(name: str) -> float:
         return value_of(constants, name) if name else 1.0
 
-    efficiency = of(form.efficiency)
-    burst_s = of("burst_us") * 1e-6 if form.bursts else 0.0
-    bytes_per_s = of("memory_efficiency") * peak_bytes / of(form.factor)
-    gap_s = of("kernel_gap_us") * of(form.gap_factor) * 1e-6
-    burst = (peak_flops if form.bursts else math.inf, burst_s * (1.0 / efficiency - 1.0))
-    return Rate(efficiency * peak_flops, bytes_per_s, *burst, gap_s, 0.0, form.exposed)
+    efficiency = of(law.efficiency)
+    burst_s = of("burst_us") * 1e-6 if law.bursts else 0.0
+    bytes_per_s = of("memory_efficiency") * peak_bytes / of(law.factor)
+    gap_s = of("kernel_gap_us") * of(law.gap_factor) * 1e-6
+    burst = (peak_flops if law.bursts else math.inf, burst_s * (1.0 / efficiency - 1.0))
+    return Rate(efficiency * peak_flops, bytes_per_s, *burst, gap_s, 0.0, law.exposed)
 
 
-def form_rate(
+def law_rate(
     device: Device, kernel_class: str, dtype: str, peak_flops: float, sustained: bool
 ) -> Rate:
     """Return the rate of a kernel class by the form of a device.
 
     ``sustained``: of a kernel in a step, where power is limited; otherwise of one by itself.
     """
-    form = device.form(kernel_class, dtype)
-    alone = form.arithmetic * peak_flops
+    law = device.form(kernel_class, dtype)
+    alone = law.arithmetic * peak_flops
     slower, burst_s = 1.0, 0.0
     if sustained and kernel_class in POWER_LIMITED:
         slower = device.constants["sustained"].value
         burst_s = device.constants["burst_us"].value * 1e-6
-    bytes_per_s, burst = form.traffic * device.memory_bandwidth_GBps * 1e9, 1.0 / slower - 1.0
-    timing = (alone, burst_s * burst, form.t0_us * 1e-6, 0.0, 0.0)
-    return Rate(alone * slower, bytes_per_s, *timing, form.power)
+    bytes_per_s, burst = law.traffic * device.memory_bandwidth_GBps * 1e9, 1.0 / slower - 1.0
+    timing = (alone, burst_s * burst, law.t0_us * 1e-6, 0.0, 0.0)
+    return Rate(alone * slower, bytes_per_s, *timing, law.power)

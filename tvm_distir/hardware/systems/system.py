@@ -25,7 +25,7 @@ from .hardware import Device, HostLink, InterNode, IntraNode, OuterTier, of_dtyp
 from .kernel_tables import KernelSizes, KernelTable, KernelTables, load_tables
 from .links import far_time_s, near_time_s
 from .network import GroupLayout, Groups, GroupTopology, layout_of, spread
-from .rates import Rate, RooflineTime, form_rate, rate
+from .rates import Rate, RooflineTime, law_rate, rate
 from .system_display import draw_system, system_headline, system_tables
 from .system_reader import load, parse
 from .tiers import Crossing, curve_time_s, tiered_time_s
@@ -124,13 +124,13 @@ class System(Displayed):
         if not isinstance(system, System):
             problem = f"the argument is of type {type(system).__name__}, and a system is required"
             remedy = 'Give a System, or the name or path of one, such as "h100".'
-            raise UsageError("DIST0155", problem, place="system", remedy=remedy)
+            raise UsageError("DIST0155", problem, location="system", remedy=remedy)
         return system
 
     @staticmethod
-    def from_dict(data: Mapping[str, Any], place: str = "system") -> System:
+    def from_dict(data: Mapping[str, Any], location: str = "system") -> System:
         """Make a system of the content of its JSON file. Errors as in :meth:`load`."""
-        return parse(data, place, System)
+        return parse(data, location, System)
 
     def priced(self, price_per_device_hour_usd: float) -> System:
         """Return the system with another price.
@@ -150,7 +150,7 @@ class System(Displayed):
         if not is_number or not 0 < float(price) < math.inf:
             problem = f"{price!r} is not a positive number of dollars"
             remedy = "Give the price of a device and an hour, such as 2.5."
-            raise UsageError("DIST0152", problem, place="price", remedy=remedy)
+            raise UsageError("DIST0152", problem, location="price", remedy=remedy)
         return replace(self, device=replace(self.device, price_per_hour=float(price)))
 
     def _headline(self) -> str:
@@ -190,7 +190,7 @@ class System(Displayed):
         """
         peak = self.peak_flops_per_s(dtype, kernel_class)
         if self.device.kernel_times:
-            return form_rate(self.device, kernel_class, dtype, peak, sustained)
+            return law_rate(self.device, kernel_class, dtype, peak, sustained)
         if self.constants:
             return rate(self.constants, kernel_class, peak, self.memory_bandwidth_bytes_per_s)
         known = self.device.efficiency
@@ -254,8 +254,8 @@ class System(Displayed):
         """Return the time of a kernel.
 
         ``max(flops / (e_f peak), bytes / (e_b bandwidth), launch floor)``; a view costs nothing.
-        With constants as :class:`.constants.KernelTimeForm` says, on a device with
-        ``kernel_times`` as :class:`.hardware.PowerForm` does, and with tables of measured kernels
+        With constants as :class:`.constants.KernelTimeModel` says, on a device with
+        ``kernel_times`` as :class:`.hardware.PowerLaw` does, and with tables of measured kernels
         as :mod:`.kernel_tables` does for kernels of known ``sizes``.
 
         Notes
@@ -267,7 +267,7 @@ class System(Displayed):
         duration, kernel_rate = self.spent_s(
             float(flops), float(moved_bytes), kernel_class, dtype, sizes
         )
-        time_s = float(duration.whole)
+        time_s = float(duration.total)
         if duration.busy < kernel_rate.floor_s or duration.busy < kernel_rate.gap_s:
             return Roofline(time_s, "launch")
         return Roofline(time_s, "compute" if duration.bound >= 0 else "memory")
@@ -314,7 +314,7 @@ class System(Displayed):
             problem = f'the system "{self.name}" {what}'
             how = 'Add "host_link": {"name": .., "bandwidth_GBps": ..} to its file'
             remedy = f"{how}, or remove offload from the schedule."
-            raise HardwareError("DIST0704", problem, place="schedule/offload", remedy=remedy)
+            raise HardwareError("DIST0704", problem, location="schedule/offload", remedy=remedy)
         return 1e-6 * link.latency_us + size_bytes / (link.bandwidth_GBps * 1e9)
 
     def collective_time_s(

@@ -76,7 +76,7 @@ class _FamilyFile:
     sources: Mapping[str, Text] = field(default_factory=dict)
 
 
-def compose(data: Any, place: str, make: Callable[..., Made]) -> Made:
+def compose(data: Any, location: str, make: Callable[..., Made]) -> Made:
     """Pass the parts of a system of schema version 2 to ``make``.
 
     Raises
@@ -84,17 +84,17 @@ def compose(data: Any, place: str, make: Callable[..., Made]) -> Made:
     HardwareError
         DIST0701 for an unknown device or network, DIST0703 for an unknown, missing or wrong value.
     """
-    content = check_version(data, place, wrong, SCHEMA_VERSION)
-    faults, library = faults_of(place), content.get("library")
+    content = check_version(data, location, wrong, SCHEMA_VERSION)
+    faults, library = faults_of(location), content.get("library")
     with faults.gathered():
         if "device" in content:
-            device = _device(content["device"], f"{place}/device")
+            device = _device(content["device"], f"{location}/device")
     with faults.gathered():
         if "network" in content:
             chosen = library if isinstance(library, str) else None
-            network = _network(content["network"], f"{place}/network", chosen)
+            network = _network(content["network"], f"{location}/network", chosen)
     rest = {**content, **dict.fromkeys({"device", "network"} & content.keys())}
-    file = read_model(_FamilyFile, rest, place, wrong, faults)
+    file = read_model(_FamilyFile, rest, location, wrong, faults)
     faults.raise_all()
     device_sources = {f"device.{key}": source for key, source in device.sources.items()}
     price = file.price_per_device_hour_usd or device.price_per_hour
@@ -108,21 +108,21 @@ def compose(data: Any, place: str, make: Callable[..., Made]) -> Made:
     )
 
 
-def _device(data: Any, place: str) -> Device:
+def _device(data: Any, location: str) -> Device:
     """Return a device by name, or of the numbers of a data sheet."""
     if data and isinstance(data, str):
         return load_device(data)
     if isinstance(data, Mapping):
         data = {"schema_version": DEVICE_VERSION, **data}
-    return parse_device(data, place)
+    return parse_device(data, location)
 
 
-def _network(data: Any, place: str, library: str | None) -> Network:
+def _network(data: Any, location: str, library: str | None) -> Network:
     """Return a network by name, or of the numbers of a data sheet."""
     if data and isinstance(data, str):
         return load_network(data, library)
     if not isinstance(data, Mapping):
-        return read_network(data, place)
+        return read_network(data, location)
     content = {"schema_version": NETWORK_VERSION, "name": "network", **data}
     zeros = {"latency_us": 0.0, "setup_us": 0.0}
     near, far = content.get("intra_node"), content.get("inter_node")
@@ -132,10 +132,10 @@ def _network(data: Any, place: str, library: str | None) -> Network:
     if isinstance(tiers, (list, tuple)) and tiers and _lacks_curves(tiers[0]):
         curves = [asdict(curve) for curve in _curves(tiers[0]["bandwidth_GBps"])]
         content["tiers"] = [{**tiers[0], "curves": {library or "assumed": curves}}, *tiers[1:]]
-        return _assuming_curves(read_network(content, place, library))
+        return _assuming_curves(read_network(content, location, library))
     if not isinstance(near, Mapping) or {"curves", *zeros} & set(near):
-        return read_network(content, place, library)
-    network = read_network({**content, "intra_node": {**zeros, **near}}, place, library)
+        return read_network(content, location, library)
+    network = read_network({**content, "intra_node": {**zeros, **near}}, location, library)
     near = network.links.intra_node
     links = replace(network.links, intra_node=replace(near, curves=_curves(near.bandwidth_GBps)))
     return _assuming_curves(replace(network, links=links))

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from tvm_distir.hardware.systems import system_family
 from tvm_distir.support import Positive, Text, check_version, read_json
 
-from .constants import FORMS, AllConstants, value_of
+from .constants import POWER_LAWS, AllConstants, value_of
 from .efficiency import Efficiency
 from .faults import no_json, unknown_name, wrong
 from .hardware import Device, HostLink, Peaks
@@ -87,8 +87,8 @@ def load(name_or_path: str | Path, make: Callable[..., Made]) -> Made:
     elif text in offered_names():
         source = offered(text)
         if not isinstance(source, Path):
-            data, place = source
-            return parse(data, place, make)
+            data, position = source
+            return parse(data, position, make)
         path = source
     if not os.path.exists(path):
         problem = f"there is no system {text!r}, nor a file of that name"
@@ -97,13 +97,13 @@ def load(name_or_path: str | Path, make: Callable[..., Made]) -> Made:
     return parse(read_json(path, no_json, repeated=wrong), str(path), make)
 
 
-def parse(data: Any, place: str, make: Callable[..., Made]) -> Made:
+def parse(data: Any, location: str, make: Callable[..., Made]) -> Made:
     """Pass the parts of a system in plain data to ``make``."""
     if isinstance(data, Mapping) and data.get("schema_version") == system_family.SCHEMA_VERSION:
-        return system_family.compose(data, place, make)
-    content = check_version(data, place, wrong, SCHEMA_VERSION, system_family.SCHEMA_VERSION)
-    form = _ConstantsFile if "constants" in content else _SystemFile
-    file, links = read_linked(form, content, place)
+        return system_family.compose(data, location, make)
+    content = check_version(data, location, wrong, SCHEMA_VERSION, system_family.SCHEMA_VERSION)
+    law = _ConstantsFile if "constants" in content else _SystemFile
+    file, links = read_linked(law, content, location)
     parts = {**vars(file), **vars(links)}
     del parts["tiers"]
     if not isinstance(file, _ConstantsFile):
@@ -111,10 +111,8 @@ def parse(data: Any, place: str, make: Callable[..., Made]) -> Made:
     constants = file.constants
     memory = constants["memory_efficiency"].value
     efficiency = {
-        name: Efficiency(
-            value_of(constants, form.efficiency) if form.efficiency else memory, memory
-        )
-        for name, form in FORMS.items()
+        name: Efficiency(value_of(constants, law.efficiency) if law.efficiency else memory, memory)
+        for name, law in POWER_LAWS.items()
     }
     floor = constants["kernel_gap_us"].value
     device = Device(**vars(file.device), launch_floor_us=floor, efficiency=efficiency)

@@ -52,8 +52,8 @@ def curve_time_s(near: IntraNode, kind: str, payload_bytes: Quantity, ranks: int
     """
     if kind not in (*RINGED, ALL_TO_ALL):  # a device sends the payload to another
         return least(*(_message_s(curve, payload_bytes) for curve in of_kind(near, ALL_TO_ALL)))
-    whole = payload_bytes * ranks if kind == "reduce_scatter" else payload_bytes
-    return least(*(_collective_s(curve, whole, ranks) for curve in of_kind(near, kind)))
+    total = payload_bytes * ranks if kind == "reduce_scatter" else payload_bytes
+    return least(*(_collective_s(curve, total, ranks) for curve in of_kind(near, kind)))
 
 
 def of_kind(near: IntraNode, kind: str) -> list[Curve]:
@@ -61,10 +61,10 @@ def of_kind(near: IntraNode, kind: str) -> list[Curve]:
     return [curve for curve in near.curves if curve.kind == kind]
 
 
-def _collective_s(curve: Curve, whole_bytes: Quantity, ranks: int) -> Quantity:
+def _collective_s(curve: Curve, total_bytes: Quantity, ranks: int) -> Quantity:
     algorithm = _ALGORITHM(curve.algorithm)
     alpha_us = curve.setup_us + algorithm.steps(curve.kind, ranks) * curve.hop_us
-    sent = algorithm.sent_bytes(curve.kind, whole_bytes, ranks, curve.copied)
+    sent = algorithm.sent_bytes(curve.kind, total_bytes, ranks, curve.copied)
     return 1e-6 * alpha_us + sent / (curve.bandwidth_GBps * 1e9)
 
 
@@ -119,9 +119,9 @@ def tiered_time_s(
         issue_us = min(curve.setup_us + curve.hop_us * (where.ranks - 1) for curve in curves)
         return most(inside_s, 1e-6 * (issue_us + outermost_us) + payload_bytes * share)
     rounds = 2 if kind == SUM else 1
-    whole = payload_bytes * where.ranks if kind == "reduce_scatter" else payload_bytes
+    total = payload_bytes * where.ranks if kind == "reduce_scatter" else payload_bytes
     hops_us, doublings_us = _latencies_us(where, crossings)
-    passed = whole * (rounds * (where.ranks - 1) / where.ranks)
+    passed = total * (rounds * (where.ranks - 1) / where.ranks)
     times = []
     for curve in of_kind(near, kind):
         if curve.algorithm != "ring":
@@ -130,11 +130,11 @@ def tiered_time_s(
         pace = min(curve.bandwidth_GBps * 1e9, slowest)
         times.append(1e-6 * (start_us + rounds * hops_us) + passed / pace)
         if kind == SUM:
-            times.append(1e-6 * (start_us + 2 * doublings_us) + 2 * whole / pace)
+            times.append(1e-6 * (start_us + 2 * doublings_us) + 2 * total / pace)
     if kind == SUM and where.per_node > 1 and where.ranks == where.per_node * where.nodes:
-        between = whole * (2 * (where.nodes - 1) / where.nodes) / slowest
+        between = total * (2 * (where.nodes - 1) / where.nodes) / slowest
         times.append(inside_s + 2e-6 * hops_us + between)
-        times.append(inside_s + 2e-6 * doublings_us + 2 * whole / slowest)
+        times.append(inside_s + 2e-6 * doublings_us + 2 * total / slowest)
     return most(inside_s, least(*times))
 
 

@@ -77,7 +77,7 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise a usage error with the usage line."""
         fault = UsageError(
-            "DIST0150", message, place=self.prog, remedy=f"See `{self.prog} --help`."
+            "DIST0150", message, location=self.prog, remedy=f"See `{self.prog} --help`."
         )
         fault.usage = self.format_usage()  # type: ignore[attr-defined]
         raise fault

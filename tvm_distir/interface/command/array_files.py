@@ -24,7 +24,7 @@ def check_array_file(path: Path | None) -> None:
     if path is not None and path.suffix not in _EXTENSIONS:
         raise UsageError(
             "DIST0152", f'"{path}" ends with neither .npz nor .safetensors',
-            place="-o", remedy="Use one of these extensions.",
+            location="-o", remedy="Use one of these extensions.",
         )  # fmt: skip
 
 

@@ -103,7 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _fault(problem: str, remedy: str) -> UsageError:
-    return UsageError("DIST0151", problem, place="tvm-distir compare", remedy=remedy)
+    return UsageError("DIST0151", problem, location="tvm-distir compare", remedy=remedy)
 
 
 def _name(task: AnalysisOptions, several: bool) -> str:

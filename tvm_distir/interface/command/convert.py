@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _fault(problem: str, remedy: str, option: str = "--level") -> UsageError:
-    return UsageError("DIST0151", problem, place=option, remedy=remedy)
+    return UsageError("DIST0151", problem, location=option, remedy=remedy)
 
 
 def _level(text: str | None) -> str | None:
@@ -83,7 +83,7 @@ def _level(text: str | None) -> str | None:
     if text not in numbers:
         raise UsageError(
             "DIST0152", f'there is no level "{text}"',
-            place="--level", remedy=f"Use {', '.join(_LEVELS)}, or 1 to 5.",
+            location="--level", remedy=f"Use {', '.join(_LEVELS)}, or 1 to 5.",
         )  # fmt: skip
     return numbers[text]
 

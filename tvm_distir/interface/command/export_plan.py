@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.form not in FORMATS:
         raise UsageError(
             "DIST0152", f'there is no format "{arguments.form}"',
-            place="--form", remedy=nearest(arguments.form, FORMATS),
+            location="--form", remedy=nearest(arguments.form, FORMATS),
         )  # fmt: skip
     step = read_planned_step(arguments, StepOptions)
     outputs = Outputs(model_inputs(step))

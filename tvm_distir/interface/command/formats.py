@@ -85,5 +85,6 @@ def format_of(path: str) -> ModuleFormat:
             return module_format
     raise UsageError(
         "DIST0152", f"{path} has an unknown extension",
-        place="OUT", remedy=f"Use {', '.join(module_format.ending for module_format in FORMATS)}.",
+        location="OUT",
+        remedy=f"Use {', '.join(module_format.ending for module_format in FORMATS)}.",
     )  # fmt: skip

@@ -95,7 +95,7 @@ def run_job(folder: str, options: JobRunOptions) -> int:
     if options.every and options.checkpoints is None:
         raise UsageError(
             "DIST0151", "it needs the folder of the checkpoints",
-            place="--every", remedy="Add --checkpoints.",
+            location="--every", remedy="Add --checkpoints.",
         )  # fmt: skip
     from tvm_distir.execution import ServeOptions, check_trace_path, serve
 
@@ -143,13 +143,13 @@ def _engine(options: JobRunOptions) -> Any:
     if options.engine != "mpi":
         raise UsageError(
             "DIST0152", f'no job runs with the engine "{options.engine}"',
-            place="--engine", remedy=nearest(str(options.engine), ("torch", "mpi")),
+            location="--engine", remedy=nearest(str(options.engine), ("torch", "mpi")),
         )  # fmt: skip
     if options.reduce is not None or options.check:
         raise UsageError(
             "DIST0151",
             "it is an option of the engine torch; mpi reduces in rank order and compares all calls",
-            place="--check" if options.reduce is None else "--reduce", remedy="Leave it out.",
+            location="--check" if options.reduce is None else "--reduce", remedy="Leave it out.",
         )  # fmt: skip
     return MpiEngine(options.timeout_s)
 

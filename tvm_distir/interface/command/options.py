@@ -56,8 +56,8 @@ def asked_by(option: str, *codes: str) -> Iterator[None]:
     except DistIRError as error:
         if error.code not in codes:
             raise
-        location = option if error.place in ("", option[2:], "train_step") else error.place
-        raise UsageError(error.code, error.what, place=location, remedy=error.remedy) from error
+        location = option if error.location in ("", option[2:], "train_step") else error.location
+        raise UsageError(error.code, error.what, location=location, remedy=error.remedy) from error
 
 
 @contextmanager
@@ -66,7 +66,7 @@ def named_by_options(*keywords: str) -> Iterator[None]:
     try:
         yield
     except UsageError as error:
-        if error.place not in keywords:
+        if error.location not in keywords:
             raise
         raise error.placed(lambda location: f"--{location.replace('_', '-')}") from error
 
@@ -184,7 +184,7 @@ def without_training(declared: CommandOption, command: str) -> UsageError:
     """Return the error of an option of a training step without ``--train``."""
     return UsageError(
         "DIST0151", f"{declared.flag} needs --train",
-        place=f"tvm-distir {command}", remedy="Add --train.",
+        location=f"tvm-distir {command}", remedy="Add --train.",
     )  # fmt: skip
 
 
@@ -229,12 +229,12 @@ def read_planned_step(
         raise UsageError(
             "DIST0151",
             "--plan and --strategy are mutually exclusive" if both else "no --plan or --strategy",
-            place=location, remedy="Give exactly one of them.",
+            location=location, remedy="Give exactly one of them.",
         )  # fmt: skip
     step = read_step(arguments, options)
     if step.mesh is None and step.strategy is not None:
         raise UsageError(
-            "DIST0151", "--strategy needs a mesh", place=location, remedy=MESH_REMEDY,
+            "DIST0151", "--strategy needs a mesh", location=location, remedy=MESH_REMEDY,
         )  # fmt: skip
     check_model(arguments.model)
     get_to_work()

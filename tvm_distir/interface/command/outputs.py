@@ -25,7 +25,7 @@ from .terminal import print_message
 def _fault(path: Path, problem: str, option: str) -> UsageError:
     return UsageError(
         "DIST0153", f"{path} cannot be written: {problem}",
-        place=option, remedy="Name a path in an existing, writable folder.",
+        location=option, remedy="Name a path in an existing, writable folder.",
     )  # fmt: skip
 
 
@@ -61,7 +61,7 @@ def _check_folder(folder: Path, path: Path, option: str) -> None:
 def _overwrites(option: str, target: Path, other: str) -> UsageError:
     return UsageError(
         "DIST0151", f"{target} is read by the command ({other}), and would be overwritten",
-        place=option, remedy="Name another path for the output.",
+        location=option, remedy="Name another path for the output.",
     )  # fmt: skip
 
 
@@ -131,11 +131,13 @@ class Outputs:
         if path is None:
             return None
         if not path:
-            raise UsageError("DIST0152", "the path is empty", place=option, remedy="Name a file.")
+            raise UsageError(
+                "DIST0152", "the path is empty", location=option, remedy="Name a file."
+            )
         if path == "-":
             raise UsageError(
                 "DIST0152", '"-" does not stand for standard output',
-                place=option,
+                location=option,
                 remedy="Use /dev/stdout for standard output, or ./- for a file of this name.",
             )  # fmt: skip
         target = _usable(path, option)
@@ -167,7 +169,9 @@ class Outputs:
         if path is None:
             return None
         if not path:
-            raise UsageError("DIST0152", "the path is empty", place=option, remedy="Name a folder.")
+            raise UsageError(
+                "DIST0152", "the path is empty", location=option, remedy="Name a folder."
+            )
         folder = Path(os.path.realpath(_usable(path, option)))
         if folder.exists():
             _check_folder(folder, folder, option)
@@ -201,7 +205,7 @@ class Outputs:
         if before is not None:
             raise UsageError(
                 "DIST0151", f"{before} and {option} both name {target}",
-                place=option, remedy="Name two different files.",
+                location=option, remedy="Name two different files.",
             )  # fmt: skip
         self._promised.update(dict.fromkeys(keys, option))
 

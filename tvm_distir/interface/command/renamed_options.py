@@ -41,6 +41,6 @@ def check_renamed(words: Sequence[str]) -> None:
         old = word.partition("=")[0]
         if old in renamed:
             raise UsageError(
-                "DIST0150", f"{old} has another name now", place=f"tvm-distir {command}",
+                "DIST0150", f"{old} has another name now", location=f"tvm-distir {command}",
                 remedy=f"Write {renamed[old]}.",
             )  # fmt: skip

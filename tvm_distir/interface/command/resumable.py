@@ -26,7 +26,7 @@ def check_resume(resume: bool, recorded: str | None, name: str) -> None:
     """Refuse (DIST0151) ``--resume`` where ``-o``, whose value is ``recorded``, is not given."""
     if resume and recorded is None:
         remedy = f"Name the {'folder' if name == 'DIR' else 'file'}: -o {name}."
-        raise UsageError("DIST0151", "--resume needs -o", place="--resume", remedy=remedy)
+        raise UsageError("DIST0151", "--resume needs -o", location="--resume", remedy=remedy)
 
 
 def outputs_of(step: StepOptions, others: Mapping[str, str | None], force: bool = False) -> Outputs:

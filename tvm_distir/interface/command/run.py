@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     for name, declared in option_fields(JobRunOptions).items():
         if name not in _OWN and declared.words(getattr(arguments, declared.key)):
             raise UsageError(
-                "DIST0151", f"{declared.flag} needs --job", place="tvm-distir run",
+                "DIST0151", f"{declared.flag} needs --job", location="tvm-distir run",
                 remedy="Add --job, or leave it out.",
             )  # fmt: skip
     return _run_here(arguments.folder, read_options(arguments, RunOptions))
@@ -58,7 +58,9 @@ def run(arguments: argparse.Namespace) -> int:
 def _run_here(folder: str, options: RunOptions) -> int:
     """Run the folder with an engine of this process, or one that starts its own."""
     if options.output is None:
-        raise UsageError("DIST0151", "the outputs need a file", place="-o", remedy="Add -o y.npz.")
+        raise UsageError(
+            "DIST0151", "the outputs need a file", location="-o", remedy="Add -o y.npz."
+        )
     check_array_file(options.output)
     outputs = Outputs({"FOLDER": folder, "--inputs": options.inputs})
     target = outputs.reserve(str(options.output), "-o")

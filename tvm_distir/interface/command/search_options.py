@@ -31,7 +31,7 @@ def parse_size(text: str, option: str) -> int:
     if match is None or not float(match.group(1)):
         raise UsageError(
             "DIST0152", f'"{shortened(text)}" is not a size',
-            place=option, remedy=f"Give a number and a unit: {option} 80GiB.",
+            location=option, remedy=f"Give a number and a unit: {option} 80GiB.",
         )  # fmt: skip
     return int(float(match.group(1)) * _SIZES[match.group(2)])
 
@@ -43,7 +43,7 @@ def parse_share(text: str, option: str) -> float:
     if rest or not 0 <= share < 1:
         raise UsageError(
             "DIST0152", f'"{shortened(text)}" is not a share below 1',
-            place=option, remedy=f"Give a share: {option} 1% or {option} 0.01.",
+            location=option, remedy=f"Give a share: {option} 1% or {option} 0.01.",
         )  # fmt: skip
     return share
 

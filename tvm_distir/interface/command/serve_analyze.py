@@ -28,7 +28,7 @@ def _seconds(text: str, option: str) -> float:
         if text.endswith(unit):
             return parse_number(text.removesuffix(unit), option) * factor
     raise UsageError(
-        "DIST0152", f'"{text}" has no unit', place=option, remedy="Write 500ms, or 0.5s."
+        "DIST0152", f'"{text}" has no unit', location=option, remedy="Write 500ms, or 0.5s."
     )
 
 

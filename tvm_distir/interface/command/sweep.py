@@ -47,7 +47,9 @@ def _grid(items: list[str], option: str) -> dict[str, list[str]]:
         elif name in result:
             problem = f'the column "{shortened(name)}" is given twice'
         if problem is not None:
-            raise UsageError("DIST0152", problem, place=option, remedy=f"Write {option} tp=1,2,4.")
+            raise UsageError(
+                "DIST0152", problem, location=option, remedy=f"Write {option} tp=1,2,4."
+            )
         result[name] = values
     return result
 
@@ -131,7 +133,7 @@ def run(arguments: argparse.Namespace) -> int:
     if (options.grid is None) == (options.rows is None):
         both = "--rows and --grid are mutually exclusive" if options.grid else "no --rows or --grid"
         raise UsageError(
-            "DIST0151", both, place="tvm-distir sweep", remedy="Give exactly one of them."
+            "DIST0151", both, location="tvm-distir sweep", remedy="Give exactly one of them."
         )
     check_resume(options.resume, options.output, "FILE.csv")
     outputs = outputs_of(step, {"--rows": options.rows})

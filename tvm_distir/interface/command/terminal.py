@@ -103,7 +103,8 @@ def print_page(text: str, verdict: str) -> None:
 def _unwritable(why: str) -> UsageError:
     return UsageError(
         "DIST0153", f"the results cannot be written: {why}",
-        place="standard output", remedy="Redirect it to a file with enough space, or to /dev/null.",
+        location="standard output",
+        remedy="Redirect it to a file with enough space, or to /dev/null.",
     )  # fmt: skip
 
 

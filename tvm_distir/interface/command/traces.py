@@ -50,14 +50,14 @@ def reserve_trace(path: str | None, format: str | None, outputs: Outputs) -> Tra
     if format is not None and format not in (*FILES, *FOLDERS):
         raise UsageError(
             "DIST0152", f'unknown format "{format}"',
-            place="--trace-format", remedy=nearest(format, (*FILES, *FOLDERS)),
+            location="--trace-format", remedy=nearest(format, (*FILES, *FOLDERS)),
         )  # fmt: skip
     if path is None:
         if format is None:
             return None
         raise UsageError(
             "DIST0151", "--trace-format needs --trace",
-            place="--trace-format", remedy="Add --trace PATH.",
+            location="--trace-format", remedy="Add --trace PATH.",
         )  # fmt: skip
     if format in FOLDERS:
         folder = outputs.reserve_folder(path, "--trace", _NAMES[format])
@@ -65,9 +65,9 @@ def reserve_trace(path: str | None, format: str | None, outputs: Outputs) -> Tra
     target = outputs.reserve(path, "--trace")
     if target is None:
         return None
-    from tvm_distir.performance import trace_form
+    from tvm_distir.performance import trace_format
 
-    return Trace(target, format or trace_form(target))
+    return Trace(target, format or trace_format(target))
 
 
 def write_trace(trace: Trace | None, outputs: Outputs, result: Any) -> None:

@@ -107,12 +107,12 @@ def explain(
         name, plan = value, plan_or_value
     else:
         raise UsageError(
-            "DIST0151", "two plans are given", place="td.explain", remedy="Remove one of them."
+            "DIST0151", "two plans are given", location="td.explain", remedy="Remove one of them."
         )
     if not isinstance(name, str):
         raise UsageError(
-            "DIST0152", f"{shortened(repr(name))} is not the name of a value", place="td.explain",
-            remedy='Call td.explain(mod, plan, "name").',
+            "DIST0152", f"{shortened(repr(name))} is not the name of a value",
+            location="td.explain", remedy='Call td.explain(mod, plan, "name").',
         )  # fmt: skip
     resolved = None if plan is None and meshes(mod) else as_plan(plan, mod)
     if resolved is not None:
@@ -169,7 +169,7 @@ class _Explainer:
             specialisations=tuple(self._specialisations()),
             price=None if unknown else traffic_cost_bytes(traffic, s.decision),
             cost=None if unknown else cost_bytes(s.decision),
-            wire_bytes=None if unknown else traffic.total_wire_bytes,
+            wire_bytes=None if unknown else traffic.total_sent_bytes,
             picture=picture(s.value.shape, s.labels, s.mesh),
         )
 

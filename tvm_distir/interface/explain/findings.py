@@ -13,7 +13,7 @@ class ChainStep:
 
     Attributes
     ----------
-    place : str
+    location : str
         ``function/variable`` of the op or call.
     op : str
         ``matmul``, or ``call layer``.
@@ -28,7 +28,7 @@ class ChainStep:
         Their dims; None for a partial sum.
     """
 
-    place: str
+    location: str
     op: str
     kind: str
     factor: str

@@ -126,7 +126,7 @@ class InstanceIndex:
                 positions = [f"{function}/{text}" for function in groups]
                 raise PropagationError(
                     "DIST0431", f"{len(groups)} functions have a value of this name",
-                    place=text, remedy=f"Name one: {', '.join(positions)}.",
+                    location=text, remedy=f"Name one: {', '.join(positions)}.",
                 )  # fmt: skip
             if groups:
                 return _only(next(iter(groups.values())), text)
@@ -186,7 +186,7 @@ class InstanceIndex:
         else:
             shown = ", ".join(known[:8])
             remedy = f"There are {len(known)}: {shown}{', ...' if len(known) > 8 else ''}."
-        return PropagationError("DIST0430", "no value has this name", place=text, remedy=remedy)
+        return PropagationError("DIST0430", "no value has this name", location=text, remedy=remedy)
 
 
 def _only(targets: list[Target], text: str) -> Target:
@@ -195,20 +195,20 @@ def _only(targets: list[Target], text: str) -> Target:
     if not tensors:
         raise PropagationError(
             "DIST0431", "this is a constant or not a tensor",
-            place=text, remedy="Name a tensor: a variable or a parameter.",
+            location=text, remedy="Name a tensor: a variable or a parameter.",
         )  # fmt: skip
     variables = {str(t.var.name) for t in targets if t.var is not None}
     same = all(t.var is not None and t.var.same_as(targets[0].var) for t in targets)
     if len(targets) > 1 and same:
         raise PropagationError(
             "DIST0431", f"a tuple of {len(targets)} tensors",
-            place=text, remedy=f"Name a field: {text}.0 to {text}.{len(targets) - 1}.",
+            location=text, remedy=f"Name a field: {text}.0 to {text}.{len(targets) - 1}.",
         )  # fmt: skip
     if len({t.value for t in targets}) > 1:
         raise PropagationError(
             "DIST0431",
             f"{len(targets)} variables are called {' or '.join(sorted(variables))}",
-            place=text,
+            location=text,
             remedy=f"Name one: {text}#0 to {text}#{len(targets) - 1}, in program order.",
         )
     return tensors[0]

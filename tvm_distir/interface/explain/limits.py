@@ -34,7 +34,7 @@ class Limits:
         ):
             for inst, k, j in uses:
                 rule = inst.graph.nodes[k].rule
-                why = rule.why_whole.get(f"{side}{j}.dim{d}") if rule is not None else None
+                why = rule.why_replicated.get(f"{side}{j}.dim{d}") if rule is not None else None
                 if why:
                     obstacles.append(f"{s.node_text(inst, k)} {verb} it replicated: {why}")
         return Dim(d, str(size), sharding, tuple(dict.fromkeys(filter(None, obstacles))))

@@ -123,7 +123,7 @@ class PlacementTrials:
             text in claims or label in (None, R),
             traffic_cost_bytes(then, decision) - traffic_cost_bytes(now, decision),
             cost_bytes(decision) - cost_bytes(s.decision),
-            then.total_wire_bytes - now.total_wire_bytes,
+            then.total_sent_bytes - now.total_sent_bytes,
             then.flops - now.flops,
             then.memory_bytes - now.memory_bytes,
             then.held_bytes - now.held_bytes,

@@ -166,7 +166,7 @@ def visualize(
     if name is None or mesh is None:
         raise UsageError(
             "DIST0151", "a shape needs a placement and a mesh",
-            place="visualize", remedy='Write td.visualize((8, 6), td.P("dp"), {"dp": 2}).',
+            location="visualize", remedy='Write td.visualize((8, 6), td.P("dp"), {"dp": 2}).',
         )  # fmt: skip
     plan = Plan(mesh=mesh, rules={"value": name})
     labels, spec = plan.rules[0].closed_labels, plan.meshes[0]
@@ -189,7 +189,7 @@ def _of_array(array: ShardedArray, nodes: int | None) -> ShardMap:
     if array.shape is None or set(array.boxes) != set(array.parts):
         raise UsageError(
             "DIST0151", "the index range of each shard is unknown",
-            place="visualize", remedy='Pass an output of td.run with outputs="sharded".',
+            location="visualize", remedy='Pass an output of td.run with outputs="sharded".',
         )  # fmt: skip
     starts = [sorted({box[dim] for box in array.boxes.values()}) for dim in range(len(array.shape))]
     devices: dict[Bounds, list[int]] = {}
@@ -220,7 +220,7 @@ def _of_module(mod: ir.IRModule, name: str, nodes: int | None) -> ShardMap:
     if key not in values:
         raise PropagationError(
             "DIST0430", f'the module has no distributed value "{key}"',
-            place="visualize", remedy=nearest(key, values),
+            location="visualize", remedy=nearest(key, values),
         )  # fmt: skip
     ty = values[key].ty
     spec = plan_of_meshes(mod).meshes[mesh_index(mod, ty.device_mesh)]
@@ -231,7 +231,7 @@ def _of_module(mod: ir.IRModule, name: str, nodes: int | None) -> ShardMap:
     if shape is None:
         raise PropagationError(
             "DIST0430", f'the shape of "{key}" is unknown',
-            place="visualize", remedy="Name a value with a known shape.",
+            location="visualize", remedy="Name a value with a known shape.",
         )  # fmt: skip
     title = f"{key}: {units.shape(shape)}, {_placement_words(labels, spec)}"
     shards = parts(shape, labels, ty.device_mesh)

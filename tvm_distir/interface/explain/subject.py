@@ -31,7 +31,7 @@ class Subject:
         self.value = self.inst.graph.values[self.v]
         self.mesh = meshes(index.mod)[self.value.mesh]
         self.axes = self.decision.mesh_axes(self.value.mesh)
-        self.produced = self.decision.value_form(self.inst, self.v)
+        self.produced = self.decision.value_layout(self.inst, self.v)
         self.labels = self.decision.route(self.inst, self.v).root
 
     def axis_name(self, i: int) -> str:

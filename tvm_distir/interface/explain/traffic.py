@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tvm_distir.core.collectives import wire_share
+from tvm_distir.core.collectives import sent_share
 from tvm_distir.core.ir import ceil_div
 from tvm_distir.core.ir.operators import COLLECTIVES
-from tvm_distir.core.propagation import Decision, Form, Instance, conversion_kind, sent_inside
+from tvm_distir.core.propagation import Decision, Instance, Layout, conversion_kind, sent_inside
 from tvm_distir.support import Steps, unrolled
 
 CollectiveKind = tuple[str, str]
@@ -56,7 +56,7 @@ class ExecutionTraffic:
         self.held_bytes += other.held_bytes
 
     @property
-    def total_wire_bytes(self) -> int:
+    def total_sent_bytes(self) -> int:
         """Return the total bytes that a device sends."""
         return sum(self.wire_bytes.values())
 
@@ -86,11 +86,11 @@ def conversion(have: int, want: int, size_bytes: int, ranks: int) -> tuple[str, 
 
     """
     kind = conversion_kind(have, want)
-    return kind, wire_share(kind, size_bytes, ranks) if kind in COLLECTIVES else 0
+    return kind, sent_share(kind, size_bytes, ranks) if kind in COLLECTIVES else 0
 
 
 def conversions(
-    decision: Decision, inst: Instance, value: int, have: Form, want: Form
+    decision: Decision, inst: Instance, value: int, have: Layout, want: Layout
 ) -> list[tuple[CollectiveKind, int]]:
     """Return the collectives of a resharding by axis, those without traffic included."""
     mesh = inst.graph.values[value].mesh
@@ -103,14 +103,14 @@ def conversions(
     return result
 
 
-def moves_of(decision: Decision, inst: Instance, value: int) -> list[tuple[Form, Form]]:
+def moves_of(decision: Decision, inst: Instance, value: int) -> list[tuple[Layout, Layout]]:
     """Return the reshardings of a value as (from, to), the producer's reduction first."""
     route = decision.route(inst, value)
-    produced = decision.value_form(inst, value)
+    produced = decision.value_layout(inst, value)
     moves = []
     if route.root != produced and inst.graph.uses[value]:
         moves.append((produced, route.root))
-    for labels in route.forms:
+    for labels in route.layouts:
         if labels != route.root:
             moves.append((route.source(labels), labels))
     return moves
@@ -138,7 +138,7 @@ def _held_bytes(decision: Decision, inst: Instance) -> int:
         v = g.nodes[k].results[0]
         size = g.values[v].size_bytes
         axes = decision.mesh_axes(g.values[v].mesh)
-        for a, label in zip(axes, decision.value_form(inst, v)):
+        for a, label in zip(axes, decision.value_layout(inst, v)):
             size = ceil_div(size, decision.axes[a].size) if label >= 0 else size
         total += int(size)
     return total
@@ -171,7 +171,7 @@ def _own_traffic(decision: Decision, inst: Instance) -> ExecutionTraffic:
         elif node.kind == "move":
             target = node.results[0]
             mesh = g.values[target].mesh
-            labels = decision.value_form(inst, target)
+            labels = decision.value_layout(inst, target)
             axes = [decision.axes[a] for a in decision.mesh_axes(mesh)]
             parts = math.prod(axis.size for axis, x in zip(axes, labels) if x >= 0)
             total.add(("transfer", f"to mesh {mesh}"), -(-g.values[target].size_bytes // parts))

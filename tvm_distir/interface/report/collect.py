@@ -21,7 +21,7 @@ from tvm_distir.performance import (
     StepFlops,
     Verdict,
     critical_path,
-    place_number,
+    entry_number,
     verdict,
 )
 from tvm_distir.support.display import units
@@ -165,7 +165,7 @@ def _assumptions(result: Result) -> tuple[str, ...]:
 def _verdict(result: Result, program: Program) -> Verdict | None:
     """Return the verdict on the fullest devices if they do not fit."""
     lane = max(result.lanes, key=lambda lane: lane.account.peak_bytes)
-    number = place_number(program, lane.devices[0])
+    number = entry_number(program, lane.devices[0])
     return verdict(program, number, lane.account, result.memory_capacity_bytes)
 
 

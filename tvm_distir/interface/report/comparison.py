@@ -201,7 +201,7 @@ def compare(*operands: object, names: Sequence[str] | None = None) -> Comparison
 
 
 def _refused(problem: str, remedy: str) -> UsageError:
-    return UsageError("DIST0152", problem, place="compare", remedy=remedy)
+    return UsageError("DIST0152", problem, location="compare", remedy=remedy)
 
 
 def _of_result(result: Result, name: str) -> Outcome:
@@ -219,7 +219,7 @@ def _of_result(result: Result, name: str) -> Outcome:
         spent_s=spent_of(busiest, lane.ops),
         peak_memory_bytes=result.peak_memory_bytes,
         memory_capacity_bytes=result.memory_capacity_bytes,
-        wire_bytes=Outcome.most_wire(
+        wire_bytes=Outcome.most_sent(
             (collective.mesh, collective.kind, collective.wire_bytes_per_device)
             for collective in result.collectives
         ),

@@ -77,7 +77,7 @@ def to_json(data: Mapping[str, object]) -> str:
     """
     path = _not_finite(data, "")
     if path is not None:
-        raise InternalError("DIST0902", "a result is not a finite number", place=path)
+        raise InternalError("DIST0902", "a result is not a finite number", location=path)
     return json.dumps(data, indent=1, allow_nan=False) + "\n"
 
 

@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from tvm_distir.core.collectives import wire_bytes
+from tvm_distir.core.collectives import sent_bytes
 from tvm_distir.core.plan import FETCH, STORE
 from tvm_distir.hardware import GroupTopology, System, pair_up
 from tvm_distir.performance import CollectiveTotal, Program
@@ -123,16 +123,16 @@ def _on_network(total: CollectiveTotal, program: Program, system: System) -> tup
 
 def _parts(total: CollectiveTotal, where: GroupTopology, hierarchical: bool) -> tuple[int, int]:
     """Return the bytes that a device sends within its node, and that its group sends out."""
-    payload, wire = total.bytes_per_device, total.wire_bytes_per_device
+    payload, sent = total.bytes_per_device, total.wire_bytes_per_device
     ranks, nodes, members = where.ranks, where.nodes, where.per_node
     left = _leaving(total, ranks, nodes, members, hierarchical)
     if nodes == 1:
-        return wire, left
+        return sent, left
     if total.kind == "all_to_all":
         return payload * (members - 1) // ranks, left
     if total.kind == "all_reduce" and hierarchical and ranks == members * nodes:
-        return wire_bytes(total.kind, payload, members), left
-    return wire if members > 1 else 0, left
+        return sent_bytes(total.kind, payload, members), left
+    return sent if members > 1 else 0, left
 
 
 def _leaving(
@@ -144,7 +144,7 @@ def _leaving(
     if total.kind == "all_to_all":
         return total.bytes_per_device * members * (ranks - members) // ranks
     if total.kind == "all_reduce" and hierarchical and ranks == members * domains:
-        return wire_bytes(total.kind, total.bytes_per_device, domains)
+        return sent_bytes(total.kind, total.bytes_per_device, domains)
     return total.wire_bytes_per_device
 
 

@@ -92,7 +92,7 @@ def read_steps(folders: Sequence[Path]) -> SavedSteps:
 
 
 def _refuse(location: str, problem: str, remedy: str) -> SimulationError:
-    return SimulationError("DIST0740", problem, place=location, remedy=remedy)
+    return SimulationError("DIST0740", problem, location=location, remedy=remedy)
 
 
 def _steps(path: Path, label: str) -> Iterator[dict[str, Any]]:

@@ -93,7 +93,7 @@ class Outcome:
         }
 
     @staticmethod
-    def most_wire(rows: Iterable[tuple[str, str, int]]) -> dict[str, int]:
+    def most_sent(rows: Iterable[tuple[str, str, int]]) -> dict[str, int]:
         """Return the bytes by kind of the mesh with the most, from those of each collective."""
         meshes: dict[str, dict[str, int]] = {}
         for mesh, kind, size in rows:
@@ -123,7 +123,7 @@ class Outcome:
             spent_s=vars(result.spent_s),
             peak_memory_bytes=result.peak_memory_bytes,
             memory_capacity_bytes=result.memory_capacity_bytes,
-            wire_bytes=cls.most_wire(rows),
+            wire_bytes=cls.most_sent(rows),
             bubble=None if result.pipeline is None else result.pipeline.bubble,
             figures={
                 key: value
@@ -190,7 +190,7 @@ class _ResultFile:
 
 
 def _refuse(location: str, problem: str, remedy: str) -> SimulationError:
-    return SimulationError("DIST0740", problem, place=location, remedy=remedy)
+    return SimulationError("DIST0740", problem, location=location, remedy=remedy)
 
 
 def _mesh_words(meshes: Iterable[_Mesh]) -> str:

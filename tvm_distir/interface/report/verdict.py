@@ -53,7 +53,7 @@ def check_fits(analysis: Analysis) -> None:
         raise InfeasibleError(
             "DIST0804",
             f"a device needs {units.size(peak)} of memory and has {units.size(capacity)}{largest}",
-            place=analysis.hardware.name, remedy=remedy,
+            location=analysis.hardware.name, remedy=remedy,
         )  # fmt: skip
 
 

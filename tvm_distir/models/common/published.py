@@ -99,6 +99,6 @@ def zoo_spec(spec: str) -> str:
     if name.lower() not in names:
         problem = "the list of published models does not have this name"
         remedy = f"{nearest(name.lower(), names)} Or give the path of its config.json."
-        raise ModelError("DIST0330", problem, place=f"{HUB}{name}", remedy=remedy)
+        raise ModelError("DIST0330", problem, location=f"{HUB}{name}", remedy=remedy)
     model = PUBLISHED[names[name.lower()]]
     return f"zoo:{model},{keys}" if mark else f"zoo:{model}"

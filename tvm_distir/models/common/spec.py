@@ -69,7 +69,7 @@ def check_file(path: str | Path) -> None:
     fault = file_fault(path)
     if fault is not None:
         problem = f"cannot read the file: {fault}"
-        raise ModelError("DIST0301", problem, place=str(path), remedy="Check the path.")
+        raise ModelError("DIST0301", problem, location=str(path), remedy="Check the path.")
 
 
 def file_bytes(path: str | Path) -> bytes:
@@ -85,7 +85,9 @@ def file_bytes(path: str | Path) -> bytes:
         return Path(path).read_bytes()
     except OSError as error:
         problem = f"cannot read the file: {error.strerror or error}"
-        raise ModelError("DIST0301", problem, place=str(path), remedy="Check the path.") from error
+        raise ModelError(
+            "DIST0301", problem, location=str(path), remedy="Check the path."
+        ) from error
 
 
 def check_torch(location: str) -> None:
@@ -93,7 +95,7 @@ def check_torch(location: str) -> None:
     if importlib.util.find_spec("torch") is None:
         problem = "reading torch.export programs requires torch, which is not installed"
         remedy = 'Install the extra: pip install "tvm_distir[torch]".'
-        raise ModelError("DIST0304", problem, place=location, remedy=remedy)
+        raise ModelError("DIST0304", problem, location=location, remedy=remedy)
 
 
 def check_archive(path: str | Path) -> None:
@@ -119,7 +121,7 @@ def check_archive(path: str | Path) -> None:
 
 def _no_archive(path: str | Path, problem: str) -> ModelError:
     remedy = "Write it with torch.export.save."
-    return ModelError("DIST0303", problem, place=str(path), remedy=remedy)
+    return ModelError("DIST0303", problem, location=str(path), remedy=remedy)
 
 
 def is_bytecode(data: bytes) -> bool:
@@ -132,7 +134,7 @@ def check_jax(location: str) -> None:
     if importlib.util.find_spec("jaxlib") is None or importlib.util.find_spec("jax") is None:
         problem = "reading MLIR bytecode requires jax, which is not installed"
         remedy = 'Install the extra: pip install "tvm_distir[jax]"; or write it as text.'
-        raise ModelError("DIST0304", problem, place=location, remedy=remedy)
+        raise ModelError("DIST0304", problem, location=location, remedy=remedy)
 
 
 def check_model(spec: str) -> None:
@@ -175,7 +177,7 @@ def split_keys(text: str, spec: str) -> tuple[str, dict[str, str]]:
         if not key or not equals or not value or key in keys:
             problem = f'key "{key}" is given twice' if key in keys else f'"{item}" is not key=value'
             raise ModelError(
-                "DIST0302", problem, place=spec, remedy="Write NAME?key=value,key=value."
+                "DIST0302", problem, location=spec, remedy="Write NAME?key=value,key=value."
             )
         keys[key] = value
     return name, keys
@@ -199,7 +201,7 @@ def model_with_seq(spec: str, seq: int) -> str:
         raise ModelError(
             "DIST0313",
             "only models of the zoo and configurations have the key seq",
-            place="seq",
+            location="seq",
             remedy="Give the size of a symbolic dim by its name: dims={NAME: SIZE} in Python, "
             "--dim NAME=SIZE on the command line.",
         )
@@ -209,4 +211,4 @@ def model_with_seq(spec: str, seq: int) -> str:
 def batch_fault(kind: str, spec: str, instead: str) -> ModelError:
     """Return the error (DIST0314) about a batch for a text format that fixes the batch."""
     problem = f"the batch of a {kind} module is fixed"
-    return ModelError("DIST0314", problem, place=spec, remedy=f"Remove --batch; {instead}.")
+    return ModelError("DIST0314", problem, location=spec, remedy=f"Remove --batch; {instead}.")

@@ -40,7 +40,7 @@ _STARTED = "_start"
 
 def fault(location: str, problem: str) -> ModelError:
     """Return an error at a place (DIST0380)."""
-    return ModelError("DIST0380", problem, place=location, remedy=_REMEDY)
+    return ModelError("DIST0380", problem, location=location, remedy=_REMEDY)
 
 
 class FunctionWriter:

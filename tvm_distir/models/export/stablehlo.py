@@ -83,7 +83,7 @@ def to_stablehlo(mod: ir.IRModule, partitioning: str = "auto", *, composites: bo
     if partitioning not in PARTITIONINGS:
         problem = f'there is no partitioning "{partitioning}"'
         remedy = nearest(partitioning, PARTITIONINGS)
-        raise UsageError("DIST0152", problem, place="partitioning", remedy=remedy)
+        raise UsageError("DIST0152", problem, location="partitioning", remedy=remedy)
     return _Writer(mod, partitioning, Composites() if composites else None).text()
 
 

@@ -41,7 +41,7 @@ def read_checkpoint(folder: Path, config: Config) -> dict[str, npt.NDArray[np.ge
         raise ModelError(
             "DIST0304",
             "reading safetensors files requires the package safetensors, which is not installed",
-            place=str(folder),
+            location=str(folder),
             remedy='Install the extra: pip install "tvm_distir[huggingface]".',
         )
     from safetensors import SafetensorError
@@ -81,4 +81,4 @@ def _files(folder: Path) -> list[Path]:
 def _unreadable(
     location: str, problem: str, remedy: str = "Download the file again."
 ) -> ModelError:
-    return ModelError("DIST0315", problem, place=location, remedy=remedy)
+    return ModelError("DIST0315", problem, location=location, remedy=remedy)

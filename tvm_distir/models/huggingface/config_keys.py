@@ -80,4 +80,4 @@ class ConfigKeys:
 
     def fault(self, problem: str, remedy: str) -> ModelError:
         """Return the error DIST0334."""
-        return ModelError("DIST0334", problem, place=self.location, remedy=remedy)
+        return ModelError("DIST0334", problem, location=self.location, remedy=remedy)

@@ -59,7 +59,7 @@ def read_config(data: Any, location: str, keys: Mapping[str, Any] | None = None)
         raise ModelError(
             "DIST0334",
             "the file has no model_type",
-            place=location,
+            location=location,
             remedy="Give the config.json of a model.",
         )
     reading = ConfigKeys(_of_decoder(data), location)
@@ -94,7 +94,7 @@ def read_config(data: Any, location: str, keys: Mapping[str, Any] | None = None)
     }
     config = replace(config, **changes)
     for problem, remedy in config.faults():
-        raise ModelError("DIST0332", problem, place=location, remedy=remedy)
+        raise ModelError("DIST0332", problem, location=location, remedy=remedy)
     result: Config = config
     for note in config_notes(data, location, result):
         warnings.warn(f"{location}: {note}", stacklevel=1)

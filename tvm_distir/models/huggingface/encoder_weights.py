@@ -143,4 +143,4 @@ def _renamed(name: str, table: tuple[Renaming, ...]) -> str | None:
         return str(ours(match) if callable(ours) else match.expand(ours))
     problem = "the tensor belongs to no weight of the model"
     remedy = "Give the weights of the model that config.json describes."
-    raise ModelError("DIST0335", problem, place=name, remedy=remedy)
+    raise ModelError("DIST0335", problem, location=name, remedy=remedy)

@@ -60,7 +60,7 @@ def convert_weights(config: Config, state: Mapping[str, Array]) -> dict[str, Arr
         else:
             problem = "the tensor belongs to no weight of the model"
             remedy = "Give the weights of the model that config.json describes."
-            raise ModelError("DIST0335", problem, place=name, remedy=remedy)
+            raise ModelError("DIST0335", problem, location=name, remedy=remedy)
     return out
 
 

@@ -130,13 +130,15 @@ class Scanner:
     def fault(self, problem: str) -> ModelError:
         """Return an error at this position (DIST0370)."""
         remedy = "Write the text again with JAX's as_text(), or jax.export."
-        return ModelError("DIST0370", problem, place=f"{self._location}:{self.line}", remedy=remedy)
+        return ModelError(
+            "DIST0370", problem, location=f"{self._location}:{self.line}", remedy=remedy
+        )
 
     def unknown(self, operation: str, remedy: str = "Lower the model to StableHLO.") -> ModelError:
         """Return the error about an operation that is not StableHLO's (DIST0371)."""
         return ModelError(
             "DIST0371",
             f"{operation} cannot be imported",
-            place=f"{self._location}:{self.line} ({operation})",
+            location=f"{self._location}:{self.line} ({operation})",
             remedy=remedy,
         )

@@ -50,7 +50,7 @@ def node_location(node: onnx.NodeProto) -> str:
 
 def refusal(node: onnx.NodeProto, problem: str) -> ModelError:
     """Return the DIST0314 error of a node that prevents another batch."""
-    return ModelError("DIST0314", problem, place=node_location(node), remedy=_REMEDY)
+    return ModelError("DIST0314", problem, location=node_location(node), remedy=_REMEDY)
 
 
 def carrying_dims(name: str, before: Shapes, after: Shapes) -> tuple[int, ...]:

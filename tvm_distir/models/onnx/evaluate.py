@@ -45,7 +45,9 @@ def evaluated(node: onnx.NodeProto, operands: Mapping[str, Array], model: onnx.M
     except Exception as error:  # the reference raises whatever NumPy raises
         problem = f"it cannot be evaluated on its constant operands: {reason(error)}"
         remedy = "Check the constants of the model."
-        raise ModelError("DIST0310", problem, place=node_location(node), remedy=remedy) from error
+        raise ModelError(
+            "DIST0310", problem, location=node_location(node), remedy=remedy
+        ) from error
 
 
 def _by_reference(

@@ -75,7 +75,7 @@ def from_onnx(
     if model.ir_version < OLDEST_IR:
         problem = f"the model's IR version is {model.ir_version}"
         remedy = f"Convert it to IR version {OLDEST_IR} or later."
-        raise ModelError("DIST0310", problem, place=location, remedy=remedy)
+        raise ModelError("DIST0310", problem, location=location, remedy=remedy)
     check_names(model.graph, location)
     check_inputs(model.graph, location)
     skeleton = strip_weights(model, folder)
@@ -93,7 +93,7 @@ def from_onnx(
 def _check_batch(batch: int | None, location: str) -> None:
     if batch is not None and (isinstance(batch, bool) or not isinstance(batch, int) or batch < 1):
         problem = f"batch={batch!r} is not a size"
-        raise ModelError("DIST0314", problem, place=location, remedy="Give a positive integer.")
+        raise ModelError("DIST0314", problem, location=location, remedy="Give a positive integer.")
 
 
 class _Refused(BaseException):
@@ -156,14 +156,14 @@ def _import(skeleton: Skeleton, location: str) -> ir.IRModule:
     except tvm.error.OpNotImplemented as error:
         problem = _unsupported(skeleton.model, str(error))
         remedy = "Rewrite the model with operators that TVM imports."
-        raise ModelError("DIST0311", problem, place=location, remedy=remedy) from error
+        raise ModelError("DIST0311", problem, location=location, remedy=remedy) from error
     except IMPORT_ERRORS as error:
         node = importer.node
         del importer  # it holds the builder
         drop_half_built(error)
         problem = f"TVM's importer refused the node: {reason(error)}"
         remedy = "Check the operands and the operator set's version."
-        raise ModelError("DIST0312", problem, place=node or location, remedy=remedy) from error
+        raise ModelError("DIST0312", problem, location=node or location, remedy=remedy) from error
     return mod
 
 
@@ -189,7 +189,7 @@ def _fold_constants(mod: ir.IRModule, location: str) -> ir.IRModule:
         call = _without_kernel(mod)
         problem = f"TVM has no kernel for {call}: {reason(error)}"
         remedy = "Rewrite the node that is imported as this call."
-        raise ModelError("DIST0312", problem, place=location, remedy=remedy) from error
+        raise ModelError("DIST0312", problem, location=location, remedy=remedy) from error
 
 
 def _without_kernel(mod: ir.IRModule) -> str:

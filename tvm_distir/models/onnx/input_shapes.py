@@ -58,7 +58,7 @@ def static_shapes(
         if not value.type.HasField("tensor_type") or not value.type.tensor_type.HasField("shape"):
             problem = f'the shape of the input "{value.name}" is unknown'
             remedy = "Export the model with a shape."
-            raise ModelError("DIST0313", problem, place=location, remedy=remedy)
+            raise ModelError("DIST0313", problem, location=location, remedy=remedy)
         batch_size = batch if value.name in data else None
         old[value.name] = _shape_of(value, dims, batch_size, known, open_names)
     for name in dims:
@@ -110,7 +110,7 @@ def _with_batch(
         shown = ", ".join(f"{name} {list(old[name])}" for name in data)
         problem = f"the data inputs have no common dim 0: {shown}"
         remedy = "Remove --batch, or export the model with the required batch."
-        raise ModelError("DIST0314", problem, place=location, remedy=remedy)
+        raise ModelError("DIST0314", problem, location=location, remedy=remedy)
     return {name: (batch, *shape[1:]) if name in ranked else shape for name, shape in old.items()}
 
 
@@ -157,4 +157,4 @@ def _unknown_dims(names: Mapping[str, str], dims: Mapping[str, int], location: s
     remedy = dims_remedy(unknown or list(names), "td.from_onnx(file, dims={})")
     if "dim 0" in operand:
         remedy += " A batch, dim 0, may also be given by --batch N."
-    return ModelError("DIST0313", operand, place=location, remedy=remedy)
+    return ModelError("DIST0313", operand, location=location, remedy=remedy)

@@ -44,7 +44,7 @@ def check_read(node: onnx.NodeProto, seen: Seen) -> None:
     fault = _FAULTS[node.op_type](node, seen)
     if fault is not None:
         problem = f"TVM's importer translates it incorrectly: {fault[0]}"
-        raise ModelError("DIST0312", problem, place=node_location(node), remedy=fault[1])
+        raise ModelError("DIST0312", problem, location=node_location(node), remedy=fault[1])
 
 
 Fault = tuple[str, str] | None

@@ -58,4 +58,4 @@ def _once(names: Iterable[str], subject: str, location: str) -> None:
 
 
 def _fault(problem: str, location: str) -> ModelError:
-    return ModelError("DIST0310", problem, place=location, remedy=_REMEDY)
+    return ModelError("DIST0310", problem, location=location, remedy=_REMEDY)

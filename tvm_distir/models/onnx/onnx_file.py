@@ -35,7 +35,7 @@ def read_model(path: str | Path) -> onnx.ModelProto:
     except DecodeError as error:
         problem = "the file is not an ONNX model, or is truncated"
         remedy = "Export or download it again."
-        raise ModelError("DIST0303", problem, place=str(path), remedy=remedy) from error
+        raise ModelError("DIST0303", problem, location=str(path), remedy=remedy) from error
     return model
 
 
@@ -44,21 +44,23 @@ def check_complete(model: onnx.ModelProto, location: str) -> None:
     graph = model.graph
     if not graph.output or not (graph.node or graph.input):
         problem = "the file contains no graph with an output"
-        raise ModelError("DIST0303", problem, place=location, remedy="Export or download it again.")
+        raise ModelError(
+            "DIST0303", problem, location=location, remedy="Export or download it again."
+        )
     if not graph.node:
         remedy = "Export the model again."
-        raise ModelError("DIST0310", "the graph has no nodes", place=location, remedy=remedy)
+        raise ModelError("DIST0310", "the graph has no nodes", location=location, remedy=remedy)
     version, newest = opset_version(model), onnx.defs.onnx_opset_version()
     if version is None:
         problem = "the model imports no operator set of the default domain"
         remedy = "Export it with an opset_import."
-        raise ModelError("DIST0310", problem, place=location, remedy=remedy)
+        raise ModelError("DIST0310", problem, location=location, remedy=remedy)
     if not 1 <= version <= newest:
         raise ModelError(
             "DIST0310",
             f"the model imports the operator set {version}, which onnx {onnx.__version__} does not "
             "know",
-            place=location,
+            location=location,
             remedy=f"Export it with one from 1 to {newest}, or install a newer onnx.",
         )
 
@@ -75,7 +77,7 @@ def check_tensor(tensor: TensorProto) -> None:
         raise ModelError(
             "DIST0310",
             f"a stored value has the type {tensor.data_type} and the shape {list(tensor.dims)}",
-            place=tensor.name,
+            location=tensor.name,
             remedy="Export the model again.",
         )
 
@@ -97,4 +99,4 @@ def tensor_array(tensor: TensorProto, folder: str) -> npt.NDArray[np.generic]:
     except (OSError, ValueError, TypeError, onnx.checker.ValidationError) as error:
         problem = f"the values cannot be read: {str(error).splitlines()[0]}"
         remedy = "Keep the external data files next to the model."
-        raise ModelError("DIST0315", problem, place=tensor.name, remedy=remedy) from error
+        raise ModelError("DIST0315", problem, location=tensor.name, remedy=remedy) from error

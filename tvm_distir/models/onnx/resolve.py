@@ -62,7 +62,7 @@ def resolve(
         if not carrying_dims(output.name, before, after):
             problem = "the output does not scale with the batch"
             remedy = "Remove --batch, or export the model with the required batch."
-            raise ModelError("DIST0314", problem, place=output.name, remedy=remedy)
+            raise ModelError("DIST0314", problem, location=output.name, remedy=remedy)
     return _replaced(model, nodes, after)
 
 

@@ -52,7 +52,7 @@ def check_inputs(graph: onnx.GraphProto, location: str) -> None:
         fault = type_fault(value.type) if value.type.WhichOneof("value") else None
         if fault is not None and not _is_open(value.type):
             problem = f'"{value.name}" is {fault}'
-            raise ModelError("DIST0316", problem, place=location, remedy=_REMEDY)
+            raise ModelError("DIST0316", problem, location=location, remedy=_REMEDY)
 
 
 def _is_open(kind: onnx.TypeProto) -> bool:
@@ -85,7 +85,7 @@ def check_numbers(node: onnx.NodeProto, types: dict[str, onnx.TypeProto]) -> Non
         fault = type_fault(kind)
         if fault is not None:
             problem = f'its result "{name}" is {fault}'
-            raise ModelError("DIST0316", problem, place=node_location(node), remedy=_REMEDY)
+            raise ModelError("DIST0316", problem, location=node_location(node), remedy=_REMEDY)
 
 
 def check_sizes(
@@ -114,7 +114,7 @@ def check_sizes(
     raise ModelError(
         "DIST0317",
         f"the size of its result depends on data: {problem}",
-        place=node_location(node),
+        location=node_location(node),
         remedy="Make that operand a constant, or remove the node: only static shapes are "
         "supported.",
     )

@@ -127,7 +127,7 @@ class ShapeWalk:
         if missing:
             problem = f'"{missing[0]}" is read before it is defined'
             remedy = "Export the model again with topologically sorted nodes."
-            raise ModelError("DIST0310", problem, place=node_location(node), remedy=remedy)
+            raise ModelError("DIST0310", problem, location=node_location(node), remedy=remedy)
         nested = any(a.type in (a.GRAPH, a.GRAPHS) for a in node.attribute)
         types = self.types if nested else {name: self.types[name] for name in node.input if name}
         known = {
@@ -148,7 +148,7 @@ class ShapeWalk:
             raise ModelError(
                 "DIST0310",
                 f"the shapes do not match: {reason(error)} (operands {self._operands(node)})",
-                place=node_location(node),
+                location=node_location(node),
                 remedy="Check the model with onnx.checker.check_model(full_check=True).",
             ) from error
         self.types.update(outputs)
@@ -180,4 +180,4 @@ def unknown_operator(node: onnx.NodeProto) -> ModelError:
     domain = f" of domain {node.domain}" if node.domain else ""
     problem = f'the operator "{node.op_type}"{domain} is unknown'
     remedy = "Export the model with standard ONNX operators."
-    return ModelError("DIST0311", problem, place=node_location(node), remedy=remedy)
+    return ModelError("DIST0311", problem, location=node_location(node), remedy=remedy)

@@ -84,7 +84,7 @@ class ArgumentNames:
             for name in sorted(self._data.difference(*named)):
                 problem = f'there is no argument "{name}"'
                 remedy = nearest(name, titles)
-                raise ModelError("DIST0373", problem, place=self._location, remedy=remedy)
+                raise ModelError("DIST0373", problem, location=self._location, remedy=remedy)
         weights = [i for i in range(len(titles)) if i not in set(data)]
         return Signature(titles, data + weights, len(data))
 

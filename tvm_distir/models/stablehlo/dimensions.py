@@ -107,7 +107,7 @@ class IndexDims:
 
         Returns
         -------
-        places : relax.Expr
+        positions : relax.Expr
             int64, of the shape of the result.
         inside : relax.Expr or None
             Whether each window is in the table, with dims of 1 for dims of windows; None with

@@ -89,7 +89,7 @@ class FunctionBody:
             self._scopes = before
         problem = "a block returns no value"
         remedy = "Write the text again with JAX."
-        raise ModelError("DIST0370", problem, place=self._functions.location, remedy=remedy)
+        raise ModelError("DIST0370", problem, location=self._functions.location, remedy=remedy)
 
     def _value(self, operation: Operation, name: str) -> TranslatedTensor:
         for scope in reversed(self._scopes):

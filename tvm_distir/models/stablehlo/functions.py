@@ -110,7 +110,7 @@ class Functions:
         return ModelError(
             "DIST0372",
             problem,
-            place=f"{self.location}:{operation.line} ({operation.name})",
+            location=f"{self.location}:{operation.line} ({operation.name})",
             remedy=remedy,
         )
 

@@ -45,7 +45,7 @@ def from_stablehlo(
     if not functions.public:
         problem = "the module has no public function"
         remedy = "Export a function with jax.export."
-        raise ModelError("DIST0370", problem, place=location, remedy=remedy)
+        raise ModelError("DIST0370", problem, location=location, remedy=remedy)
     try:
         mod = functions.written(ArgumentNames(module.locations, data, location))
     except ModelError as error:
@@ -121,7 +121,7 @@ def _check_operations(module: Module, location: str) -> None:
         name, line = next(iter(first.items()))
         problem = f"the importer does not support {', '.join(first)}"
         remedy = "Write the model with other operations."
-        raise ModelError("DIST0371", problem, place=f"{location}:{line} ({name})", remedy=remedy)
+        raise ModelError("DIST0371", problem, location=f"{location}:{line} ({name})", remedy=remedy)
 
 
 def _texts(module: Module, location: str) -> list[str]:

@@ -221,5 +221,7 @@ def sharding_of(attributes: Mapping[str, Any], source: str) -> Opaque | str | No
     sharding = attributes.get("sdy.sharding", attributes.get("mhlo.sharding"))
     if sharding is not None and not isinstance(sharding, (str, Opaque)):
         problem = "a sharding is neither an attribute of Shardy nor a text"
-        raise ModelError("DIST0370", problem, place=source, remedy="Write the text again with JAX.")
+        raise ModelError(
+            "DIST0370", problem, location=source, remedy="Write the text again with JAX."
+        )
     return sharding

@@ -47,7 +47,7 @@ def read_source(source: Any) -> tuple[str, str]:
         data, location = file_bytes(source), str(source)
     else:
         raise ModelError(
-            "DIST0302", f"a {type(source).__name__} is no module of StableHLO", place="source",
+            "DIST0302", f"a {type(source).__name__} is no module of StableHLO", location="source",
             remedy="Give text, a path, bytecode, or what jax.jit(f).lower(...) returns.",
         )  # fmt: skip
     if is_bytecode(data):
@@ -90,13 +90,13 @@ def _internal(module: str, name: str, location: str, remedy: str) -> Any:
     except (ImportError, AttributeError) as error:
         version = importlib.metadata.version("jax")
         problem = f"jax {version} has no {module}.{name}, by which this kind of file is read"
-        raise ModelError("DIST0304", problem, place=location, remedy=remedy) from error
+        raise ModelError("DIST0304", problem, location=location, remedy=remedy) from error
 
 
 def _unreadable(location: str) -> ModelError:
     problem = "it is neither text nor bytecode of MLIR, nor an artifact of jax.export"
     remedy = "Write it with jax.export, or with as_text()."
-    return ModelError("DIST0303", problem, place=location, remedy=remedy)
+    return ModelError("DIST0303", problem, location=location, remedy=remedy)
 
 
 def _text_of(data: bytes, location: str) -> str:
@@ -112,7 +112,7 @@ def _text_of(data: bytes, location: str) -> str:
         raise ModelError(
             "DIST0303",
             f"the bytecode cannot be read: {reason(error)}",
-            place=location,
+            location=location,
             remedy="Write it again with jax.export.",
         ) from error
     return str(module.operation.get_asm(enable_debug_info=True, print_generic_op_form=True))

@@ -37,7 +37,7 @@ def read_archive(path: str | Path) -> ExportedProgram:
     except Exception as error:  # torch raises what its readers of zip, JSON and pickle raise
         problem = f"the archive cannot be loaded: {reason(error)}"
         remedy = f"Write it with torch.export.save and torch {torch.__version__}."
-        raise ModelError("DIST0303", problem, place=str(path), remedy=remedy) from error
+        raise ModelError("DIST0303", problem, location=str(path), remedy=remedy) from error
     return program
 
 

@@ -108,7 +108,7 @@ def _register_operator(target: str, location: str) -> None:
     if f"{namespace}::{name}" != _GROUPED:
         problem = f"the importer does not support {namespace}.{rest}"
         remedy = "Write the model with other operators, or export it to ONNX."
-        raise ModelError("DIST0360", problem, place=location, remedy=remedy)
+        raise ModelError("DIST0360", problem, location=location, remedy=remedy)
     if importlib.util.find_spec("transformers") is not None:
         importlib.import_module(_GROUPED_MODULE)
         return

@@ -45,7 +45,7 @@ def check_operators(graphs: Iterable[fx.Graph]) -> None:
     if first:
         problem = f"the importer does not support {', '.join(first)}"
         remedy = "Write the model with other operators, or export it to ONNX."
-        raise ModelError("DIST0360", problem, place=next(iter(first.values())), remedy=remedy)
+        raise ModelError("DIST0360", problem, location=next(iter(first.values())), remedy=remedy)
 
 
 def _is_known(node: fx.Node) -> bool:
@@ -135,7 +135,7 @@ class Translation:
             if self._batch is not None:
                 raise self._batch.fault(node, "its operands do not match") from error
         raise ModelError(
-            "DIST0361", problem, place=_location(node), remedy="Rewrite this part of the model."
+            "DIST0361", problem, location=_location(node), remedy="Rewrite this part of the model."
         ) from cause
 
     def _value(self, node: fx.Node, env: dict[fx.Node, Any]) -> Any:

@@ -43,7 +43,7 @@ def from_exported_program(
     if outputs not in OUTPUTS:
         problem = f'"{outputs}" is not a choice of outputs'
         remedy = f"Give {' or '.join(OUTPUTS)}."
-        raise ModelError("DIST0362", problem, place=location, remedy=remedy)
+        raise ModelError("DIST0362", problem, location=location, remedy=remedy)
     program = _prepared(program, location)
     check_operators(_graphs(program.graph_module))
     inputs = read_inputs(program, batch, dims or {}, location)
@@ -91,7 +91,7 @@ def _prepared(program: ExportedProgram, location: str) -> ExportedProgram:
     except Exception as error:  # torch runs the whole model
         problem = f"torch cannot decompose the program: {reason(error)}"
         remedy = "Check the output of program.run_decompositions()."
-        raise ModelError("DIST0361", problem, place=location, remedy=remedy) from error
+        raise ModelError("DIST0361", problem, location=location, remedy=remedy) from error
 
 
 def _without_aliases(program: ExportedProgram, inputs: Inputs, outputs: str) -> ir.IRModule:
@@ -131,5 +131,5 @@ def _result(results: list[Any], index: int, spec: OutputSpec) -> Any:
     if isinstance(value, Absent) or not isinstance(value, Expr):
         problem = f"result {index} is not computed"
         remedy = "Remove it from the outputs of the model."
-        raise ModelError("DIST0361", problem, place=str(spec.arg.name), remedy=remedy)
+        raise ModelError("DIST0361", problem, location=str(spec.arg.name), remedy=remedy)
     return value

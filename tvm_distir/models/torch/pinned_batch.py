@@ -150,7 +150,7 @@ class PinnedBatch:
         return ModelError(
             "DIST0314",
             f"the batch {self.old} cannot become {self.new}: {problem}",
-            place=f"{self._location}: {node.name} ({overload_name(node.target)})",
+            location=f"{self._location}: {node.name} ({overload_name(node.target)})",
             remedy="Export the model at this batch, or with dynamic_shapes for dim 0.",
         )
 

@@ -98,7 +98,7 @@ def read_inputs(
             raise ModelError(
                 "DIST0362",
                 f'the input "{node.name}" is not a tensor ({spec.kind.name.lower()})',
-                place=location,
+                location=location,
                 remedy="Export a module of tensors, with numbers as constants and without custom "
                 "objects.",
             )
@@ -165,10 +165,10 @@ def wanted_outputs(program: ExportedProgram, outputs: str) -> list[tuple[int, Ou
         elif not (isinstance(spec.arg, ConstantArgument) and spec.arg.value is None):
             problem = f"result {index} is not a tensor"
             remedy = "Export a module that returns tensors."
-            raise ModelError("DIST0362", problem, place=f"{spec.arg}", remedy=remedy)
+            raise ModelError("DIST0362", problem, location=f"{spec.arg}", remedy=remedy)
     if not selected:
         remedy = "Return at least one tensor."
-        raise ModelError("DIST0362", "the program has no output", place="output", remedy=remedy)
+        raise ModelError("DIST0362", "the program has no output", location="output", remedy=remedy)
     return selected
 
 

@@ -64,7 +64,7 @@ class OpenDims:
             if size_of is not None and not allowed.lower <= size_of <= allowed.upper:
                 problem = f"{symbol}={size_of} is outside {allowed.lower} to {allowed.upper}"
                 remedy = "Export the model with a wider range of this dim."
-                raise ModelError("DIST0313", problem, place=location, remedy=remedy)
+                raise ModelError("DIST0313", problem, location=location, remedy=remedy)
 
     def _symbol(self, name: str) -> str:
         symbols = set(self._names.values())
@@ -75,7 +75,7 @@ class OpenDims:
             raise ModelError(
                 "DIST0313",
                 f'no input has a symbolic dim "{name}"',
-                place=self._location,
+                location=self._location,
                 remedy=remedy if known else "Remove it: all dims of this program have sizes.",
             )
         return self._names.get(name, name)
@@ -98,7 +98,7 @@ class OpenDims:
             raise ModelError(
                 "DIST0314",
                 f'dim 0 of the input "{name}" is {old} in the program, and others differ ({has})',
-                place=self._location,
+                location=self._location,
                 remedy="Remove the batch, or export with dynamic_shapes for dim 0.",
             )
         self.pinned = old
@@ -122,7 +122,7 @@ class OpenDims:
             batch = "--batch N, or " if index == 0 else ""
             problem = f'dim {index} ("{expression}") of the input "{name}" is unknown'
             remedy = f"Give its size: {batch}--dim {missing[0]}=N (dims= in Python)."
-            raise ModelError("DIST0313", problem, place=self._location, remedy=remedy)
+            raise ModelError("DIST0313", problem, location=self._location, remedy=remedy)
         return int(expression.subs({s: self._sizes[str(s)] for s in expression.free_symbols}))
 
 
@@ -134,5 +134,5 @@ def _expression(size: torch.SymInt) -> Any:
 def _checked(name: str, size: object, location: str, code: str) -> int:
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         remedy = "Give a positive integer."
-        raise ModelError(code, f"{name}={size!r} is not a size", place=location, remedy=remedy)
+        raise ModelError(code, f"{name}={size!r} is not a size", location=location, remedy=remedy)
     return size

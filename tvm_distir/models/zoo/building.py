@@ -111,14 +111,14 @@ def build_config(configuration: Config, caches: CacheConfig | None = None) -> ir
     if not isinstance(configuration, DecoderConfig):
         problem = "a model with an encoder has no serving step"
         remedy = "Remove the key entry=serve."
-        raise ModelError("DIST0331", problem, place="config.json", remedy=remedy)
+        raise ModelError("DIST0331", problem, location="config.json", remedy=remedy)
     return cached_model.build(serving_config("config.json", configuration, caches), caches)
 
 
 def _check_name(name: str) -> None:
     if name not in _PRESETS:
         problem = f'the zoo has no model "{name}"'
-        raise ModelError("DIST0330", problem, place=f"zoo:{name}", remedy=nearest(name, NAMES))
+        raise ModelError("DIST0330", problem, location=f"zoo:{name}", remedy=nearest(name, NAMES))
 
 
 def build(name: str, keys: Mapping[str, object]) -> ir.IRModule:
@@ -134,5 +134,5 @@ def build(name: str, keys: Mapping[str, object]) -> ir.IRModule:
     if ENTRY in keys and name in WITHOUT_SERVING:
         problem = f"{name} has no serving step: {WITHOUT_SERVING[name]}"
         remedy = f"Remove {ENTRY}, or choose a decoder."
-        raise ModelError("DIST0331", problem, place=f"zoo:{name}", remedy=remedy)
+        raise ModelError("DIST0331", problem, location=f"zoo:{name}", remedy=remedy)
     return build_keys(name, keys)

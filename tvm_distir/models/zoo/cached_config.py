@@ -85,7 +85,7 @@ def split_serve_keys(
         return rest, None
     if entry != SERVE:
         remedy = f"Use {ENTRY}={SERVE}, or remove the key."
-        raise ModelError("DIST0331", f'unknown entry "{entry}"', place=location, remedy=remedy)
+        raise ModelError("DIST0331", f'unknown entry "{entry}"', location=location, remedy=remedy)
     known = {f.name: type(f.default) for f in fields(CacheConfig)}
     values = {
         key: convert_key(location, key, rest.pop(key), kind)
@@ -94,7 +94,7 @@ def split_serve_keys(
     }
     caches = CacheConfig(**values)
     for problem, remedy in caches.faults():
-        raise ModelError("DIST0332", problem, place=location, remedy=remedy)
+        raise ModelError("DIST0332", problem, location=location, remedy=remedy)
     return rest, caches
 
 
@@ -110,7 +110,7 @@ def serving_config(location: str, config: DecoderConfig, caches: CacheConfig) ->
     tokens = caches.past + config.seq
     if 0 < config.positions < tokens:
         problem = f"past + seq = {tokens} exceeds positions={config.positions}"
-        raise ModelError("DIST0332", problem, place=location, remedy=f"Add positions={tokens}.")
+        raise ModelError("DIST0332", problem, location=location, remedy=f"Add positions={tokens}.")
     for problem, remedy in indivisible("batch", config.batch, "pools", caches.pools):
-        raise ModelError("DIST0332", problem, place=location, remedy=remedy)
+        raise ModelError("DIST0332", problem, location=location, remedy=remedy)
     return config

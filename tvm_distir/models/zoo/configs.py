@@ -98,7 +98,7 @@ def configure(name: str, presets: Mapping[str, AnyConfig], keys: Mapping[str, ob
         raise ModelError(
             "DIST0331",
             f'the zoo\'s {name} has no size "{size}"',
-            place=f"zoo:{name}",
+            location=f"zoo:{name}",
             remedy=nearest(size, presets),
         )
     base = presets[size]
@@ -109,13 +109,13 @@ def configure(name: str, presets: Mapping[str, AnyConfig], keys: Mapping[str, ob
             raise ModelError(
                 "DIST0331",
                 f'the zoo\'s {name} has no key "{key}"',
-                place=f"zoo:{name}",
+                location=f"zoo:{name}",
                 remedy=nearest(key, [*types, "size"]),
             )
         values[key] = convert_key(f"zoo:{name}", key, value, types[key])
     config = replace(base, **values)
     for problem, remedy in config.faults():
-        raise ModelError("DIST0332", problem, place=f"zoo:{name}", remedy=remedy)
+        raise ModelError("DIST0332", problem, location=f"zoo:{name}", remedy=remedy)
     return config
 
 
@@ -128,5 +128,5 @@ def convert_key(location: str, key: str, value: Any, kind: type) -> Any:
     except (TypeError, ValueError) as error:
         word = "an integer" if kind is int else "a number"
         problem = f"{key}={shortened(value)!r} is not {word}"
-        raise ModelError("DIST0332", problem, place=location, remedy="Fix it.") from error
+        raise ModelError("DIST0332", problem, location=location, remedy="Fix it.") from error
     return number

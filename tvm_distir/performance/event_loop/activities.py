@@ -92,7 +92,7 @@ class Activities:
     kind: Ints
     group: Ints
     rank: Ints
-    spent: Ints
+    durations: Ints
     in_begin: Ints
     ins: Ints
     out_begin: Ints

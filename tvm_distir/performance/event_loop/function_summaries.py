@@ -83,7 +83,7 @@ def representable() -> Iterator[None]:
     except OverflowError as err:
         raise SimulationError(
             "DIST0721", "the simulated time does not fit in 64-bit picoseconds (13 days)",
-            place="schedule",
+            location="schedule",
             remedy="Check the numbers of the system and the sizes of the program.",
         ) from err  # fmt: skip
 
@@ -140,7 +140,9 @@ class FunctionSummaries(Protocol):
             -1 where ranks wait for each other, or a time does not fit.
         """
 
-    def busy(self, runs: Ints, times: Ints, computing: Ints, talking: Ints) -> tuple[int, int, int]:
+    def busy(
+        self, runs: Ints, times: Ints, computing: Ints, communicating: Ints
+    ) -> tuple[int, int, int]:
         """Return the time in which a rank computes, communicates, and does both.
 
         Parameters

@@ -105,8 +105,10 @@ class NativeMaps:
         self._sweep(columns, *tables, *units.arrays(), result)
         return result
 
-    def busy(self, runs: Ints, times: Ints, computing: Ints, talking: Ints) -> tuple[int, int, int]:
+    def busy(
+        self, runs: Ints, times: Ints, computing: Ints, communicating: Ints
+    ) -> tuple[int, int, int]:
         """See :class:`.function_summaries.FunctionSummaries`."""
         with representable():
-            compute, comm, both = self._busy(runs, times, computing, talking)
+            compute, comm, both = self._busy(runs, times, computing, communicating)
         return int(compute), int(comm), int(both)

@@ -47,24 +47,24 @@ def fair_speeds(
         return result
     left = {link: capacity[link] for link in total}
     peak = [max(local.values()) for local in loads]
-    waiting = list(range(len(loads)))
-    while waiting:
+    pending = list(range(len(loads)))
+    while pending:
         weight: dict[int, float] = {}
-        for each in waiting:
+        for each in pending:
             for link, load in loads[each].items():
                 weight[link] = weight.get(link, 0.0) + load / peak[each]
         level = min(left[link] / weight[link] for link in weight)
-        chosen = [each for each in waiting if most[each] * peak[each] <= level]
+        chosen = [each for each in pending if most[each] * peak[each] <= level]
         if not chosen:
             full = {link for link in weight if left[link] / weight[link] == level}
-            chosen = [each for each in waiting if not full.isdisjoint(loads[each])]
+            chosen = [each for each in pending if not full.isdisjoint(loads[each])]
             for each in chosen:
                 result[each] = max(level / peak[each], SLOWEST)
         for each in chosen:
             for link, load in loads[each].items():
                 left[link] = max(left[link] - load * result[each], 0.0)
         removed = set(chosen)
-        waiting = [each for each in waiting if each not in removed]
+        pending = [each for each in pending if each not in removed]
     return result
 
 
@@ -141,7 +141,7 @@ class Contention:
             return False
         if kind == FLOW:
             origin = max(times)
-            ends = [origin + int(self.activities.spent[number])]
+            ends = [origin + int(self.activities.durations[number])]
         else:
             local, begin = self.activities, int(self.activities.matrix_begin[kind])
             ports = int(local.matrix_ports[kind])
@@ -149,11 +149,11 @@ class Contention:
             matrix = local.matrix[begin : begin + count * ports].reshape(count, ports)
             ends = times_of(matrix, np.array(times, np.int64)[:, None])[:, 0].tolist()
         later = []
-        for place, end in enumerate(ends):
+        for position, end in enumerate(ends):
             if end <= self._now:
-                self._come(token + place, end)
+                self._come(token + position, end)
             else:
-                later.append((end, token + place))
+                later.append((end, token + position))
         if not later:
             return False
         later.sort(reverse=True)
@@ -177,14 +177,14 @@ class Contention:
             if unit and self._rank[each.number] in slowed:
                 speed = min(speed, loads.beside)
             most.append(speed)
-        at = [place for place, single in enumerate(self._active) if single.loads]
+        at = [position for position, single in enumerate(self._active) if single.loads]
         result = fair_speeds(
-            [most[place] for place in at],
-            [self._active[place].loads for place in at],
+            [most[position] for position in at],
+            [self._active[position].loads for position in at],
             loads.capacity.tolist(),
         )
-        for place, speed in zip(at, result, strict=True):
-            most[place] = speed
+        for position, speed in zip(at, result, strict=True):
+            most[position] = speed
         for each, speed in zip(self._active, most, strict=True):
             if speed != each.speed and self._kind[each.number] != FLOW:
                 self.clock.append((each.number, math.floor(each.clock + 0.5), self._now))

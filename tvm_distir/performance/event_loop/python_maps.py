@@ -203,10 +203,12 @@ class PythonMaps:
                     result[row] = ran.finish.max(initial=0)
         return result
 
-    def busy(self, runs: Ints, times: Ints, computing: Ints, talking: Ints) -> tuple[int, int, int]:
+    def busy(
+        self, runs: Ints, times: Ints, computing: Ints, communicating: Ints
+    ) -> tuple[int, int, int]:
         """See :class:`.function_summaries.FunctionSummaries`."""
         changes: list[tuple[int, int, int]] = []
-        for kind, pairs in enumerate((computing, talking)):
+        for kind, pairs in enumerate((computing, communicating)):
             for start, end in pairs.reshape(-1, 2).tolist():
                 changes += [(start, kind, 1), (end, kind, -1)]
         at = 0

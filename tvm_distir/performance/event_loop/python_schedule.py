@@ -45,10 +45,10 @@ class _Queues:
 
     def run(self) -> tuple[Ints, Ints, int]:
         """Schedule all tasks that can start."""
-        waiting, moved = list(range(self.tasks.size)), True
+        pending, moved = list(range(self.tasks.size)), True
         while moved:
             moved = False
-            for task in waiting:
+            for task in pending:
                 together = self.members.get(int(self.tasks.group[task]), [task])
                 ready = self._ready_at(together) if self.end[task] < 0 else None
                 if ready is None:
@@ -58,8 +58,8 @@ class _Queues:
                     return _array(self.start), _array(self.end), -1
                 self._put_in_turn(together, ready, finish)
                 moved = True
-            waiting = [task for task in waiting if self.end[task] < 0]
-        return _array(self.start), _array(self.end), self.tasks.size - len(waiting)
+            pending = [task for task in pending if self.end[task] < 0]
+        return _array(self.start), _array(self.end), self.tasks.size - len(pending)
 
     def _ready_at(self, together: Sequence[int]) -> int | None:
         """Return when tasks could start; None when something before them is not done."""

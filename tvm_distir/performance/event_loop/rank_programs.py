@@ -37,7 +37,7 @@ class RankPrograms:
     ----------
     kind_function : int64 array (kinds,)
         Function of each kind of unit.
-    kind_places : int64 array
+    kind_positions : int64 array
         The places of the parameters of each kind's function, then of its results; the cell is -1
         for a result that is not stored, and for a parameter that is not a port.
     steps : int64 array (steps, 5)
@@ -57,7 +57,7 @@ class RankPrograms:
     """
 
     kind_function: Ints
-    kind_places: Ints
+    kind_positions: Ints
     steps: Ints
     template_begin: Ints
     program_begin: Ints
@@ -70,7 +70,7 @@ class RankPrograms:
         """Return the fields in order, each array in a single dim."""
         return (
             self.kind_function,
-            self.kind_places,
+            self.kind_positions,
             np.ascontiguousarray(self.steps).ravel(),
             self.template_begin,
             self.program_begin,

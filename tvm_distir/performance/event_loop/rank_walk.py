@@ -64,12 +64,12 @@ class RankWalk(abc.ABC, Generic[Token]):
         for function in units.kind_function.tolist():
             params = len(maps.independent_inputs(function))
             results = len(maps.result_sources(function))
-            places = units.kind_places[at : at + 2 * (params + results)].reshape(-1, 2)
+            positions = units.kind_positions[at : at + 2 * (params + results)].reshape(-1, 2)
             at += 2 * (params + results)
-            written = places[params:]
+            written = positions[params:]
             self.stored.append([r for r in range(results) if written[r, 0] >= 0])
             ports = list(range(params)) if every_input else maps.ports(function)
-            self._reads.append(places[ports].tolist())
+            self._reads.append(positions[ports].tolist())
             self._writes.append(written[self.stored[-1]].tolist())
 
     @abc.abstractmethod
@@ -115,29 +115,29 @@ class RankWalk(abc.ABC, Generic[Token]):
         while moved:
             moved = False
             for rank in range(len(self.position)) if ranks is None else ranks:
-                place = self.position[rank]
-                while first[rank] + place < first[rank + 1]:
-                    template, micro = program[first[rank] + place]
+                position = self.position[rank]
+                while first[rank] + position < first[rank + 1]:
+                    template, micro = program[first[rank] + position]
                     at = begin[template] + self._step[rank]
                     if at == begin[template + 1]:
-                        place, self._step[rank] = place + 1, 0
+                        position, self._step[rank] = position + 1, 0
                         continue
                     if not self._do(rank, at, steps[at], micro):
                         break
                     self._step[rank] += 1
                     moved = True
-                self.position[rank] = place
+                self.position[rank] = position
 
     def _do(self, rank: int, at: int, step: list[int], micro: int) -> bool:
         """Execute a step and return whether it was possible."""
         kind, a, b, c, d = step
         streams, cells = self.streams[rank], self.cells
         if kind == RUN:
-            ports = [cells[b + place + stride * micro] for place, stride in self._reads[a]]
+            ports = [cells[b + position + stride * micro] for position, stride in self._reads[a]]
             ends, results = self.run(rank, at, micro, streams[:STREAM_PORTS], ports)
             streams[:STREAM_PORTS] = ends
-            for (place, stride), token in zip(self._writes[a], results, strict=True):
-                cells[b + place + stride * micro] = token
+            for (position, stride), token in zip(self._writes[a], results, strict=True):
+                cells[b + position + stride * micro] = token
         elif kind == COPY:
             cells[c + d * micro] = cells[a + b * micro]
         elif kind == SEND:

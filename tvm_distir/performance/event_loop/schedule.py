@@ -39,7 +39,7 @@ def schedule(tasks: Tasks, names: Sequence[str] | None = None) -> tuple[Ints, In
     if done < 0:
         raise SimulationError(
             "DIST0721", "the simulated time does not fit in 64-bit picoseconds (106 days)",
-            place="schedule",
+            location="schedule",
             remedy="Check the numbers of the system and the sizes of the program.",
         )  # fmt: skip
     if done < tasks.size:
@@ -51,7 +51,7 @@ def schedule(tasks: Tasks, names: Sequence[str] | None = None) -> tuple[Ints, In
             "DIST0720",
             f"{tasks.size - done} of {tasks.size} tasks cannot start, because they wait for each "
             f"other: {' <- '.join(shown)}",
-            place="schedule",
+            location="schedule",
             remedy="Use the same order on all devices of a collective and at both ends of a "
             "transfer.",
         )

@@ -13,7 +13,7 @@ from tvm_distir.performance.program.stage_kind import BACKWARD, END, NEXT, Stage
 
 ADD = "accumulate"
 """Name of the kernels that add to the sums of gradients."""
-Place = tuple[str, int]
+ValueKey = tuple[str, int]
 """A function and one of its values."""
 
 
@@ -28,10 +28,10 @@ def accumulated(program: Program) -> Program:
     if staged is None or staged.schedule.splits_backward or staged.schedule.micro_batches < 2:
         return program
     known, functions = program.functions, dict(program.functions)
-    added: dict[Place, Op] = {}
+    added: dict[ValueKey, Op] = {}
     moved: set[int] = set()
-    for role in staged.roles:
-        back, following = role.phase(BACKWARD), role.phase(NEXT)
+    for stage_kind in staged.stage_kinds:
+        back, following = stage_kind.phase(BACKWARD), stage_kind.phase(NEXT)
         if back is None or following is None:
             continue
         names = reached(known, [following.function])
@@ -51,13 +51,13 @@ def accumulated(program: Program) -> Program:
     return dataclasses.replace(program, functions=functions)
 
 
-def added_in_place(program: Program, role: StageKind) -> dict[int, int]:
+def added_in_place(program: Program, stage_kind: StageKind) -> dict[int, int]:
     """Return the slot of the sum of each gradient that its backward pass adds, by its slot.
 
     These are the gradients whose kernels in the phase of sums :func:`accumulated` has moved to
     where they are made: no memory holds them behind the function that makes them.
     """
-    back, following = role.phase(BACKWARD), role.phase(NEXT)
+    back, following = stage_kind.phase(BACKWARD), stage_kind.phase(NEXT)
     if back is None or following is None:
         return {}
     known, fn = program.functions, program.functions[following.function]
@@ -80,15 +80,15 @@ def reduced_in_place(program: Program) -> dict[str, frozenset[int]]:
     Frameworks that add gradients in place keep the sums in buffers, which a collective reads and
     writes.
     """
-    places: dict[str, frozenset[int]] = {}
-    for role in program.staged.roles if program.staged is not None else ():
-        end, sums = role.phase(END), set(added_in_place(program, role).values())
+    positions: dict[str, frozenset[int]] = {}
+    for stage_kind in program.staged.stage_kinds if program.staged is not None else ():
+        end, sums = stage_kind.phase(END), set(added_in_place(program, stage_kind).values())
         if end is None or not sums:
             continue
         fn = program.functions[end.function]
         added = {p for slot, p in zip(end.inputs, fn.params, strict=True) if slot in sums}
         params = set(fn.params)  # the loss may be in the buffer as well
-        places[end.function] = frozenset(
+        positions[end.function] = frozenset(
             number
             for number, op in enumerate(fn.ops)
             if op.collective == "all_reduce"
@@ -96,15 +96,15 @@ def reduced_in_place(program: Program) -> dict[str, frozenset[int]]:
             and not added.isdisjoint(op.inputs)
             and all(v in params and len(fn.readers[v]) == 1 for v in op.inputs)
         )
-    return places
+    return positions
 
 
-def _kernel(functions: Mapping[str, Function], place: Place, moved: bool = False) -> Op | None:
+def _kernel(functions: Mapping[str, Function], key: ValueKey, moved: bool = False) -> Op | None:
     """Return the kernel that reads a value in its function, looking through views.
 
     With ``moved``, it is a kernel whose work was moved elsewhere.
     """
-    name, value = place
+    name, value = key
     for op, position in functions[name].readers.get(value, ()):
         reader: Op | None = op
         if op.kind == "call":
@@ -119,17 +119,17 @@ def _kernel(functions: Mapping[str, Function], place: Place, moved: bool = False
     return None
 
 
-def _maker(functions: Mapping[str, Function], place: Place) -> Place:
+def _maker(functions: Mapping[str, Function], key: ValueKey) -> ValueKey:
     """Return where a value is produced, looking through calls and views."""
     while True:
-        name, value = place
+        name, value = key
         op, position = functions[name].makers.get(value, (None, 0))
         if op is not None and op.kind == "view":
-            place = name, op.inputs[0]
+            key = name, op.inputs[0]
         elif op is not None and op.kind == "call":
-            place = op.callee, functions[op.callee].results[position]
+            key = op.callee, functions[op.callee].results[position]
         else:
-            return place
+            return key
 
 
 def _without_work(fn: Function, moved: set[int]) -> Function:

@@ -64,12 +64,12 @@ def _behind_selection(fn: Function, flow: Dataflow) -> set[int]:
 def _before(fn: Function, flow: Dataflow, products: set[int], selected: set[int]) -> set[int]:
     """Return the kernels that bring rows to the products."""
     numbers: set[int] = set()
-    waiting = list(products)
-    while waiting:
-        for maker in _makers(flow, waiting.pop()) - numbers:
+    pending = list(products)
+    while pending:
+        for maker in _makers(flow, pending.pop()) - numbers:
             if maker in selected and _moves(fn.ops[maker]):
                 numbers.add(maker)
-                waiting.append(maker)
+                pending.append(maker)
     return numbers
 
 

@@ -38,8 +38,8 @@ def with_hosts(program: Program, besides: Mapping[str, int], graphs: bool = Fals
         reachable = set(functions)
     else:
         roots = []
-        for role in program.staged.roles:
-            for phase in role.phases:
+        for stage_kind in program.staged.stage_kinds:
+            for phase in stage_kind.phases:
                 if phase.name in (FORWARD, BACKWARD):
                     roots.append(phase.function)
                     marks.setdefault(phase.function, []).append(UNIT)
@@ -72,7 +72,11 @@ def without_wrappers(program: Program) -> Program:
     """
     roots = {entry.function for entry in program.entries}
     if program.staged is not None:
-        roots |= {phase.function for role in program.staged.roles for phase in role.phases}
+        roots |= {
+            phase.function
+            for stage_kind in program.staged.stage_kinds
+            for phase in stage_kind.phases
+        }
     functions = dict(program.functions)
     for name, fn in functions.items():
         if name not in roots and _only_calls(fn):

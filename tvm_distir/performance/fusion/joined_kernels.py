@@ -70,8 +70,8 @@ class _Joiner:
         """Join each kernel of a family with the last ones before it that it is independent of."""
         group = numbers[:1]
         for number in numbers[1:]:
-            apart = number in self._ancestors(group) or self._ancestors([number]) & set(group)
-            group = [number] if apart else [*group, number]
+            separate = number in self._ancestors(group) or self._ancestors([number]) & set(group)
+            group = [number] if separate else [*group, number]
             if len(group) > 1:
                 self.groups.update(dict.fromkeys(group, group))
 
@@ -111,7 +111,7 @@ def _in_order(ops: dict[int, Op]) -> list[Op]:
     placed: set[int] = set()
     result: list[Op] = []
 
-    def place(number: int) -> None:
+    def visit(number: int) -> None:
         todo = [number]
         while todo:
             current = todo[-1]
@@ -129,5 +129,5 @@ def _in_order(ops: dict[int, Op]) -> list[Op]:
                 result.append(ops[current])
 
     for number in ops:
-        place(number)
+        visit(number)
     return result

@@ -18,7 +18,7 @@ VALUE, RESULT, SLOT = "value", "result", "slot"
 _MOVES = ("split_concat", "relax.split", "relax.concat", "relax.permute_dims")
 """Ops that bring weights into buckets, and out of them."""
 
-Place = tuple[str, str, int]
+ValueKey = tuple[str, str, int]
 """A value of a function that a caller gives or a call returns; the result of a function; or, with
 the number of the kind of stage in place of the function, a slot."""
 
@@ -68,37 +68,37 @@ class PassedValues:
         quantized: Mapping[str, Collection[int]],
     ) -> None:
         self.program, self.flows, self._quantized = program, flows, quantized
-        self._parent: dict[Place, Place] = {}
-        self._made: list[tuple[Place, ValueUse]] = []
-        fixed: list[Place] = []
+        self._parent: dict[ValueKey, ValueKey] = {}
+        self._made: list[tuple[ValueKey, ValueUse]] = []
+        fixed: list[ValueKey] = []
         for name, fn in program.functions.items():
             fixed += self._function(name, fn)
         fixed += self._entries() if program.staged is None else self._stages(program.staged)
-        self.fixed = {self.group(place) for place in fixed}
-        self.makers: dict[Place, list[ValueUse]] = defaultdict(list)
-        for place, use in self._made:
-            self.makers[self.group(place)].append(use)
-        self.members: dict[Place, list[Place]] = defaultdict(list)
-        for place in list(self._parent):
-            self.members[self.group(place)].append(place)
-        self.readers: dict[Place, list[ValueUse]] = defaultdict(list)
+        self.fixed = {self.group(key) for key in fixed}
+        self.makers: dict[ValueKey, list[ValueUse]] = defaultdict(list)
+        for key, use in self._made:
+            self.makers[self.group(key)].append(use)
+        self.members: dict[ValueKey, list[ValueKey]] = defaultdict(list)
+        for key in list(self._parent):
+            self.members[self.group(key)].append(key)
+        self.readers: dict[ValueKey, list[ValueUse]] = defaultdict(list)
         for name, flow in flows.items():
             for value, numbers in flow.readers.items():
                 for number in numbers if self.is_passed(name, value) else ():
                     if not flow.fn.ops[number].callees:
                         group = self.group((VALUE, name, value))
                         self.readers[group].append(ValueUse(name, number, value))
-        self.weights: dict[Place, list[Place]] = defaultdict(list)
-        for place in self._whole_weights():
-            self.weights[self.group(place)].append(place)
+        self.weights: dict[ValueKey, list[ValueKey]] = defaultdict(list)
+        for key in self._full_weights():
+            self.weights[self.group(key)].append(key)
 
-    def group(self, place: Place) -> Place:
+    def group(self, key: ValueKey) -> ValueKey:
         """Return the group of a place: the place that stands for all of it."""
-        parent = self._parent.setdefault(place, place)
-        while parent != place:
-            self._parent[place] = self._parent[parent]
-            place, parent = parent, self._parent[parent]
-        return place
+        parent = self._parent.setdefault(key, key)
+        while parent != key:
+            self._parent[key] = self._parent[parent]
+            key, parent = parent, self._parent[parent]
+        return key
 
     def is_passed(self, function: str, value: int) -> bool:
         """Return whether a value of a function is a parameter, or what a call returns."""
@@ -110,7 +110,7 @@ class PassedValues:
 
     def is_weight(self, function: str, value: int) -> bool:
         """Return whether a value is a weight of the step, or has been gathered from one."""
-        todo, seen = [(function, value)], set[Place]()
+        todo, seen = [(function, value)], set[ValueKey]()
         while todo:
             name, value = todo.pop()
             flow = self.flows[name]
@@ -129,17 +129,17 @@ class PassedValues:
                 todo += [(use.function, use.value) for use in self.makers[group]]
         return False
 
-    def _join(self, function: str, value: int, place: Place, number: int) -> None:
+    def _join(self, function: str, value: int, key: ValueKey, number: int) -> None:
         """Note that a value of a function is passed to a place by an op."""
         value = self.flows[function].source[value]
-        is_copied = place[0] == RESULT and place[1] == function
+        is_copied = key[0] == RESULT and key[1] == function
         is_copied = is_copied and value in self._quantized[function]
         if self.is_passed(function, value) and not is_copied:
-            self._parent[self.group((VALUE, function, value))] = self.group(place)
+            self._parent[self.group((VALUE, function, value))] = self.group(key)
         else:
-            self._made.append((place, ValueUse(function, number, value)))
+            self._made.append((key, ValueUse(function, number, value)))
 
-    def _function(self, name: str, fn: Function) -> Iterator[Place]:
+    def _function(self, name: str, fn: Function) -> Iterator[ValueKey]:
         """Join the places of a function, and yield those that are fixed."""
         for number, op in enumerate(fn.ops):
             if op.kind == "call":
@@ -153,7 +153,7 @@ class PassedValues:
         for at, value in enumerate(fn.results):
             self._join(name, value, (RESULT, name, at), len(fn.ops))
 
-    def _branch(self, name: str, op: Op) -> Iterator[Place]:
+    def _branch(self, name: str, op: Op) -> Iterator[ValueKey]:
         """Yield what a branch reads and makes."""
         flow = self.flows[name]
         yield from ((VALUE, name, flow.source[value]) for value in (*op.inputs, *op.outputs))
@@ -162,40 +162,44 @@ class PassedValues:
             yield from ((VALUE, callee, param) for param in fn.params)
             yield from ((RESULT, callee, at) for at in range(len(fn.results)))
 
-    def _entries(self) -> Iterator[Place]:
+    def _entries(self) -> Iterator[ValueKey]:
         """Yield what a step without stages is given and returns."""
         for entry in self.program.entries:
             fn = self.program.functions[entry.function]
             yield from ((VALUE, entry.function, param) for param in fn.params)
             yield from ((RESULT, entry.function, at) for at in range(len(fn.results)))
 
-    def _stages(self, staged: PipelineProgram) -> Iterator[Place]:
+    def _stages(self, staged: PipelineProgram) -> Iterator[ValueKey]:
         """Join the slots of stages with what phases read and write; yield those that are fixed."""
-        for number, role in enumerate(staged.roles):
-            for phase in role.phases:
+        for number, stage_kind in enumerate(staged.stage_kinds):
+            for phase in stage_kind.phases:
                 fn = self.program.functions[phase.function]
                 for slot, param in zip(phase.inputs, fn.params, strict=True):
                     self._link((VALUE, phase.function, param), (SLOT, str(number), slot))
                 for at, slot in enumerate(phase.outputs):
                     self._link((RESULT, phase.function, at), (SLOT, str(number), slot))
-            pairs = (*role.sums, *role.updates)
-            for slot in (*role.params, *role.results, *(slot for pair in pairs for slot in pair)):
+            pairs = (*stage_kind.sums, *stage_kind.updates)
+            for slot in (
+                *stage_kind.params,
+                *stage_kind.results,
+                *(slot for pair in pairs for slot in pair),
+            ):
                 yield SLOT, str(number), slot
         for edge in staged.all_edges:
             for stage, slot in (edge.source, edge.target):
                 yield SLOT, str(staged.stages[stage].role), slot
 
-    def _link(self, place: Place, other: Place) -> None:
-        self._parent[self.group(place)] = self.group(other)
+    def _link(self, key: ValueKey, other: ValueKey) -> None:
+        self._parent[self.group(key)] = self.group(other)
 
-    def _whole_weights(self) -> Iterator[Place]:
+    def _full_weights(self) -> Iterator[ValueKey]:
         """Yield the parameters and slots of the whole step that are weights."""
         if self.program.staged is None:
             for name in {entry.function: None for entry in self.program.entries}:
                 fn = self.program.functions[name]
                 yield from ((VALUE, name, p) for p in fn.params if fn.values[p].role == "weight")
             return
-        for number, role in enumerate(self.program.staged.roles):
-            for slot in role.params:
-                if role.slots[slot].role == "weight":
+        for number, stage_kind in enumerate(self.program.staged.stage_kinds):
+            for slot in stage_kind.params:
+                if stage_kind.slots[slot].role == "weight":
                     yield SLOT, str(number), slot

@@ -240,7 +240,7 @@ class Profile:
             raise HardwareError(
                 "DIST0701",
                 f"there is no kernel profile {str(name_or_path)!r}, nor a file of that name",
-                place="kernels",
+                location="kernels",
                 remedy=f"{nearest(str(name_or_path), known)} Available: {', '.join(known)}.",
             )
         return Profile.from_dict(read_json(path, _no_json, repeated=_wrong), str(path))
@@ -251,16 +251,18 @@ class Profile:
         return Profile.load(profile) if isinstance(profile, str) else profile
 
     @staticmethod
-    def from_dict(data: Any, place: str = "kernels") -> Profile:
+    def from_dict(data: Any, location: str = "kernels") -> Profile:
         """Make a profile of the content of its JSON file. Errors as in :meth:`load`."""
-        content = check_version(data, place, _wrong, SCHEMA_VERSION)
+        content = check_version(data, location, _wrong, SCHEMA_VERSION)
         base = content.pop("base", None)
         if base is None:
-            return read_model(Profile, content, place, _wrong)
+            return read_model(Profile, content, location, _wrong)
         if base not in _own_names():
-            raise _wrong(f"{place}/base", f"there is no profile {base!r}", "Name one, or omit it.")
+            raise _wrong(
+                f"{location}/base", f"there is no profile {base!r}", "Name one, or omit it."
+            )
         rest = read_json(DATA / f"{base}.json", _no_json, repeated=_wrong)
-        return Profile.from_dict({**rest, "alternatives": [], **content}, place)
+        return Profile.from_dict({**rest, "alternatives": [], **content}, location)
 
 
 def profile_names() -> tuple[str, ...]:
@@ -273,9 +275,9 @@ def _own_names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in DATA.glob("*.json")))
 
 
-def _wrong(place: str, problem: str, remedy: str) -> HardwareError:
-    return HardwareError("DIST0703", problem, place=place, remedy=remedy)
+def _wrong(location: str, problem: str, remedy: str) -> HardwareError:
+    return HardwareError("DIST0703", problem, location=location, remedy=remedy)
 
 
-def _no_json(place: str, problem: str, remedy: str) -> HardwareError:
-    return HardwareError("DIST0702", problem, place=place, remedy=remedy)
+def _no_json(location: str, problem: str, remedy: str) -> HardwareError:
+    return HardwareError("DIST0702", problem, location=location, remedy=remedy)

@@ -56,7 +56,7 @@ def quantized(program: Program, profile: Profile) -> Program:
             "DIST0152",
             f'the kernel profile "{profile.name}" quantizes weights for inference, and the program '
             "is a training step",
-            place="kernels",
+            location="kernels",
             remedy="Use fused-fp8, fused-mxfp8 or fused-nvfp4, or leave out --train.",
         )
     quantizers = {name: _Quantizer(fn, chosen, training) for name, fn in functions.items()}
@@ -88,7 +88,7 @@ def check_products(profile: Profile, system: System) -> None:
             "DIST0705",
             f'the device of the system "{system.name}" has no peak for products of {chosen.dtype}, '
             f'which the kernel profile "{profile.name}" uses',
-            place="kernels", remedy=f"Use a profile for one of its types: {listed}.",
+            location="kernels", remedy=f"Use a profile for one of its types: {listed}.",
         )  # fmt: skip
 
 

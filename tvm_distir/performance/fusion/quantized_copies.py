@@ -13,7 +13,7 @@ from tvm_distir.performance.program.pipeline_program import PipelineProgram, Sta
 from tvm_distir.performance.program.program import Program
 
 from .dataflow import GRADIENT, Dataflow
-from .passed_values import RESULT, SLOT, VALUE, PassedValues, Place, ValueUse
+from .passed_values import RESULT, SLOT, VALUE, PassedValues, ValueKey, ValueUse
 from .profile import Profile, Quantization
 from .quantization import PRODUCTS, QUANTIZE, half_matrices, is_training
 from .stored_weights import quantized_bytes
@@ -85,12 +85,12 @@ class _Writer:
             return []
         return half_matrices(flow, number)
 
-    def is_passed_as(self, groups: set[Place], name: str, value: int) -> bool:
+    def is_passed_as(self, groups: set[ValueKey], name: str, value: int) -> bool:
         """Return whether a value of a function is passed to it, or returned to it, in groups."""
         value = self.flows[name].source[value]
         return self.passed.is_passed(name, value) and self.group(VALUE, name, value) in groups
 
-    def group(self, kind: str, name: str, at: int) -> Place:
+    def group(self, kind: str, name: str, at: int) -> ValueKey:
         """Return the group of a place."""
         return self.passed.group((kind, name, at))
 
@@ -105,7 +105,7 @@ class _Writer:
                 return next((wait.outputs[0] for wait in waits if wait.kind == "wait"), out)
         return None
 
-    def _is_narrow(self, group: Place) -> bool:
+    def _is_narrow(self, group: ValueKey) -> bool:
         """Return whether only products of the backward pass read what is quantized before."""
         makers = self.passed.makers[group]
         return (
@@ -140,7 +140,7 @@ class _Writer:
             for out, numbers in readers
         )
 
-    def _is_quantized(self, group: Place) -> bool:
+    def _is_quantized(self, group: ValueKey) -> bool:
         """Return whether kernels quantize a weight of the whole step as it is."""
         return any(use.value in self.quantizers[use.function] for use in self.passed.readers[group])
 
@@ -162,21 +162,21 @@ class _Writer:
 
     def _with_cached_slots(self, staged: PipelineProgram) -> PipelineProgram:
         """Return the stages with slots of quantized values, and of the copies of weights."""
-        roles, added = [], list[list[int]]()
-        for number, role in enumerate(staged.roles):
+        stage_kinds, added = [], list[list[int]]()
+        for number, stage_kind in enumerate(staged.stage_kinds):
             slots = [
                 self.copy(value) if self.group(SLOT, str(number), slot) in self.narrow else value
-                for slot, value in enumerate(role.slots)
+                for slot, value in enumerate(stage_kind.slots)
             ]
             copied = [
                 at
-                for at, slot in enumerate(role.params)
-                if role.slots[slot].role == "weight"
+                for at, slot in enumerate(stage_kind.params)
+                if stage_kind.slots[slot].role == "weight"
                 and self.group(SLOT, str(number), slot) in self.cached
             ]
-            params = (*role.params, *range(len(slots), len(slots) + len(copied)))
-            slots += [self._cached_copies(role.slots[role.params[at]]) for at in copied]
-            roles.append(dataclasses.replace(role, slots=tuple(slots), params=params))
+            params = (*stage_kind.params, *range(len(slots), len(slots) + len(copied)))
+            slots += [self._cached_copies(stage_kind.slots[stage_kind.params[at]]) for at in copied]
+            stage_kinds.append(dataclasses.replace(stage_kind, slots=tuple(slots), params=params))
             added.append(copied)
 
         def named(stage: Stage) -> Stage:
@@ -184,7 +184,7 @@ class _Writer:
             return dataclasses.replace(stage, names=(*stage.names, *names))
 
         stages = tuple(map(named, staged.stages))
-        return dataclasses.replace(staged, roles=tuple(roles), stages=stages)
+        return dataclasses.replace(staged, stage_kinds=tuple(stage_kinds), stages=stages)
 
 
 class _FunctionWriter:
@@ -207,8 +207,8 @@ class _FunctionWriter:
         self.read: set[int] = set()
         # What is passed on as a copy, by what it is gathered to before it is quantized.
         self.shards: dict[int, list[int]] = {}
-        for place, uses in writer.passed.makers.items():
-            for use in uses if place in writer.narrow else ():
+        for key, uses in writer.passed.makers.items():
+            for use in uses if key in writer.narrow else ():
                 gathered = writer.gathered(name, use.value) if use.function == name else None
                 if gathered is not None and use.value not in writer.quantizers[name]:
                     self.shards.setdefault(gathered, []).append(use.value)
@@ -314,10 +314,10 @@ class _FunctionWriter:
         )
         return not is_gradient or value in self.read
 
-    def _passed(self, value: int, place: Place) -> int:
+    def _passed(self, value: int, key: ValueKey) -> int:
         """Return what is passed to a place in place of a value."""
         source = self.flow.source[value]
-        narrow = self.writer.passed.group(place) in self.writer.narrow
+        narrow = self.writer.passed.group(key) in self.writer.narrow
         if narrow and source in self.copies:
             return self.copies[source][1]
         return value

@@ -39,8 +39,8 @@ def reduced(program: Program, profile: Profile) -> Program:
     functions = dict(program.functions)
     later: dict[str, list[Op]] = {}
     if profile.once:
-        data = {axis for role in staged.roles for axis in _data_axes(role)}
-        ends = {phase.function for role in staged.roles for phase in role.phases}
+        data = {axis for stage_kind in staged.stage_kinds for axis in _data_axes(stage_kind)}
+        ends = {phase.function for stage_kind in staged.stage_kinds for phase in stage_kind.phases}
         for name in _called(functions, staged, (BACKWARD, WEIGHT, END)):
             if name not in ends:
                 functions[name], later[name] = _later(functions[name], data)
@@ -50,8 +50,8 @@ def reduced(program: Program, profile: Profile) -> Program:
         if profile.bucket:
             functions[name] = _bucketed(functions[name])
         functions[name] = _marked(functions[name])
-    for role in staged.roles if later else ():
-        _at_the_end(functions, role, later)
+    for stage_kind in staged.stage_kinds if later else ():
+        _at_the_end(functions, stage_kind, later)
     edges = staged.edges
     if profile.split_sends:
         edges = tuple(_split(edge, program.meshes, staged) for edge in edges)
@@ -64,8 +64,8 @@ def _called(
 ) -> list[str]:
     todo = [
         phase.function
-        for role in staged.roles
-        for phase in role.phases
+        for stage_kind in staged.stage_kinds
+        for phase in stage_kind.phases
         if phase.name.partition(":")[0] in phases
     ]
     result: dict[str, None] = {}
@@ -77,11 +77,11 @@ def _called(
     return list(result)
 
 
-def _data_axes(role: StageKind) -> set[int]:
+def _data_axes(stage_kind: StageKind) -> set[int]:
     """Return the axes that shard the data of a stage kind."""
     data_axes: set[int] = set()
-    for slot in role.params:
-        value = role.slots[slot]
+    for slot in stage_kind.params:
+        value = stage_kind.slots[slot]
         if value.role == "input" and value.placement:
             labels = [label.strip() for label in value.placement.split(", ")]
             data_axes.update(axis for axis, label in enumerate(labels) if label.startswith("S"))
@@ -106,10 +106,10 @@ def _later(fn: Function, data: set[int]) -> tuple[Function, list[Op]]:
 
 
 def _at_the_end(
-    functions: dict[str, Function], role: StageKind, later: dict[str, list[Op]]
+    functions: dict[str, Function], stage_kind: StageKind, later: dict[str, list[Op]]
 ) -> None:
     """Make the sums that were left out with those behind all micro-batches."""
-    phases = [role.phase(name) for name in (BACKWARD, WEIGHT, END)]
+    phases = [stage_kind.phase(name) for name in (BACKWARD, WEIGHT, END)]
     end = phases[-1]
     if end is None:
         return
@@ -183,8 +183,10 @@ def _split(edge: Edge, meshes: tuple[Mesh, ...], staged: PipelineProgram) -> Edg
     """Send values that several devices hold alike in parts."""
     mesh = meshes[staged.schedule.rank_of[edge.source[0]]]
     labels = [label.strip() for label in edge.placements[0].split(", ")]
-    alike = math.prod(size for size, label in zip(mesh.shape, labels, strict=True) if label == "R")
-    return dataclasses.replace(edge, split=alike) if alike > 1 else edge
+    replicas = math.prod(
+        size for size, label in zip(mesh.shape, labels, strict=True) if label == "R"
+    )
+    return dataclasses.replace(edge, split=replicas) if replicas > 1 else edge
 
 
 class _Narrowing:
@@ -203,11 +205,11 @@ class _Narrowing:
 
     def run(self) -> PipelineProgram:
         """Narrow each phase and return the stages with narrower slots and messages."""
-        roles = []
+        stage_kinds = []
         slots: list[set[int]] = []
-        for role in self.staged.roles:
+        for stage_kind in self.staged.stage_kinds:
             narrow: set[int] = set()
-            for phase in role.phases:
+            for phase in stage_kind.phases:
                 if phase.name.partition(":")[0] in (ACCUMULATE, NEXT, PART, ADD, END):
                     fn = self.functions[phase.function]
                     narrow_params = {
@@ -216,13 +218,13 @@ class _Narrowing:
                     begins = phase.name in (ACCUMULATE, NEXT)
                     indices = self._function(phase.function, narrow_params, begins)
                     narrow.update(s for r, s in enumerate(phase.outputs) if r in indices)
-                    totals = {total for part, total in role.sums if part in narrow}
+                    totals = {total for part, total in stage_kind.sums if part in narrow}
                     narrow.update(totals)
             narrowed_slots = [
                 slot._replace(dtype="float16", bytes=slot.bytes // 2) if n in narrow else slot
-                for n, slot in enumerate(role.slots)
+                for n, slot in enumerate(stage_kind.slots)
             ]
-            roles.append(dataclasses.replace(role, slots=tuple(narrowed_slots)))
+            stage_kinds.append(dataclasses.replace(stage_kind, slots=tuple(narrowed_slots)))
             slots.append(narrow)
         sums = tuple(
             dataclasses.replace(
@@ -230,7 +232,7 @@ class _Narrowing:
             )
             for stage_sum in self.staged.sums
         )
-        return dataclasses.replace(self.staged, roles=tuple(roles), sums=sums)
+        return dataclasses.replace(self.staged, stage_kinds=tuple(stage_kinds), sums=sums)
 
     def _edge(self, edge: Edge, slots: list[set[int]]) -> Edge:
         stage, slot = edge.source

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-ROLES = (
+CATEGORIES = (
     "weights",
     "states",
     "gradients",
@@ -25,9 +25,9 @@ backward; what collectives and messages make; what is left over of ops; data; wh
 returns that replaces nothing."""
 
 WEIGHTS, STATES, GRADIENTS, STASHES, COMMUNICATION, TEMPORARIES, INPUTS, RESULTS = range(8)
-"""Numbers of :data:`ROLES`."""
+"""Numbers of :data:`CATEGORIES`."""
 
-VALUE_ROLES = {
+VALUE_CATEGORIES = {
     "weight": WEIGHTS, "constant": WEIGHTS, "state": STATES, "gradient": GRADIENTS, "input": INPUTS,
 }  # fmt: skip
 """The memory role that the role of a value decides."""
@@ -62,7 +62,7 @@ class BufferGroup:
     what : str
         Name of the value; numbers that differ among several are ``*``.
     role : str
-        The role, from :data:`ROLES`.
+        The role, from :data:`CATEGORIES`.
     function : str
         The function that makes them; empty for values that exist from the beginning.
     unit : str
@@ -129,14 +129,14 @@ class MemoryAccount:
         return entry
 
 
-def by_role(sizes: Iterable[int]) -> dict[str, int]:
-    """Return the bytes by role name in the order of :data:`ROLES`, without empty roles."""
-    return {role: size for role, size in zip(ROLES, sizes, strict=True) if size}
+def by_category(sizes: Iterable[int]) -> dict[str, int]:
+    """Return the bytes by role name in the order of :data:`CATEGORIES`, without empty roles."""
+    return {category: size for category, size in zip(CATEGORIES, sizes, strict=True) if size}
 
 
-def role_sums(buffers: Iterable[LiveBuffer]) -> list[int]:
+def category_sums(buffers: Iterable[LiveBuffer]) -> list[int]:
     """Return the bytes by number of role."""
-    sums = [0] * len(ROLES)
+    sums = [0] * len(CATEGORIES)
     for buffer in buffers:
         sums[buffer.role] += buffer.bytes
     return sums
@@ -159,7 +159,7 @@ def holders(buffers: Iterable[LiveBuffer]) -> tuple[BufferGroup, ...]:
     joined = [
         BufferGroup(
             _name([buffer.label.what for buffer in same]),
-            ROLES[same[0].role],
+            CATEGORIES[same[0].role],
             same[0].label.function,
             same[0].label.unit,
             sum(buffer.bytes for buffer in same),

@@ -27,29 +27,29 @@ class Arena:
 
     def take(self, size: int) -> int:
         """Place a block, and return its address."""
-        place = self._holes.best_fit(size)
-        if place is None:
+        position = self._holes.best_fit(size)
+        if position is None:
             # The last hole may reach the end: it grows.
-            place = self._holes.begin_of_end.get(self._end, self._end)
-            if place < self._end:
-                self._holes.close(place)
-            self._end = place + size
+            position = self._holes.begin_of_end.get(self._end, self._end)
+            if position < self._end:
+                self._holes.close(position)
+            self._end = position + size
             self.top = max(self.top, self._end)
-            return place
-        hole = self._holes.close(place)
+            return position
+        hole = self._holes.close(position)
         if hole > size:
-            self._holes.open(place + size, hole - size)
-        return place
+            self._holes.open(position + size, hole - size)
+        return position
 
-    def give(self, place: int, size: int) -> None:
+    def give(self, position: int, size: int) -> None:
         """Free a block and merge adjacent holes."""
-        before = self._holes.begin_of_end.get(place)
+        before = self._holes.begin_of_end.get(position)
         if before is not None:
             size += self._holes.close(before)
-            place = before
-        if place + size in self._holes.size_at:
-            size += self._holes.close(place + size)
-        self._holes.open(place, size)
+            position = before
+        if position + size in self._holes.size_at:
+            size += self._holes.close(position + size)
+        self._holes.open(position, size)
 
 
 class Arenas:
@@ -69,23 +69,23 @@ class Arenas:
 
     def _inside(self, use: CallVariant) -> Steps[int]:
         if use not in self._cache:
-            self._cache[use] = yield from self._place(use, False)
+            self._cache[use] = yield from self._allocate(use, False)
         return self._cache[use]
 
-    def whole(self, use: CallVariant) -> int:
+    def total(self, use: CallVariant) -> int:
         """Return the bytes that a use takes, its results included."""
-        return unrolled(self._place(use, True))
+        return unrolled(self._allocate(use, True))
 
-    def _place(self, use: CallVariant, results: bool) -> Steps[int]:
+    def _allocate(self, use: CallVariant, results: bool) -> Steps[int]:
         framework, arena = self.framework, Arena()
         lives, shape = framework.lives[use.function], framework.shape(use)
-        dropped = {b for b, role in zip(lives.results, use.given) if role == DROPPED}
+        dropped = {b for b, category in zip(lives.results, use.given) if category == DROPPED}
         escaping = set() if results else set(lives.results) - dropped
-        places: dict[int, int] = {}
+        positions: dict[int, int] = {}
         for number, (step, ends) in enumerate(zip(lives.steps, shape.ends, strict=True)):
             for buffer in step.new:
                 if buffer not in escaping and shape.sizes[buffer]:
-                    places[buffer] = arena.take(shape.sizes[buffer])
+                    positions[buffer] = arena.take(shape.sizes[buffer])
             if step.op.callees:
                 size = 0
                 for call in framework.inner(lives, number, shape):
@@ -93,6 +93,6 @@ class Arenas:
                 if size:
                     arena.give(arena.take(size), size)
             for buffer in ends:
-                if buffer in places:
-                    arena.give(places.pop(buffer), shape.sizes[buffer])
+                if buffer in positions:
+                    arena.give(positions.pop(buffer), shape.sizes[buffer])
         return arena.top

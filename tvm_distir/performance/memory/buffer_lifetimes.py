@@ -14,7 +14,7 @@ from tvm_distir.performance.program.parts import Function, Op
 from tvm_distir.performance.program.program import Program
 from tvm_distir.support import Steps, unrolled
 
-from .account import COMMUNICATION, TEMPORARIES, VALUE_ROLES
+from .account import COMMUNICATION, TEMPORARIES, VALUE_CATEGORIES
 
 CONSTANT = -1
 """Buffer of what is there all the time and nobody frees."""
@@ -74,7 +74,7 @@ class FunctionBuffers:
     params: int
     steps: list[MemoryStep] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
-    roles: list[int] = field(default_factory=list)
+    categories: list[int] = field(default_factory=list)
     values: list[int] = field(default_factory=list)
     makers: list[int] = field(default_factory=list)
     ends: list[tuple[int, ...]] = field(default_factory=list)
@@ -149,10 +149,10 @@ class _Reader:
         self._finish(tuple(self.at[i] for i in self.fn.results))
         return self.lives
 
-    def _make(self, value: int, role: int, maker: int, size: int = -1) -> int:
+    def _make(self, value: int, category: int, maker: int, size: int = -1) -> int:
         known, lives = self.fn.values[value], self.lives
         lives.sizes.append(self.program.rounded(known.bytes) if size < 0 else size)
-        lives.roles.append(VALUE_ROLES.get(known.role, role))
+        lives.categories.append(VALUE_CATEGORIES.get(known.role, category))
         lives.values.append(value)
         lives.makers.append(maker)
         return len(lives.makers) - 1
@@ -171,9 +171,9 @@ class _Reader:
             for value, buffer in zip(op.outputs, reads, strict=True):
                 at[value] = buffer
         else:
-            role = TEMPORARIES if op.kind == "compute" else COMMUNICATION
+            category = TEMPORARIES if op.kind == "compute" else COMMUNICATION
             for value in op.outputs:
-                at[value] = self._make(value, role, number)
+                at[value] = self._make(value, category, number)
         new = tuple(range(before, len(lives.sizes)))
         if op.is_start:
             self.buffers_of.update((buffer, reads) for buffer in new)
@@ -184,25 +184,25 @@ class _Reader:
 
     def _call(self, op: Op, reads: Sequence[int], number: int) -> None:
         known: dict[int, int] = {}
-        for value, (exists, new, role, size) in zip(op.outputs, self._returned(op, reads)):
+        for value, (exists, new, category, size) in zip(op.outputs, self._returned(op, reads)):
             if new is None:
                 self.at[value] = exists
                 continue
             if new not in known:
-                known[new] = self._make(value, role, number, size)
+                known[new] = self._make(value, category, number, size)
             self.at[value] = known[new]
         callee = self.program[op.callees[0]]
-        for place, lent in callee.lent:
-            value = op.outputs[place]
-            more = self._make(value, callee.roles[lent], number, callee.sizes[lent])
+        for position, lent in callee.lent:
+            value = op.outputs[position]
+            more = self._make(value, callee.categories[lent], number, callee.sizes[lent])
             buffer = self.at[value]
             self.buffers_of[buffer] = (*self.buffers_of.get(buffer, ()), more)
 
     def _finish(self, results: tuple[int, ...]) -> None:
         lives = self.lives
         lives.lent = tuple(
-            (place, buffer)
-            for place, result in enumerate(results)
+            (position, buffer)
+            for position, result in enumerate(results)
             for buffer in dict.fromkeys(self.buffers_of.get(result, ()))
             if buffer >= lives.params and buffer not in results
         )
@@ -226,17 +226,17 @@ class _Reader:
         called = self.program.called(op, reads)
         callee = called[0][0]
         result: list[tuple[int, int | None, int, int]] = []
-        for place, buffer in enumerate(callee.results):
+        for position, buffer in enumerate(callee.results):
             returned = {
-                CONSTANT if callee.results[place] < 0 else args[callee.results[place]]
+                CONSTANT if callee.results[position] < 0 else args[callee.results[position]]
                 for callee, args in called
-                if callee.results[place] < callee.params
+                if callee.results[position] < callee.params
             }
-            same = all(callee.results[place] < callee.params for callee, _ in called)
+            same = all(callee.results[position] < callee.params for callee, _ in called)
             if same and len(returned) == 1:
                 result.append((returned.pop(), None, TEMPORARIES, -1))
             elif len(called) > 1:
-                result.append((CONSTANT, place, TEMPORARIES, -1))
+                result.append((CONSTANT, position, TEMPORARIES, -1))
             else:
-                result.append((CONSTANT, buffer, callee.roles[buffer], callee.sizes[buffer]))
+                result.append((CONSTANT, buffer, callee.categories[buffer], callee.sizes[buffer]))
         return result

@@ -54,15 +54,15 @@ class BufferNames:
         self.functions, self.staged = program.functions, program.staged
         self._slots: dict[tuple[str, int], tuple[StageKind, int]] = {}
         self._slot_names: dict[tuple[int, int], str] = {}  # by identity of role, and slot
-        self._places_of: dict[int, dict[int, int]] = {}  # by identity of a tuple
+        self._positions_of: dict[int, dict[int, int]] = {}  # by identity of a tuple
         self._paths: dict[tuple[str, tuple[int, ...], str], str] = {}
         names = {value.name for fn in program.functions.values() for value in _params(fn)}
         self.dotted = {plain_name(name): name for name in sorted(names) if "." in name}
-        for role in program.staged.roles if program.staged is not None else ():
-            for phase in role.phases:
+        for stage_kind in program.staged.stage_kinds if program.staged is not None else ():
+            for phase in stage_kind.phases:
                 params = program.functions[phase.function].params
                 for slot, param in zip(phase.inputs, params, strict=True):
-                    self._slots[phase.function, param] = role, slot
+                    self._slots[phase.function, param] = stage_kind, slot
 
     def path(self, function: str, op: Op) -> str:
         """Return the path of the module that a call runs, with a dot behind it, or nothing."""
@@ -75,21 +75,21 @@ class BufferNames:
         values, callee = self.functions[function].values, self.functions[op.callee]
         for arg, param in zip(op.inputs, _params(callee), strict=False):
             if "." in param.name:
-                whole = self.parameter(values[arg].name)
-                if whole.endswith(f".{param.name}"):
-                    return whole.removesuffix(param.name)
+                full = self.parameter(values[arg].name)
+                if full.endswith(f".{param.name}"):
+                    return full.removesuffix(param.name)
         return ""
 
-    def _places(self, numbers: Sequence[int]) -> dict[int, int]:
+    def _positions(self, numbers: Sequence[int]) -> dict[int, int]:
         """Return the first place of each number of a tuple of the program."""
-        known = self._places_of.get(id(numbers))
+        known = self._positions_of.get(id(numbers))
         if known is None:
-            known = {number: place for place, number in reversed([*enumerate(numbers)])}
-            self._places_of[id(numbers)] = known
+            known = {number: position for position, number in reversed([*enumerate(numbers)])}
+            self._positions_of[id(numbers)] = known
         return known
 
-    def _place(self, numbers: Sequence[int], number: int) -> int | None:
-        return self._places(numbers).get(number)
+    def _position(self, numbers: Sequence[int], number: int) -> int | None:
+        return self._positions(numbers).get(number)
 
     def parameter(self, name: str) -> str:
         """Return the name of a parameter of the step as the model writes it.
@@ -107,23 +107,23 @@ class BufferNames:
 
     def resident(self, name: str, dtype: str) -> str:
         """Return the name of what is there from the beginning."""
-        whole = self.parameter(name)
-        return f"{whole} ({dtype})" if " " in whole else whole
+        full = self.parameter(name)
+        return f"{full} ({dtype})" if " " in full else full
 
-    def slot(self, role: StageKind, slot: int) -> str:
+    def slot(self, stage_kind: StageKind, slot: int) -> str:
         """Return the name of a value that phases of a stage of the program pass to each other."""
-        key = id(role), slot
+        key = id(stage_kind), slot
         if key not in self._slot_names:
-            self._slot_names[key] = self._slot_name(role, slot)
+            self._slot_names[key] = self._slot_name(stage_kind, slot)
         return self._slot_names[key]
 
-    def _slot_name(self, role: StageKind, slot: int) -> str:
-        value = role.slots[slot]
-        for phase in role.phases:
-            place = self._place(phase.outputs, slot)
-            if place is not None:
+    def _slot_name(self, stage_kind: StageKind, slot: int) -> str:
+        value = stage_kind.slots[slot]
+        for phase in stage_kind.phases:
+            location = self._position(phase.outputs, slot)
+            if location is not None:
                 fn = self.functions[phase.function]
-                return self.value(phase.function, fn.results[place])
+                return self.value(phase.function, fn.results[location])
         return self.parameter(value.name)
 
     def value(self, function: str, index: int, path: CallPath | None = None) -> str:
@@ -143,7 +143,7 @@ class BufferNames:
         if op is None:
             return self._parameter(function, index, path, depth)
         if depth and op.kind == "call":
-            result = self.functions[op.callee].results[self._places(op.outputs)[index]]
+            result = self.functions[op.callee].results[self._positions(op.outputs)[index]]
             return self._base(op.callee, result, CallPath(function, op, path), depth - 1)
         if depth and op.op == QUANTIZE:
             name, _ = self._base(function, op.inputs[0], path, depth - 1)
@@ -157,7 +157,7 @@ class BufferNames:
         if depth and op.inputs and (op.kind in ("view", "wait") or op.op in _SAME):
             return self._base(function, op.inputs[0], path, depth - 1)
         if depth and op.kind == "collective" and len(op.inputs) == len(op.outputs):
-            operand = op.inputs[self._places(op.outputs)[index]]
+            operand = op.inputs[self._positions(op.outputs)[index]]
             name, dtype = self._base(function, operand, path, depth - 1)
             return f"{name} {op.collective}", dtype
         module = self._module(function, op)
@@ -177,16 +177,16 @@ class BufferNames:
         """Return the name of a parameter: that of the argument, or of the slot it is read from."""
         fn = self.functions[function]
         value = fn.values[index]
-        place = self._place(fn.params, index)
-        if path is not None and depth and place is not None:
-            argument = path.op.inputs[place]
+        location = self._position(fn.params, index)
+        if path is not None and depth and location is not None:
+            argument = path.op.inputs[location]
             return self._base(path.caller, argument, path.outer, depth - 1)
         if (function, index) in self._slots and depth:
-            role, slot = self._slots[function, index]
-            for phase in role.phases:
-                place = self._place(phase.outputs, slot)
-                if place is not None and phase.function != function:
-                    result = self.functions[phase.function].results[place]
+            stage_kind, slot = self._slots[function, index]
+            for phase in stage_kind.phases:
+                location = self._position(phase.outputs, slot)
+                if location is not None and phase.function != function:
+                    result = self.functions[phase.function].results[location]
                     return self._base(phase.function, result, None, depth - 1)
         return self.parameter(value.name), value.dtype
 

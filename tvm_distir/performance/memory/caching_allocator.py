@@ -65,7 +65,7 @@ class CachingAllocator:
         lives, level = self.lives[use.function], self.new()
         shape = self.shape(use)
         for param in shape.owned & lives.unread:
-            level.add(shape.roles[param], -shape.sizes[param])
+            level.add(shape.categories[param], -shape.sizes[param])
         for change in self.changes(lives, shape):
             if change.inner:
                 for call in change.inner:
@@ -74,10 +74,10 @@ class CachingAllocator:
                 level.over(self.run(change, shape), change.number)
             else:
                 for buffer in change.step.new:
-                    level.add(shape.roles[buffer], shape.sizes[buffer])
+                    level.add(shape.categories[buffer], shape.sizes[buffer])
                 level.reach(change.number)
             for buffer in change.freed:
-                level.add(shape.roles[buffer], -shape.sizes[buffer])
+                level.add(shape.categories[buffer], -shape.sizes[buffer])
         self._cache[use] = level
 
     def changes(self, lives: FunctionBuffers, shape: Shape) -> Iterator[MemoryChange]:
@@ -101,38 +101,38 @@ class CachingAllocator:
         for call in change.inner:
             side = MemoryLevel()
             for buffer in handed - set(call.handed):
-                side.add(shape.roles[buffer], -shape.sizes[buffer])
+                side.add(shape.categories[buffer], -shape.sizes[buffer])
             side.over(self.level(call.use), 0)
             both.peak = max(both.peak, side.peak)
             both.most = [max(pair) for pair in zip(both.most, side.most, strict=True)]
         for buffer in handed:
-            both.add(shape.roles[buffer], -shape.sizes[buffer])
+            both.add(shape.categories[buffer], -shape.sizes[buffer])
         for buffer in change.step.new:
-            both.add(shape.roles[buffer], shape.sizes[buffer])
+            both.add(shape.categories[buffer], shape.sizes[buffer])
         both.reach(0)
         return both
 
     def shape(self, use: CallVariant) -> Shape:
         """Return the sizes and roles of the buffers of a use."""
         lives = self.lives[use.function]
-        sizes, roles = list(lives.sizes), list(lives.roles)
-        for buffer, role, size in use.owned:
-            roles[buffer], sizes[buffer] = role, size
-        for buffer, role in use.roles:
-            roles[buffer] = role
+        sizes, categories = list(lives.sizes), list(lives.categories)
+        for buffer, category, size in use.owned:
+            categories[buffer], sizes[buffer] = category, size
+        for buffer, category in use.categories:
+            categories[buffer] = category
         donated, dropped = set[int](), set[int]()
-        for buffer, role in zip(lives.results, use.given):
-            if buffer < lives.params or role == OWN:
+        for buffer, category in zip(lives.results, use.given):
+            if buffer < lives.params or category == OWN:
                 continue
-            if role == DROPPED:
+            if category == DROPPED:
                 dropped.add(buffer)
-            elif role == DONATED:
+            elif category == DONATED:
                 sizes[buffer] = 0
                 donated.add(buffer)
             else:
-                roles[buffer] = role
+                categories[buffer] = category
         if donated:
-            self._mark_gradients(lives, donated, roles, sizes)
+            self._mark_gradients(lives, donated, categories, sizes)
         ends, inside = list(lives.ends) if dropped else lives.ends, set[int]()
         for buffer in dropped:
             maker = lives.makers[buffer]
@@ -141,7 +141,7 @@ class CachingAllocator:
             else:
                 sizes[buffer] = 0
                 inside.add(buffer)
-        return Shape(sizes, roles, {param for param, _, _ in use.owned}, ends, inside)
+        return Shape(sizes, categories, {param for param, _, _ in use.owned}, ends, inside)
 
     def inner(self, lives: FunctionBuffers, number: int, shape: Shape) -> list[NestedCall]:
         """Return the calls of a step, with the buffers that each passes as last uses."""
@@ -157,21 +157,21 @@ class CachingAllocator:
                 and times[buffer] == 1
                 and param not in results
             }
-            roles = tuple(
+            categories = tuple(
                 OWN
                 if buffer < lives.params or buffer not in step.new
                 else DROPPED
                 if buffer in shape.dropped
-                else shape.roles[buffer]
+                else shape.categories[buffer]
                 if shape.sizes[buffer] or not lives.sizes[buffer]
                 else DONATED
                 for buffer in step.writes
             )
             owned = tuple(
-                (param, shape.roles[buffer], shape.sizes[buffer])
+                (param, shape.categories[buffer], shape.sizes[buffer])
                 for buffer, param in handed.items()
             )
-            calls.append(NestedCall(CallVariant(callee.name, owned, roles), handed))
+            calls.append(NestedCall(CallVariant(callee.name, owned, categories), handed))
         return calls
 
     @functools.cached_property
@@ -211,7 +211,7 @@ class CachingAllocator:
             if any(buffer in call.handed for call in inner):
                 continue
             if not (inner and lives.makers[buffer] == at):
-                yield LiveBuffer(named[buffer], shape.roles[buffer], size)
+                yield LiveBuffer(named[buffer], shape.categories[buffer], size)
         if inner:
             call = inner[here.index(max(here))]
             below = {
@@ -223,17 +223,17 @@ class CachingAllocator:
 
     def moment(self, use: CallVariant) -> str:
         """Return where the peak of a use is: functions and op, joined by ``/``."""
-        places = [use.function]
+        positions = [use.function]
         while (at := self.level(use).at) >= 0:
             lives = self.lives[use.function]
             step = lives.steps[at]
             if not step.op.callees:
-                places.append(step.op.name)
+                positions.append(step.op.name)
                 break
             inner = self.inner(lives, at, self.shape(use))
             use = max(inner, key=lambda call: self.level(call.use).peak).use
-            places.append(use.function)
-        return "/".join(places)
+            positions.append(use.function)
+        return "/".join(positions)
 
     def label(self, lives: FunctionBuffers, buffer: int, path: CallPath | None = None) -> Label:
         """Return the name of a buffer that a function makes."""
@@ -243,7 +243,7 @@ class CachingAllocator:
         return Label(title, "" if op is None else op.callee or op.op, lives.name)
 
     def _mark_gradients(
-        self, lives: FunctionBuffers, donated: set[int], roles: list[int], sizes: list[int]
+        self, lives: FunctionBuffers, donated: set[int], categories: list[int], sizes: list[int]
     ) -> None:
         """Mark gradients: inputs of pure updates, and the results of collectives on them.
 
@@ -266,4 +266,4 @@ class CachingAllocator:
                 gradients.update(b for b in step.reads if b >= lives.params and b in ends)
         for buffer in gradients - donated:
             if sizes[buffer]:
-                roles[buffer] = GRADIENTS
+                categories[buffer] = GRADIENTS

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from .account import ROLES
+from .account import CATEGORIES
 from .buffer_lifetimes import MemoryStep
 
 BLOCK_BYTES = 512
@@ -31,14 +31,14 @@ class CallVariant(NamedTuple):
     given : tuple of int
         The role of each result, or a word of those above; where it is empty, results keep the
         function's roles.
-    roles : tuple of (int, int)
+    categories : tuple of (int, int)
         Buffers of other roles than by themselves.
     """
 
     function: str
     owned: tuple[tuple[int, int, int], ...] = ()
     given: tuple[int, ...] = ()
-    roles: tuple[tuple[int, int], ...] = ()
+    categories: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass
@@ -56,23 +56,23 @@ class MemoryLevel:
     live: int = 0
     peak: int = 0
     at: int = -1
-    roles: list[int] = field(default_factory=lambda: [0] * len(ROLES))
-    most: list[int] = field(default_factory=lambda: [0] * len(ROLES))
+    categories: list[int] = field(default_factory=lambda: [0] * len(CATEGORIES))
+    most: list[int] = field(default_factory=lambda: [0] * len(CATEGORIES))
 
-    def add(self, role: int, size: int) -> None:
+    def add(self, category: int, size: int) -> None:
         """Allocate or free bytes."""
         self.live += size
-        self.roles[role] += size
-        if self.roles[role] > self.most[role]:
-            self.most[role] = self.roles[role]
+        self.categories[category] += size
+        if self.categories[category] > self.most[category]:
+            self.most[category] = self.categories[category]
 
     def over(self, inner: MemoryLevel, at: int) -> None:
         """Run a nested level: add its peak to the live bytes, then the bytes that it leaves."""
         if self.live + inner.peak > self.peak:
             self.peak, self.at = self.live + inner.peak, at
-        for role, most in enumerate(inner.most):
-            self.most[role] = max(self.most[role], self.roles[role] + most)
-            self.roles[role] += inner.roles[role]
+        for category, most in enumerate(inner.most):
+            self.most[category] = max(self.most[category], self.categories[category] + most)
+            self.categories[category] += inner.categories[category]
         self.live += inner.live
 
     def reach(self, at: int) -> None:
@@ -89,7 +89,7 @@ class Shape(NamedTuple):
     """
 
     sizes: list[int]
-    roles: list[int]
+    categories: list[int]
     owned: set[int]
     ends: Sequence[tuple[int, ...]]
     dropped: set[int]

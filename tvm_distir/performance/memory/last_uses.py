@@ -15,12 +15,12 @@ from .stage_actions import LastUse
 
 def deaths_of(walk: RankEvents) -> list[LastUse]:
     """Return, per event, the buffers that die in it."""
-    roles, sizes = np.array(walk.roles, np.int64), np.array(walk.sizes, np.int64)
+    categories, sizes = np.array(walk.categories, np.int64), np.array(walk.sizes, np.int64)
     known: dict[Any, LastUse] = {}
     deaths = []
     for number, event in enumerate(walk.events):
         ids = event.ids
-        dying, codes, size = walk.last[ids] == number, roles[ids], sizes[ids]
+        dying, codes, size = walk.last[ids] == number, categories[ids], sizes[ids]
         same = _same(ids.tolist())
         key = dying.tobytes(), codes.tobytes(), size.tobytes(), same
         if key not in known:

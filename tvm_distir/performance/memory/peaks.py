@@ -48,7 +48,7 @@ class PeakFormula(MemoryLevel):
         self.held = np.zeros(kinds, np.int64)
         self._most: list[Ints] = [np.zeros((1, kinds), np.int64)]
 
-    def add(self, role: int, size: int) -> None:
+    def add(self, category: int, size: int) -> None:
         """Allocate or free bytes."""
         if size:
             self.held[abs(size) // BLOCK_BYTES - 1] += 1 if size > 0 else -1
@@ -94,8 +94,8 @@ def different(moments: Ints) -> Ints:
     if len(moments) == 1:
         return moments
     rows = np.ascontiguousarray(moments)
-    whole = rows.view(np.dtype((np.void, rows.strides[0]))).ravel()
-    _, first = np.unique(whole, return_index=True)
+    full = rows.view(np.dtype((np.void, rows.strides[0]))).ravel()
+    _, first = np.unique(full, return_index=True)
     return rows[first]
 
 
@@ -133,11 +133,11 @@ class SizeKinds:
         }
         staged = program.staged
         if staged is not None:
-            roles = tuple(
-                dataclasses.replace(role, slots=self.marked(role.slots, at))
-                for role, at in zip(staged.roles, numbers.slot_at, strict=True)
+            numbered_kinds = tuple(
+                dataclasses.replace(category, slots=self.marked(category.slots, at))
+                for category, at in zip(staged.stage_kinds, numbers.slot_at, strict=True)
             )
-            staged = dataclasses.replace(staged, roles=roles)
+            staged = dataclasses.replace(staged, stage_kinds=numbered_kinds)
         return dataclasses.replace(program, functions=functions, staged=staged)
 
     def highest_bytes(self, moments: Ints, quantities: Ints) -> Ints:
@@ -167,7 +167,7 @@ class Peaks:
         self._schedule = program.as_stages.schedule
         level = functools.partial(PeakFormula, self.kinds.count)
         framework = CachingAllocator(program, level=level)
-        self._memories = RankMemories(program, framework, places=False)
+        self._memories = RankMemories(program, framework, positions=False)
 
     def of(self, quantities: Ints, micro_batches: int = 1) -> Ints:
         """Return the bytes of the fullest device of steps, (rows,), from (quantities, rows)."""
@@ -194,8 +194,8 @@ class Peaks:
         known: list[PeakFormula] = []
         number: dict[int, int] = {}
         order = []
-        for place, death in enumerate(deaths_of(walk)):
-            level, _ = self._memories.level(walk, place, death)
+        for position, death in enumerate(deaths_of(walk)):
+            level, _ = self._memories.level(walk, position, death)
             assert isinstance(level, PeakFormula)
             if id(level) not in number:
                 number[id(level)] = len(known)
@@ -209,8 +209,8 @@ class Peaks:
             return None
         before = base.held + np.cumsum(left, axis=0) - left
         moments = [base.held[None]]
-        for place, level in enumerate(known):
-            moments_here = highest(before[kind == place])
+        for position, level in enumerate(known):
+            moments_here = highest(before[kind == position])
             moments.append(
                 (moments_here[:, None] + level.most_held[None]).reshape(-1, self.kinds.count)
             )

@@ -7,7 +7,15 @@ from __future__ import annotations
 from tvm_distir.performance.program.program import Program
 from tvm_distir.support import SimulationError
 
-from .account import TEMPORARIES, Label, LiveBuffer, MemoryAccount, by_role, holders, role_sums
+from .account import (
+    TEMPORARIES,
+    Label,
+    LiveBuffer,
+    MemoryAccount,
+    by_category,
+    category_sums,
+    holders,
+)
 from .caching_allocator import CachingAllocator
 from .residents import resident_buffers
 
@@ -17,7 +25,7 @@ plan; what PyTorch reserves for these blocks, the CUDA context included, also wi
 segments."""
 
 
-def place_number(program: Program, device: int) -> int:
+def entry_number(program: Program, device: int) -> int:
     """Number of the entry, or of the rank, that a device runs."""
     if program.staged is not None:
         return next(k for k, mesh in enumerate(program.meshes) if device in mesh.device_ids)
@@ -43,7 +51,7 @@ def planned_account(program: Program, number: int) -> MemoryAccount:
     if storage is None:
         raise SimulationError(
             "DIST0716", "the program has no storage plan",
-            place="program",
+            location="program",
             remedy="Add a plan: dataclasses.replace(program, storage=td.plan_storage(module)).",
         )  # fmt: skip
     resident = resident_buffers(program, number, CachingAllocator(program, block_bytes=1))
@@ -55,7 +63,7 @@ def planned_account(program: Program, number: int) -> MemoryAccount:
     ]
     base = sum(buffer.bytes for buffer in resident)
     buffers = [*resident, *live_buffers]
-    most = role_sums(resident)
+    most = category_sums(resident)
     most[TEMPORARIES] += walk.peak
     return MemoryAccount(
         "tvm",
@@ -64,7 +72,7 @@ def planned_account(program: Program, number: int) -> MemoryAccount:
         f"{live_buffers[-1].label.function}/{live_buffers[-1].label.what}"
         if live_buffers
         else function,
-        by_role(role_sums(buffers)),
-        by_role(most),
+        by_category(category_sums(buffers)),
+        by_category(most),
         holders(buffers),
     )

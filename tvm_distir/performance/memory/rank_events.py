@@ -101,7 +101,7 @@ class RankEvents:
         self.before: list[int] = []
         self.makers: list[tuple[int, int]] = [(-1, -1)]
         self.first: list[int] = [ALWAYS]
-        self.sizes, self.roles = [0], [0]
+        self.sizes, self.categories = [0], [0]
         self.last: Ints = np.full(1024, -1, np.int64)
         self._leaving: dict[tuple[int, str], list[Edge]] = {}
         self._arriving: dict[tuple[int, str], list[Edge]] = {}
@@ -114,7 +114,7 @@ class RankEvents:
         self._ends = {(step.stage, step.unit.phase): step.unit.micro for step in runs}
         self._micros: dict[tuple[int, int], Ints] = {}
         self._once = {
-            stage: np.full(len(staged.role_of(stage).slots), ALWAYS, np.int64)
+            stage: np.full(len(staged.stage_kind_of(stage).slots), ALWAYS, np.int64)
             for stage in self.rank_stages
         }
         splits = staged.schedule.splits_backward
@@ -132,27 +132,27 @@ class RankEvents:
             if step.kind in (STORE, FETCH):
                 self._move_stash(step.kind, step.stage, step.unit.micro)
                 continue
-            place = step.stage, "forward" if step.unit.phase == FORWARD else "backward"
+            position = step.stage, "forward" if step.unit.phase == FORWARD else "backward"
             if step.kind == SEND:
-                for edge in self._leaving.get(place, ()):
+                for edge in self._leaving.get(position, ()):
                     self._send(edge, step.unit.micro)
             else:
-                for edge in self._arriving.get(place, ()):
+                for edge in self._arriving.get(position, ()):
                     self._receive(edge, step.unit.micro)
         for number in range(len(self.staged.sums)):
             self._sum(number)
         for stage in self.rank_stages:
             self._unit(stage, END, -1)
         for stage in self.rank_stages:
-            role, names = self.staged.role_of(stage), self.staged.stages[stage].results
-            resident = [slot for slot, name in zip(role.results, names, strict=True) if name]
+            stage_kind, names = self.staged.stage_kind_of(stage), self.staged.stages[stage].results
+            resident = [slot for slot, name in zip(stage_kind.results, names, strict=True) if name]
             self.last[self._once[stage][resident]] = FOREVER
         self.last[ALWAYS] = FOREVER
         self.last = self.last[: len(self.sizes)]
 
     def _run(self, stage: int, phase: str, micro: int) -> None:
         """Run a unit of the schedule, and pass on the values that stay on the rank."""
-        role, stash = self.staged.role_of(stage), self.staged.schedule.stash
+        stage_kind, stash = self.staged.stage_kind_of(stage), self.staged.schedule.stash
         name = phase
         if (stage, phase) in self._begun:
             ends = self._ends[stage, phase] == micro
@@ -162,15 +162,15 @@ class RankEvents:
         self._begun.add((stage, phase))
         once = self._once[stage]
         if phase == FORWARD and stash:
-            params = list(role.params)
+            params = list(stage_kind.params)
             self._slots(stage, micro)[params] = once[params]
         self._unit(stage, name, micro)
         if phase == FORWARD:
-            for read, output in role.carried:
+            for read, output in stage_kind.carried:
                 once[read] = once[output]
         if phase == self._last_phase and stash:
             self._unit(stage, UPDATE, -1)
-            for param, result in role.updated:
+            for param, result in stage_kind.updated:
                 once[param] = once[result]
         direction = {FORWARD: "forward", BACKWARD: "backward"}.get(phase, "")
         for edge in self._leaving.get((stage, direction), ()):
@@ -188,7 +188,7 @@ class RankEvents:
     def _ports_of(self, stage: int, unit: StageAction) -> _Ports:
         key = self.staged.stages[stage].role, unit.name
         if key not in self._ports:
-            once = once_slots(self.staged.role_of(stage), self.staged.schedule, unit.name)
+            once = once_slots(self.staged.stage_kind_of(stage), self.staged.schedule, unit.name)
             self._ports[key] = _Ports(
                 np.array(unit.inputs, np.int64),
                 np.array([slot in once for slot in unit.inputs], bool),
@@ -209,7 +209,7 @@ class RankEvents:
         first = len(self.sizes)
         self._make(count)
         self.sizes += unit.sizes[count:]
-        self.roles += unit.roles[count:]
+        self.categories += unit.categories[count:]
         ids = np.concatenate((inputs, np.arange(first, len(self.sizes))))
         self._touch(ids)
         out = np.full(ports.refs.size, ALWAYS, np.int64)
@@ -226,9 +226,9 @@ class RankEvents:
 
     def maker(self, instance: int) -> tuple[int, int]:
         """Return the event that produced an instance, and its buffer or slot in the unit."""
-        place = bisect.bisect_right(self.first, instance) - 1
-        number, buffer = self.makers[place]
-        return number, buffer + instance - self.first[place]
+        position = bisect.bisect_right(self.first, instance) - 1
+        number, buffer = self.makers[position]
+        return number, buffer + instance - self.first[position]
 
     def _touch(self, ids: Ints) -> None:
         """Note that the next event reads instances."""
@@ -247,11 +247,11 @@ class RankEvents:
 
     def _receive(self, edge: Edge, micro: int) -> None:
         stage, slot = edge.target
-        size = self.staged.role_of(stage).slots[slot].bytes
+        size = self.staged.stage_kind_of(stage).slots[slot].bytes
         ids = np.array([len(self.sizes)], np.int64)
         self._make(slot)
         self.sizes.append(self.stages.framework.lives.rounded(size))
-        self.roles.append(self.stages.role_of(stage, slot))
+        self.categories.append(self.stages.stage_kind_of(stage, slot))
         self._touch(ids)
         self._slots(stage, micro)[slot] = ids[0]
         self.events.append(RankEvent("recv", stage, micro, None, ids))
@@ -259,13 +259,13 @@ class RankEvents:
     def _move_stash(self, kind: str, stage: int, micro: int) -> None:
         """Record the last read of a stash before it returns as other instances."""
         slots = self._slots(stage, micro)
-        stashed = [slot for slot in self.staged.role_of(stage).stash if slots[slot] != ALWAYS]
+        stashed = [slot for slot in self.staged.stage_kind_of(stage).stash if slots[slot] != ALWAYS]
         if kind == FETCH:
             for slot, buffer in zip(stashed, slots[stashed].tolist(), strict=True):
                 slots[slot] = len(self.sizes)
                 self._make(slot)
                 self.sizes.append(self.sizes[buffer])
-                self.roles.append(self.roles[buffer])
+                self.categories.append(self.categories[buffer])
         ids = np.unique(slots[stashed])
         self._touch(ids)
         self.events.append(RankEvent(kind, stage, micro, None, ids))

@@ -21,7 +21,15 @@ from tvm_distir.performance.program.pipeline_program import PipelineProgram
 from tvm_distir.performance.program.program import Program
 from tvm_distir.performance.program.unit_phases import unit_word
 
-from .account import GRADIENTS, Label, LiveBuffer, MemoryAccount, by_role, holders, role_sums
+from .account import (
+    GRADIENTS,
+    Label,
+    LiveBuffer,
+    MemoryAccount,
+    by_category,
+    category_sums,
+    holders,
+)
 from .best_fit import Arenas
 from .caching_allocator import CachingAllocator
 from .call_variants import CallVariant, MemoryLevel
@@ -67,7 +75,7 @@ class RankMemories:
     framework : CachingAllocator
     staged : PipelineProgram, optional
         The stages and schedule, where they are not those of the program.
-    places : bool
+    positions : bool
         Whether blocks are placed, to measure fragmentation.
     """
 
@@ -76,12 +84,12 @@ class RankMemories:
         program: Program,
         framework: CachingAllocator,
         staged: PipelineProgram | None = None,
-        places: bool = True,
+        positions: bool = True,
     ) -> None:
         self.program, self.framework = program, framework
         self.staged = staged or program.as_stages
         self.stages = Stages(program, self.staged, framework)
-        self.levels = UnitLevels(framework, Arenas(framework) if places else None)
+        self.levels = UnitLevels(framework, Arenas(framework) if positions else None)
         self._messages: dict[tuple[bool, LastUse], MemoryLevel] = {}
         self._labels: dict[tuple[str, int, int], Label] = {}  # by event's name, stage and buffer
 
@@ -128,7 +136,9 @@ class RankMemories:
         order = np.array([kind for kind, _, _ in table], np.int64)
         known = {kind: (level, top) for kind, level, top in table}
         rows = [known[kind] for kind in range(len(kinds))]
-        facts = [(level.live, level.peak, size, *level.roles, *level.most) for level, size in rows]
+        facts = [
+            (level.live, level.peak, size, *level.categories, *level.most) for level, size in rows
+        ]
         if shorter is not None:
             every = np.array(facts, np.int64)[order]
             if not steady(walk.before, shorter, every, every[:, :1]):
@@ -141,18 +151,18 @@ class RankMemories:
         during = before + peak
         at = int(np.argmax(during))
         most = int(during[at])
-        place = int(which[at])
-        buffers = [*resident, *self._held(walk, deaths, place)]
-        roles = np.array([level.roles for level, _ in rows], np.int64)[order]
+        position = int(which[at])
+        buffers = [*resident, *self._held(walk, deaths, position)]
+        categories = np.array([level.categories for level, _ in rows], np.int64)[order]
         mosts = np.array([level.most for level, _ in rows], np.int64)[order]
-        above = (np.cumsum(roles, axis=0) - roles + mosts).max(axis=0).tolist()
+        above = (np.cumsum(categories, axis=0) - categories + mosts).max(axis=0).tolist()
         account = MemoryAccount(
             "framework",
             most,
             max(0, int((before + top).max()) - most),
-            self._moment(walk, deaths, place, shorter.later(walk.before, at) if shorter else 0),
-            by_role(role_sums(buffers)),
-            by_role(map(sum, zip(role_sums(resident), above, strict=True))),
+            self._moment(walk, deaths, position, shorter.later(walk.before, at) if shorter else 0),
+            by_category(category_sums(buffers)),
+            by_category(map(sum, zip(category_sums(resident), above, strict=True))),
             holders(buffers),
             self._host_bytes(walk),
         )
@@ -169,7 +179,7 @@ class RankMemories:
             The function that runs for each branch, ``function/binding``.
         """
         ((part,),) = (event.unit.parts for event in memory.events if event.unit is not None)
-        use = CallVariant(part.function, (), part.given, part.roles)
+        use = CallVariant(part.function, (), part.given, part.categories)
         during, after = LiveBytes(self.framework, branches).of(use)
         return during + memory.resident_bytes, after + memory.resident_bytes
 
@@ -194,10 +204,12 @@ class RankMemories:
 
     def _sums(self, stage: int) -> Iterator[LiveBuffer]:
         """Yield the buffers of sums that backward passes add to."""
-        role = self.staged.role_of(stage)
+        category = self.staged.stage_kind_of(stage)
         for slot in self.stages.added(stage).values():
-            size = self.framework.lives.rounded(role.slots[slot].bytes)
-            yield LiveBuffer(Label(self.framework.names.slot(role, slot), "", ""), GRADIENTS, size)
+            size = self.framework.lives.rounded(category.slots[slot].bytes)
+            yield LiveBuffer(
+                Label(self.framework.names.slot(category, slot), "", ""), GRADIENTS, size
+            )
 
     def level(self, walk: RankEvents, number: int, death: LastUse) -> tuple[MemoryLevel, int]:
         """Return the level of an event, which equal events share, and the bytes of best fit."""
@@ -208,11 +220,11 @@ class RankMemories:
         if key not in self._messages:
             level = self._messages[key] = self.framework.new()
             if key[0]:
-                for role, size in zip(death.roles, death.sizes, strict=True):
-                    level.add(role, size)
+                for category, size in zip(death.categories, death.sizes, strict=True):
+                    level.add(category, size)
                 level.reach(0)
             for buffer in death.buffers:
-                level.add(death.roles[buffer], -death.sizes[buffer])
+                level.add(death.categories[buffer], -death.sizes[buffer])
         return self._messages[key], self._messages[key].peak
 
     def _held(self, walk: RankEvents, deaths: Sequence[LastUse], at: int) -> Iterator[LiveBuffer]:
@@ -232,7 +244,7 @@ class RankMemories:
             if instance == ALWAYS or instance in inside or not walk.sizes[instance]:
                 continue
             label = self._label(walk, instance)
-            yield LiveBuffer(label, walk.roles[instance], walk.sizes[instance])
+            yield LiveBuffer(label, walk.categories[instance], walk.sizes[instance])
 
     def _label(self, walk: RankEvents, instance: int) -> Label:
         number, buffer = walk.maker(instance)
@@ -244,13 +256,13 @@ class RankMemories:
 
     def _named(self, event: RankEvent, buffer: int) -> Label:
         """Return the name of a buffer of an event, or of a value that it passes in a slot."""
-        role = self.staged.role_of(event.stage)
+        category = self.staged.stage_kind_of(event.stage)
         names = self.framework.names
         if event.unit is None:
-            return Label(names.slot(role, buffer), event.name, role.name, self._word(event))
+            return Label(names.slot(category, buffer), event.name, category.name, self._word(event))
         slot = event.unit.slots[buffer]
         part = next(part for part in event.unit.parts if buffer in part.makes)
-        return Label(names.slot(role, slot), "", part.function, self._word(event))
+        return Label(names.slot(category, slot), "", part.function, self._word(event))
 
     def _word(self, event: RankEvent) -> str:
         """Return the name of a unit, with its stage where the rank has several; "" of an entry."""
@@ -267,5 +279,5 @@ class RankMemories:
             word += f" {event.micro + later}"
         if event.unit is None:
             return word
-        place = self.levels.moment(event.unit, deaths[at])
-        return f"{word}: {place}" if word else place
+        position = self.levels.moment(event.unit, deaths[at])
+        return f"{word}: {position}" if word else position

@@ -103,7 +103,7 @@ class _Facts:
     ----------
     degree : int
         Devices among which the data are cut.
-    whole : dict of str to float
+    totals : dict of str to float
         The share of the bytes of each role that is unsharded along those axes.
     cut : float
         Share of the weights' bytes that is cut along other axes; 1 where nothing is.
@@ -114,7 +114,7 @@ class _Facts:
     """
 
     degree: int
-    whole: Mapping[str, float]
+    totals: Mapping[str, float]
     cut: float
     given_share: float
     layer_stash_bytes: int
@@ -133,8 +133,10 @@ class _Facts:
         return _Facts(
             math.prod(mesh.shape[a] for a in data),
             {
-                role: _share([v for v in values if v.role == role], lambda v: not _axes(v) & data)
-                for role in ("weight", "state")
+                category: _share(
+                    [v for v in values if v.role == category], lambda v: not _axes(v) & data
+                )
+                for category in ("weight", "state")
             },
             cut or 1.0,
             input_bytes / sum(stash) if stash else 1.0,
@@ -180,11 +182,11 @@ def _layers(program: Program, roots: Sequence[str]) -> tuple[list[int], int, int
 
 def _remedies(facts: _Facts, account: MemoryAccount) -> list[Remedy]:
     """Return the remedies that change anything, in order."""
-    at = {role: float(size) for role, size in account.at_peak.items()}
+    at = {category: float(size) for category, size in account.at_peak.items()}
     degree, remedies = facts.degree, list[Remedy]()
 
     def offer(name: str, changes: Mapping[str, float], more: float = 0) -> None:
-        total = sum(size * changes.get(role, 1.0) for role, size in at.items()) + more
+        total = sum(size * changes.get(category, 1.0) for category, size in at.items()) + more
         if total < account.peak_bytes:
             remedies.append(Remedy(name, math.ceil(total)))
 
@@ -193,17 +195,17 @@ def _remedies(facts: _Facts, account: MemoryAccount) -> list[Remedy]:
 
     stashed = at.get("stashes", 0.0)
     if degree > 1:
-        states = {"states": spread(facts.whole["state"])}
+        states = {"states": spread(facts.totals["state"])}
         offer("ZeRO stage 1", states)
-        whole = account.most.get("gradients", 0) * degree > 1.5 * account.most.get("weights", 0)
-        gradients = {**states, "gradients": 1 / degree if whole else 1.0}
+        totals = account.most.get("gradients", 0) * degree > 1.5 * account.most.get("weights", 0)
+        gradients = {**states, "gradients": 1 / degree if totals else 1.0}
         offer("ZeRO stage 2", gradients)
     if stashed:
         halved = ("stashes", "communication", "temporaries", "inputs")
         offer("micro-batch / 2", dict.fromkeys(halved, 0.5))
         offer("recomputation", {"stashes": min(1.0, facts.given_share)}, facts.layer_stash_bytes)
     if degree > 1:
-        weights = {**gradients, "weights": spread(facts.whole["weight"])}
+        weights = {**gradients, "weights": spread(facts.totals["weight"])}
         offer("ZeRO stage 3", weights, facts.layer_weight_bytes)
     cut = ("weights", "states", "gradients", "stashes", "temporaries")
     offer("tp x 2", dict.fromkeys(cut, 1 - facts.cut / 2))

@@ -63,8 +63,8 @@ class Replay:
                 for buffer, result in zip(slots_written, callee.results, strict=False):
                     if buffer in step.new and buffer not in at and result in left:
                         at[buffer] = left.pop(result)
-                for place in left.values():
-                    segments.give(place)
+                for position in left.values():
+                    segments.give(position)
             for buffer in step.new:
                 if shape.sizes[buffer] and buffer not in at:
                     at[buffer] = segments.take(shape.sizes[buffer])
@@ -97,8 +97,8 @@ class Replay:
                 for buffer, result in zip(part.makes, results, strict=False):
                     if buffer >= 0 and result in left:
                         at[ids[buffer]] = left.pop(result)
-                for place in left.values():
-                    self.segments.give(place)
+                for position in left.values():
+                    self.segments.give(position)
                 for buffer in rest:
                     self._free(at, ids[buffer])
 

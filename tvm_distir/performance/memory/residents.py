@@ -7,7 +7,7 @@ from __future__ import annotations
 from tvm_distir.performance.program.parts import reached
 from tvm_distir.performance.program.program import Program
 
-from .account import INPUTS, VALUE_ROLES, WEIGHTS, Label, LiveBuffer
+from .account import INPUTS, VALUE_CATEGORIES, WEIGHTS, Label, LiveBuffer
 from .buffer_names import described
 from .caching_allocator import CachingAllocator
 
@@ -26,7 +26,7 @@ def resident_buffers(program: Program, rank: int, framework: CachingAllocator) -
     inputs = [
         LiveBuffer(
             Label(names.resident(name, value.dtype), "", ""),
-            VALUE_ROLES.get(value.role, INPUTS),
+            VALUE_CATEGORIES.get(value.role, INPUTS),
             lives.rounded(value.bytes),
         )
         for _, name, value in staged.inputs(rank)

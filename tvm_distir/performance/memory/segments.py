@@ -40,16 +40,16 @@ class FreeBlocks:
         number = bisect.bisect_left(self.free, (size, -1))
         return self.free[number][1] if number < len(self.free) else None
 
-    def open(self, place: int, size: int) -> None:
+    def open(self, position: int, size: int) -> None:
         """Add a free block."""
-        bisect.insort(self.free, (size, place))
-        self.size_at[place], self.begin_of_end[place + size] = size, place
+        bisect.insort(self.free, (size, position))
+        self.size_at[position], self.begin_of_end[position + size] = size, position
 
-    def close(self, place: int) -> int:
+    def close(self, position: int) -> int:
         """Remove a free block, and return its size."""
-        size = self.size_at.pop(place)
-        del self.free[bisect.bisect_left(self.free, (size, place))]
-        del self.begin_of_end[place + size]
+        size = self.size_at.pop(position)
+        del self.free[bisect.bisect_left(self.free, (size, position))]
+        del self.begin_of_end[position + size]
         return size
 
 
@@ -86,56 +86,56 @@ class SegmentAllocator:
         size = -(-max(size, 1) // BLOCK_BYTES) * BLOCK_BYTES
         small = size <= SMALL_BYTES
         pool = self._pools[small]
-        place = pool.best_fit(size)
-        if place is None:
-            place = self._expand(small, size) if self.expandable else self._segment(small, size)
-        whole = pool.close(place)
-        rest = whole - size
+        position = pool.best_fit(size)
+        if position is None:
+            position = self._expand(small, size) if self.expandable else self._segment(small, size)
+        size_bytes = pool.close(position)
+        rest = size_bytes - size
         fine = small or self.expandable
         if rest >= BLOCK_BYTES if fine else rest > SMALL_BYTES:
-            pool.open(place + size, rest)
-            whole = size
-        self.blocks[place] = whole, small
-        self.allocated += whole
+            pool.open(position + size, rest)
+            size_bytes = size
+        self.blocks[position] = size_bytes, small
+        self.allocated += size_bytes
         self.most_allocated = max(self.most_allocated, self.allocated)
-        return place
+        return position
 
-    def give(self, place: int) -> None:
+    def give(self, position: int) -> None:
         """Free a block, and merge it with the free blocks beside it in its segment."""
-        size, small = self.blocks.pop(place)
+        size, small = self.blocks.pop(position)
         self.allocated -= size
         pool = self._pools[small]
-        if place not in self.segments and place in pool.begin_of_end:
-            before = pool.begin_of_end[place]
+        if position not in self.segments and position in pool.begin_of_end:
+            before = pool.begin_of_end[position]
             size += pool.close(before)
-            place = before
-        if place + size in pool.size_at and place + size not in self.segments:
-            size += pool.close(place + size)
-        pool.open(place, size)
+            position = before
+        if position + size in pool.size_at and position + size not in self.segments:
+            size += pool.close(position + size)
+        pool.open(position, size)
 
     def _segment(self, small: bool, size: int) -> int:
         """Take a segment from the driver."""
         if small:
-            whole = SMALL_SEGMENT_BYTES
+            size_bytes = SMALL_SEGMENT_BYTES
         elif size < SOLE_BYTES:
-            whole = LARGE_SEGMENT_BYTES
+            size_bytes = LARGE_SEGMENT_BYTES
         else:
-            whole = -(-size // SOLE_MULTIPLE) * SOLE_MULTIPLE
-        place, self._end = self._end, self._end + whole
-        self.segments[place] = whole
-        self.reserved += whole
-        self._pools[small].open(place, whole)
-        return place
+            size_bytes = -(-size // SOLE_MULTIPLE) * SOLE_MULTIPLE
+        position, self._end = self._end, self._end + size_bytes
+        self.segments[position] = size_bytes
+        self.reserved += size_bytes
+        self._pools[small].open(position, size_bytes)
+        return position
 
     def _expand(self, small: bool, size: int) -> int:
         """Map pages behind the segment of a pool, of which a free end is part of the block."""
         pool, start = self._pools[small], 0 if small else 1 << 60
         end = start + self.segments.setdefault(start, 0)
-        place = pool.begin_of_end.get(end, end)
-        had = pool.close(place) if place < end else 0
+        position = pool.begin_of_end.get(end, end)
+        had = pool.close(position) if position < end else 0
         page = SMALL_SEGMENT_BYTES if small else LARGE_SEGMENT_BYTES
         more = -(-(size - had) // page) * page
         self.segments[start] += more
         self.reserved += more
-        pool.open(place, had + more)
-        return place
+        pool.open(position, had + more)
+        return position

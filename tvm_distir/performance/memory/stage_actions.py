@@ -27,14 +27,15 @@ _PLAIN = (COMMUNICATION, TEMPORARIES)
 class ActionPhase(NamedTuple):
     """Phase of a unit: the buffers that it reads and produces, and the roles of results.
 
-    ``roles`` are those of buffers of the function, as in :class:`.caching_allocator.CallVariant`.
+    ``categories`` are those of buffers of the function, as in
+    :class:`.caching_allocator.CallVariant`.
     """
 
     function: str
     reads: tuple[int, ...]
     makes: tuple[int, ...]
     given: tuple[int, ...]
-    roles: tuple[tuple[int, int], ...] = ()
+    categories: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class StageAction:
     outputs: tuple[int, ...]
     refs: tuple[int, ...]
     sizes: tuple[int, ...]
-    roles: tuple[int, ...]
+    categories: tuple[int, ...]
     slots: tuple[int, ...]
     last: tuple[int, ...]
 
@@ -106,37 +107,39 @@ def make_unit(
         inputs.update(dict.fromkeys(s for s in phase.inputs if s not in writes))
         writes.update(phase.outputs)
     at = {slot: number for number, slot in enumerate(inputs)}
-    slots, sizes, roles = list(inputs), [0] * len(inputs), [OWN] * len(inputs)
+    slots, sizes, categories = list(inputs), [0] * len(inputs), [OWN] * len(inputs)
     parts: list[ActionPhase] = []
     for phase in phases:
         lives = framework.lives[phase.function]
         reads = tuple(at[slot] for slot in phase.inputs)
         copies: dict[int, int] = {}
-        makes, result_roles = [], []
+        makes, result_categories = [], []
         for slot, buffer in zip(phase.outputs, lives.results, strict=False):  # others are lent
             makes.append(RESIDENT)
-            result_roles.append(OWN)
+            result_categories.append(OWN)
             if buffer < lives.params:
                 at[slot] = reads[buffer] if buffer >= 0 else RESIDENT
             elif slot in donated:
-                at[slot], result_roles[-1] = RESIDENT, DONATED
+                at[slot], result_categories[-1] = RESIDENT, DONATED
             elif slot in dropped and lives.results.count(buffer) == 1:
-                at[slot], result_roles[-1] = RESIDENT, DROPPED
+                at[slot], result_categories[-1] = RESIDENT, DROPPED
             elif buffer in copies:
                 at[slot] = copies[buffer]
             else:
-                result_roles[-1] = codes.get(slot, lives.roles[buffer])
+                result_categories[-1] = codes.get(slot, lives.categories[buffer])
                 at[slot] = copies[buffer] = makes[-1] = len(sizes)
                 slots.append(slot)
                 sizes.append(lives.sizes[buffer])
-                roles.append(result_roles[-1])
+                categories.append(result_categories[-1])
         stashed = _stashed(lives) if is_step and donated else ()
-        parts.append(ActionPhase(phase.function, reads, tuple(makes), tuple(result_roles), stashed))
+        parts.append(
+            ActionPhase(phase.function, reads, tuple(makes), tuple(result_categories), stashed)
+        )
     last = last_reads((*part.reads, *part.makes) for part in parts)
     outputs = tuple(dict.fromkeys(slot for phase in phases for slot in phase.outputs))
     return StageAction(
         name, tuple(parts), tuple(inputs), outputs, tuple(at[slot] for slot in outputs),
-        tuple(sizes), tuple(roles), tuple(slots), tuple(last[b] for b in range(len(sizes))),
+        tuple(sizes), tuple(categories), tuple(slots), tuple(last[b] for b in range(len(sizes))),
     )  # fmt: skip
 
 
@@ -153,7 +156,7 @@ def _stashed(lives: FunctionBuffers) -> tuple[tuple[int, int], ...]:
         if number not in forward:
             stashes.update(b for b in step.reads if b >= 0 and lives.makers[b] in forward)
     stashes.difference_update(lives.results)
-    return tuple((b, STASHES) for b in sorted(stashes) if lives.roles[b] in _PLAIN)
+    return tuple((b, STASHES) for b in sorted(stashes) if lives.categories[b] in _PLAIN)
 
 
 class LastUse(NamedTuple):
@@ -171,7 +174,7 @@ class LastUse(NamedTuple):
 
     buffers: tuple[int, ...]
     same: tuple[int, ...]
-    roles: tuple[int, ...]
+    categories: tuple[int, ...]
     sizes: tuple[int, ...]
 
 
@@ -198,10 +201,10 @@ class UnitLevels:
             level, top = self.framework.new(), 0
             for number, use, rest in self.uses(unit, death):
                 if self.arenas is not None:
-                    top = max(top, level.live + self.arenas.whole(use))
+                    top = max(top, level.live + self.arenas.total(use))
                 level.over(self.framework.level(use), number)
                 for buffer in rest:
-                    level.add(death.roles[buffer], -death.sizes[buffer])
+                    level.add(death.categories[buffer], -death.sizes[buffer])
             self._cache[key] = level, top
         return self._cache[key]
 
@@ -243,7 +246,7 @@ class UnitLevels:
                 alive = dead if buffer < first else buffer <= newest
                 over = dead and lasts[buffer] < at
                 if alive and not over and buffer not in handed and size:
-                    yield LiveBuffer(named[buffer], death.roles[buffer], size)
+                    yield LiveBuffer(named[buffer], death.categories[buffer], size)
 
     def moment(self, unit: StageAction, death: LastUse) -> str:
         """Return where the peak of a unit is."""
@@ -266,9 +269,9 @@ class UnitLevels:
             here, times, escaping = set(dead), Counter(reads), set(lives.results)
             for param, buffer in enumerate(reads):
                 if buffer in here and times[buffer] == 1 and param not in escaping:
-                    owned.append((param, death.roles[buffer], death.sizes[buffer]))
+                    owned.append((param, death.categories[buffer], death.sizes[buffer]))
             freed = {reads[param] for param, _, _ in owned}
-            use = CallVariant(part.function, tuple(owned), part.given, part.roles)
+            use = CallVariant(part.function, tuple(owned), part.given, part.categories)
             yield number, use, [buffer for buffer in dead if buffer not in freed]
 
 

@@ -35,13 +35,13 @@ class Stages:
     ) -> None:
         self.program, self.staged, self.framework = program, staged, framework
         self._cache: dict[tuple[int, tuple[bool, ...]], dict[str, StageAction]] = {}
-        self.roles: dict[int, dict[int, int]] = {}
+        self.categories: dict[int, dict[int, int]] = {}
         arriving: dict[int, set[int]] = {}
         for edge in staged.all_edges:
             number = staged.stages[edge.target[0]].role
             arriving.setdefault(number, set()).add(edge.target[1])
-        for number, role in enumerate(staged.roles):
-            self.roles[number] = _slot_roles(role, arriving.get(number, set()))
+        for number, stage_kind in enumerate(staged.stage_kinds):
+            self.categories[number] = _slot_categories(stage_kind, arriving.get(number, set()))
 
     @memoized
     def units(self, stage: int) -> dict[str, StageAction]:
@@ -49,41 +49,41 @@ class Stages:
         stage_info = self.staged.stages[stage]
         key = stage_info.role, tuple(bool(name) for name in stage_info.results)
         if key not in self._cache:
-            role = self.staged.roles[stage_info.role]
-            added, codes = self.added(stage), self.roles[stage_info.role]
+            stage_kind = self.staged.stage_kinds[stage_info.role]
+            added, codes = self.added(stage), self.categories[stage_info.role]
             donated = self._donated(stage) | set(added.values())
             dropped = self._dropped(stage) | set(added)
             self._cache[key] = {
                 name: make_unit(
                     name,
-                    [phase for phase in map(role.phase, phases) if phase is not None],
+                    [phase for phase in map(stage_kind.phase, phases) if phase is not None],
                     self.framework,
                     codes,
                     donated,
                     dropped,
                     self.program.staged is None,
                 )
-                for name, phases in unit_phases(role, self.staged.schedule).items()
+                for name, phases in unit_phases(stage_kind, self.staged.schedule).items()
             }
         return self._cache[key]
 
-    def role_of(self, stage: int, slot: int) -> int:
+    def stage_kind_of(self, stage: int, slot: int) -> int:
         """Return the role of the value that arrives in a slot."""
-        return self.roles[self.staged.stages[stage].role].get(slot, COMMUNICATION)
+        return self.categories[self.staged.stages[stage].role].get(slot, COMMUNICATION)
 
     def _donated(self, stage: int) -> set[int]:
         """Return the slots of results that take the memory of the values that they replace.
 
         Not where weights are stashed: micro-batches before read the old ones.
         """
-        stage_info, role = self.staged.stages[stage], self.staged.role_of(stage)
+        stage_info, stage_kind = self.staged.stages[stage], self.staged.stage_kind_of(stage)
         returned = {
-            slot for slot, name in zip(role.results, stage_info.results, strict=True) if name
+            slot for slot, name in zip(stage_kind.results, stage_info.results, strict=True) if name
         }
-        carried = {target for _, target in role.carried}
+        carried = {target for _, target in stage_kind.carried}
         if self.staged.schedule.stash:
             return carried
-        return carried | {result for _, result in role.updated if result in returned}
+        return carried | {result for _, result in stage_kind.updated if result in returned}
 
     def added(self, stage: int) -> dict[int, int]:
         """Return the slot of the sum of each gradient that is added where it is made, by its slot.
@@ -96,10 +96,10 @@ class Stages:
     @memoized
     def _added_of(self, kind: int) -> dict[int, int]:
         """Return :meth:`added` of the stages of a kind."""
-        role = self.staged.roles[kind]
-        added = added_in_place(self.program, role)
-        read = {*role.results, *(edge.source[1] for edge in self._edges_from(kind))}
-        for phase in role.phases:
+        stage_kind = self.staged.stage_kinds[kind]
+        added = added_in_place(self.program, stage_kind)
+        read = {*stage_kind.results, *(edge.source[1] for edge in self._edges_from(kind))}
+        for phase in stage_kind.phases:
             if phase.name not in (ACCUMULATE, NEXT):
                 read.update(phase.inputs)
         return {term: total for term, total in added.items() if term not in read}
@@ -115,38 +115,42 @@ class Stages:
 
         The other stage of tied weights gives them. Weights that are stashed are read later.
         """
-        stage_info, role = self.staged.stages[stage], self.staged.role_of(stage)
+        stage_info, stage_kind = self.staged.stages[stage], self.staged.stage_kind_of(stage)
         if self.staged.schedule.stash:
             return set()
         returned = {
-            slot for slot, name in zip(role.results, stage_info.results, strict=True) if name
+            slot for slot, name in zip(stage_kind.results, stage_info.results, strict=True) if name
         }
-        read = {slot for phase in role.phases for slot in phase.inputs}
-        read.update(slot for pair in role.sums for slot in pair)
-        read.update(target for _, target in role.carried)
+        read = {slot for phase in stage_kind.phases for slot in phase.inputs}
+        read.update(slot for pair in stage_kind.sums for slot in pair)
+        read.update(target for _, target in stage_kind.carried)
         read.update(edge.source[1] for edge in self._edges_from(stage_info.role))
-        return set(role.results) - returned - read
+        return set(stage_kind.results) - returned - read
 
 
-def _slot_roles(role: StageKind, arriving: set[int]) -> dict[int, int]:
+def _slot_categories(stage_kind: StageKind, arriving: set[int]) -> dict[int, int]:
     """Return the roles of slots by who writes and who reads them."""
     read: dict[str, set[int]] = {}
-    roles_of: dict[str, set[int]] = {}
-    for phase in role.phases:
+    differentiated_of: dict[str, set[int]] = {}
+    for phase in stage_kind.phases:
         name = phase.name.partition(":")[0]
         read.setdefault(name, set()).update(phase.inputs)
-        roles_of.setdefault(name, set()).update(phase.outputs)
-    slot_roles = dict.fromkeys(role.results, RESULTS)
-    slot_roles.update({result: WEIGHTS for _, result in role.updates})
-    slot_roles.update(dict.fromkeys(arriving, COMMUNICATION))
+        differentiated_of.setdefault(name, set()).update(phase.outputs)
+    slot_categories = dict.fromkeys(stage_kind.results, RESULTS)
+    slot_categories.update({result: WEIGHTS for _, result in stage_kind.updates})
+    slot_categories.update(dict.fromkeys(arriving, COMMUNICATION))
     later = set().union(*(read.get(name, set()) for name in _BEHIND))
-    written_slots = arriving.union(*(roles_of.get(name, set()) for name in ("rows", "forward")))
-    slot_roles.update(dict.fromkeys(written_slots & later, STASHES))
-    sums = roles_of.get("accumulate", set())
-    terms = read.get("accumulate", set()) & set().union(
-        *(roles_of.get(name, set()) for name in ("backward", "weight"))
+    written_slots = arriving.union(
+        *(differentiated_of.get(name, set()) for name in ("rows", "forward"))
     )
-    slot_roles.update(dict.fromkeys(sums | terms | roles_of.get("part", set()), GRADIENTS))
-    for _, total in role.sums:
-        slot_roles[total] = GRADIENTS
-    return slot_roles
+    slot_categories.update(dict.fromkeys(written_slots & later, STASHES))
+    sums = differentiated_of.get("accumulate", set())
+    terms = read.get("accumulate", set()) & set().union(
+        *(differentiated_of.get(name, set()) for name in ("backward", "weight"))
+    )
+    slot_categories.update(
+        dict.fromkeys(sums | terms | differentiated_of.get("part", set()), GRADIENTS)
+    )
+    for _, total in stage_kind.sums:
+        slot_categories[total] = GRADIENTS
+    return slot_categories

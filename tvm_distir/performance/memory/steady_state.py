@@ -73,15 +73,15 @@ def cut(steps: Sequence[RankStep], schedule: Schedule) -> SteadyState | None:
     np.maximum.at(last, micro, np.arange(len(steps)))
     for stride in dict.fromkeys((1, schedule.stages)):
         middle = len(steps) // 2
-        again = np.flatnonzero((kind == kind[middle]) & (micro == micro[middle] + stride))
-        period = int(again[0]) - middle if again.size else 0
+        repeated = np.flatnonzero((kind == kind[middle]) & (micro == micro[middle] + stride))
+        period = int(repeated[0]) - middle if repeated.size else 0
         if period <= 0:
             continue
         same = (kind[period:] == kind[:-period]) & (micro[period:] == micro[:-period] + stride)
         breaks = np.flatnonzero(~same)
         low = int(breaks[breaks < middle].max(initial=-1)) + 1
         high = int(breaks[breaks > middle].min(initial=same.size)) + period
-        placed = _place(first, last, low, high, period)
+        placed = _locate(first, last, low, high, period)
         if placed is not None:
             at, times = placed
             freed = times * stride
@@ -109,11 +109,11 @@ def steady(before: Sequence[int], shorter: SteadyState, facts: Ints, left: Ints)
     at, period = shorter.at, shorter.period
     marks = [before[at + n * period] for n in (-2, -1, 0, 1)]
     parts = [slice(*ends) for ends in itertools.pairwise(marks)]
-    alike = all(np.array_equal(facts[part], facts[parts[0]]) for part in parts)
-    return alike and not left[parts[0]].sum(axis=0).any()
+    equal = all(np.array_equal(facts[part], facts[parts[0]]) for part in parts)
+    return equal and not left[parts[0]].sum(axis=0).any()
 
 
-def _place(first: Any, last: Any, low: int, high: int, period: int) -> tuple[int, int] | None:
+def _locate(first: Any, last: Any, low: int, high: int, period: int) -> tuple[int, int] | None:
     """Return where, and how many, periods can be left out with steady micro-batches."""
 
     def steady(at: int) -> bool:
@@ -122,9 +122,9 @@ def _place(first: Any, last: Any, low: int, high: int, period: int) -> tuple[int
         inside = (first[live] >= low + 2 * period) & (last[live] < high - 2 * period)
         return bool(inside.all())
 
-    places = range(low + 3 * period, high - 3 * period + 1, period)
-    start = next((at for at in places if steady(at)), None)
-    stop = next((at for at in reversed(places) if steady(at)), None)
+    positions = range(low + 3 * period, high - 3 * period + 1, period)
+    start = next((at for at in positions if steady(at)), None)
+    stop = next((at for at in reversed(positions) if steady(at)), None)
     if start is None or stop is None or stop <= start:
         return None
     return start, (stop - start) // period

@@ -20,8 +20,10 @@ MOST_STEPS = 5_000_000
 """Steps, a single device per entry, that the simulator takes on."""
 
 
-def _broken(place: str, problem: str, remedy: str = "Export the program again.") -> SimulationError:
-    return SimulationError("DIST0712", problem, place=place, remedy=remedy)
+def _broken(
+    location: str, problem: str, remedy: str = "Export the program again."
+) -> SimulationError:
+    return SimulationError("DIST0712", problem, location=location, remedy=remedy)
 
 
 def check_program(
@@ -29,18 +31,18 @@ def check_program(
     functions: Functions,
     entries: Sequence[Entry],
     staged: PipelineProgram | None,
-    place: str,
+    location: str,
 ) -> None:
     """Refuse the parts of a program that contradict each other: see :meth:`.Program.check`."""
     for i, mesh in enumerate(meshes):
-        _check_mesh(mesh, f"{place}/meshes[{i}]")
+        _check_mesh(mesh, f"{location}/meshes[{i}]")
     for name, fn in functions.items():
-        _check_function(meshes, functions, fn, f"{place}/functions/{name}")
-    order = call_order(functions, place)
+        _check_function(meshes, functions, fn, f"{location}/functions/{name}")
+    order = call_order(functions, location)
     if staged is not None:
-        StagedChecks(meshes, functions, staged, place, _broken).run()
+        StagedChecks(meshes, functions, staged, location, _broken).run()
     else:
-        _check_entries(meshes, functions, entries, place)
+        _check_entries(meshes, functions, entries, location)
     steps: dict[str, int] = {}
     for name in order:
         ops = functions[name].ops
@@ -49,11 +51,11 @@ def check_program(
     total = sum(steps[root] for root in roots)
     if total > MOST_STEPS:
         raise _broken(
-            place, f"the program has {total} steps", f"Reduce it to at most {MOST_STEPS} steps."
+            location, f"the program has {total} steps", f"Reduce it to at most {MOST_STEPS} steps."
         )
 
 
-def call_order(functions: Functions, place: str = "program") -> list[str]:
+def call_order(functions: Functions, location: str = "program") -> list[str]:
     """Return the names of the functions, callees before their callers.
 
     Raises
@@ -83,32 +85,34 @@ def call_order(functions: Functions, place: str = "program") -> list[str]:
                 cycle = [*names[names.index(callee) :], callee]
                 raise SimulationError(
                     "DIST0713", f"functions call each other in a cycle: {' -> '.join(cycle)}",
-                    place=place, remedy="Unroll the recursion.",
+                    location=location, remedy="Unroll the recursion.",
                 )  # fmt: skip
             if callee not in state:
                 path.append((callee, 0))
     return order
 
 
-def _check_mesh(mesh: Mesh, place: str) -> None:
+def _check_mesh(mesh: Mesh, location: str) -> None:
     if not mesh.shape or len(mesh.axes) != len(mesh.shape):
-        raise _broken(place, f"{len(mesh.axes)} axis names for the shape {list(mesh.shape)}")
+        raise _broken(location, f"{len(mesh.axes)} axis names for the shape {list(mesh.shape)}")
     if len(set(mesh.axes)) != len(mesh.axes):
-        raise _broken(place, f"an axis name occurs twice: {list(mesh.axes)}")
+        raise _broken(location, f"an axis name occurs twice: {list(mesh.axes)}")
     if math.prod(mesh.shape) != len(mesh.device_ids):
-        raise _broken(place, f"{len(mesh.device_ids)} device ids for the shape {list(mesh.shape)}")
+        raise _broken(
+            location, f"{len(mesh.device_ids)} device ids for the shape {list(mesh.shape)}"
+        )
     if len(set(mesh.device_ids)) != len(mesh.device_ids):
-        raise _broken(place, "a device id occurs twice")
+        raise _broken(location, "a device id occurs twice")
 
 
 def _check_entries(
-    meshes: Sequence[Mesh], functions: Functions, entries: Sequence[Entry], place: str
+    meshes: Sequence[Mesh], functions: Functions, entries: Sequence[Entry], location: str
 ) -> None:
     if not entries:
-        raise _broken(f"{place}/entries", "no device runs a function")
+        raise _broken(f"{location}/entries", "no device runs a function")
     owner: dict[int, Entry] = {}
     for i, entry in enumerate(entries):
-        where = f"{place}/entries[{i}]"
+        where = f"{location}/entries[{i}]"
         if entry.function not in functions:
             known = nearest(entry.function, functions)
             raise _broken(where, f"there is no function {entry.function!r}", known)
@@ -128,22 +132,26 @@ def _check_entries(
         _check_alias(functions[entry.function], entry, where)
 
 
-def _check_alias(fn: Function, entry: Entry, place: str) -> None:
+def _check_alias(fn: Function, entry: Entry, location: str) -> None:
     for pair in entry.alias:
         in_range = pair[0] < len(fn.results) and pair[1] < len(fn.params)
         if (
             not in_range
             or fn.values[fn.results[pair[0]]].bytes != fn.values[fn.params[pair[1]]].bytes
         ):
-            raise _broken(place, f"result {pair[0]} cannot take the memory of parameter {pair[1]}")
+            raise _broken(
+                location, f"result {pair[0]} cannot take the memory of parameter {pair[1]}"
+            )
     for ends in zip(*entry.alias, strict=True):
         if len(set(ends)) != len(ends):
-            raise _broken(place, "a result or a parameter occurs twice in alias")
+            raise _broken(location, "a result or a parameter occurs twice in alias")
 
 
-def _check_function(meshes: Sequence[Mesh], functions: Functions, fn: Function, place: str) -> None:
+def _check_function(
+    meshes: Sequence[Mesh], functions: Functions, fn: Function, location: str
+) -> None:
     if fn.mesh >= len(meshes):
-        raise _broken(place, f"mesh {fn.mesh} of {len(meshes)}")
+        raise _broken(location, f"mesh {fn.mesh} of {len(meshes)}")
     count = len(fn.values)
     defined: Mapping[int, None] = {
         i: None for i, value in enumerate(fn.values) if value.role == "constant"
@@ -166,62 +174,62 @@ def _check_function(meshes: Sequence[Mesh], functions: Functions, fn: Function, 
             )
 
     for index in fn.params:
-        define(index, f"{place}/params")
+        define(index, f"{location}/params")
         mesh = fn.values[index].mesh
         if mesh is not None and mesh >= len(meshes):
-            raise _broken(f"{place}/params", f"mesh {mesh} of {len(meshes)}")
+            raise _broken(f"{location}/params", f"mesh {mesh} of {len(meshes)}")
     for i, op in enumerate(fn.ops):
-        where = f"{place}/ops[{i}]"
+        where = f"{location}/ops[{i}]"
         for index in op.inputs:
             use(index, where)
         for index in op.outputs:
             define(index, where)
         _check_op(meshes, functions, op, where)
     for index in fn.results:
-        use(index, f"{place}/results")
+        use(index, f"{location}/results")
 
 
-def _check_calls(functions: Functions, op: Op, place: str) -> None:
+def _check_calls(functions: Functions, op: Op, location: str) -> None:
     if op.kind == "branch" and len(op.callees) != 2:
-        raise _broken(place, "a branch requires two functions")
+        raise _broken(location, "a branch requires two functions")
     takes = int(op.kind == "branch")
     for name in op.callees:
         callee = functions.get(name)
         if callee is None:
             known = nearest(name, functions)
-            raise _broken(place, f"there is no function {name!r}", known)
+            raise _broken(location, f"there is no function {name!r}", known)
         takes += len(callee.params)
         if len(op.outputs) != len(callee.results):
             raise _broken(
-                place,
+                location,
                 f"{name} returns {len(callee.results)} tensors, the call has {len(op.outputs)}",
             )
     if len(op.inputs) != takes:
         names = " and ".join(op.callees)
-        raise _broken(place, f"{names} take {takes} tensors, the call has {len(op.inputs)}")
+        raise _broken(location, f"{names} take {takes} tensors, the call has {len(op.inputs)}")
 
 
-def _check_op(meshes: Sequence[Mesh], functions: Functions, op: Op, place: str) -> None:
+def _check_op(meshes: Sequence[Mesh], functions: Functions, op: Op, location: str) -> None:
     if op.kind in ("view", "wait") and (len(op.inputs) != 1 or len(op.outputs) != 1):
-        raise _broken(place, f"a {op.kind} requires one operand and one result")
+        raise _broken(location, f"a {op.kind} requires one operand and one result")
     if op.kind == "compute" and not op.modelled and not op.reason:
-        raise _broken(place, "it is not modelled, and no reason is given")
+        raise _broken(location, "it is not modelled, and no reason is given")
     if op.kind in ("call", "branch"):
-        _check_calls(functions, op, place)
+        _check_calls(functions, op, location)
     if op.kind in ("collective", "transfer") and op.mesh >= len(meshes):
-        raise _broken(place, f"mesh {op.mesh} of {len(meshes)}")
+        raise _broken(location, f"mesh {op.mesh} of {len(meshes)}")
     if op.kind == "transfer" and op.peer_mesh >= len(meshes):
-        raise _broken(place, f"mesh {op.peer_mesh} of {len(meshes)}")
+        raise _broken(location, f"mesh {op.peer_mesh} of {len(meshes)}")
     if op.kind == "transfer" and len(op.inputs) != (op.collective == "send"):
-        raise _broken(place, f"a {op.collective} with {len(op.inputs)} operands")
+        raise _broken(location, f"a {op.collective} with {len(op.inputs)} operands")
     if op.kind == "transfer" and len(op.outputs) != 1:
-        raise _broken(place, f"a {op.collective} with {len(op.outputs)} results")
+        raise _broken(location, f"a {op.collective} with {len(op.outputs)} results")
     if op.kind == "collective":
         shape = meshes[op.mesh].shape
         if not op.mesh_axes or any(axis >= len(shape) for axis in op.mesh_axes):
-            raise _broken(place, f"axes {list(op.mesh_axes)} of a mesh with {len(shape)} axes")
+            raise _broken(location, f"axes {list(op.mesh_axes)} of a mesh with {len(shape)} axes")
         if len(set(op.mesh_axes)) != len(op.mesh_axes):
-            raise _broken(place, f"an axis occurs twice: {list(op.mesh_axes)}")
+            raise _broken(location, f"an axis occurs twice: {list(op.mesh_axes)}")
         size = math.prod(shape[axis] for axis in op.mesh_axes)
         if op.group_size != size:
-            raise _broken(place, f"groups of {op.group_size}, the axes form groups of {size}")
+            raise _broken(location, f"groups of {op.group_size}, the axes form groups of {size}")

@@ -102,7 +102,7 @@ def _refuse_symbolic_dims(entries: Mapping[str, relax.Function]) -> None:
             dims = [str(dim) for dim in io["dims"]]
             raise SimulationError(
                 "DIST0714", f"costs need the sizes of {', '.join(dims)}",
-                place=name, remedy=dims_remedy(dims),
+                location=name, remedy=dims_remedy(dims),
             )  # fmt: skip
 
 
@@ -120,7 +120,7 @@ def _entry_functions(mod: ir.IRModule) -> dict[str, relax.Function]:
     if not entries:
         raise SimulationError(
             "DIST0714", f"no function has the attribute {IO_ATTR}",
-            place="module",
+            location="module",
             remedy="Export the module of td.distribute(mod, plan), or lower it with LowerDistIR.",
         )  # fmt: skip
     mains = {name: fn for name, fn in entries.items() if entry_family(name) == "main"}
@@ -133,19 +133,19 @@ def _reachable(mod: ir.IRModule, entries: Mapping[str, relax.Function]) -> dict[
     out: dict[str, Function] = {}
     for name, fn in entries.items():
         entry, exporter = _entry(name, fn), FunctionExporter(mod, name, fn)
-        exported = exporter.run(entry.mesh, _roles(mod, fn), entry.device_ids)
+        exported = exporter.run(entry.mesh, _param_rows(mod, fn), entry.device_ids)
         out[name] = with_gradients(fn, exported)
         out = with_callees(mod, out, [exporter])
     return out
 
 
-def _roles(mod: ir.IRModule, fn: relax.Function) -> list[dict[str, Any]]:
+def _param_rows(mod: ir.IRModule, fn: relax.Function) -> list[dict[str, Any]]:
     """Return the role, global shape, placement and mesh of each parameter of an entry."""
     items = fn.attrs[IO_ATTR]["inputs"][:]
     if len(items) != len(fn.params):
         raise SimulationError(
             "DIST0714", f"{IO_ATTR} lists {len(items)} inputs, there are {len(fn.params)}",
-            place="entry", remedy="Lower the module with LowerDistIR first.",
+            location="entry", remedy="Lower the module with LowerDistIR first.",
         )  # fmt: skip
     data_count = int(fn.attrs[NUM_INPUT_ATTR]) if NUM_INPUT_ATTR in fn.attrs else None
     known = [mesh_key(mesh) for mesh in meshes(mod)]
@@ -180,6 +180,6 @@ def _mesh_number(known: Sequence[Any], mesh: Mapping[str, Any]) -> int:
     if key not in known:
         raise SimulationError(
             "DIST0714", f"{IO_ATTR} names a mesh of shape {key[0]} that the module does not have",
-            place="entry", remedy="Lower the module with LowerDistIR first.",
+            location="entry", remedy="Lower the module with LowerDistIR first.",
         )  # fmt: skip
     return known.index(key)

@@ -70,16 +70,16 @@ class FunctionExporter:
         self.devices: Sequence[int] = ()
 
     def run(
-        self, mesh: int, roles: Sequence[Mapping[str, Any]] | None, devices: Sequence[int] = ()
+        self, mesh: int, rows: Sequence[Mapping[str, Any]] | None, devices: Sequence[int] = ()
     ) -> Function:
-        """Export; ``roles`` describes the parameters of an entry.
+        """Export; ``rows`` describes the parameters of an entry.
 
         ``devices`` run it, where not all of its mesh do.
         """
         self.devices = devices
         params: list[int] = []
         for i, param in enumerate(self.fn.params[:]):
-            extra = roles[i] if roles is not None else {}
+            extra = rows[i] if rows is not None else {}
             self.trees.append(self.variable(param, str(param.name), extra))
             params.extend(leaves(self.trees[-1]))
         for number in range(len(self.reading.bindings)):
@@ -87,9 +87,11 @@ class FunctionExporter:
         results = leaves(self.tree(self.fn.body.body, f"{self.name}/result"))
         return Function(mesh, tuple(params), tuple(self.ops), tuple(results), tuple(self.values))
 
-    def refuse(self, place: str, problem: str, remedy: str) -> SimulationError:
+    def refuse(self, location: str, problem: str, remedy: str) -> SimulationError:
         """Make the error of a module that cannot be exported."""
-        return SimulationError("DIST0714", problem, place=f"{self.name}/{place}", remedy=remedy)
+        return SimulationError(
+            "DIST0714", problem, location=f"{self.name}/{location}", remedy=remedy
+        )
 
     def tensor(self, ty: Any, name: str) -> StaticTensor:
         """Describe the values of a tensor type; ``name`` has it."""
@@ -129,14 +131,14 @@ class FunctionExporter:
         """Numbers of the variables, by handle."""
         return {handle(var): number for number, var in enumerate(self.reading.variables)}
 
-    def tree(self, expr: Any, place: str) -> Tree:
+    def tree(self, expr: Any, location: str) -> Tree:
         """Return the values of an argument."""
         if type(expr) in VARIABLES:
             return self.trees[self.numbers[handle(expr)]]
         if type(expr) is relax.Tuple:
-            return tuple(self.tree(field, place) for field in expr.fields[:])
+            return tuple(self.tree(field, location) for field in expr.fields[:])
         if type(expr) is relax.TupleGetItem:
-            return self.tree(expr.tuple_value, place)[int(expr.index)]
+            return self.tree(expr.tuple_value, location)[int(expr.index)]
         if isinstance(expr, ir.GenericConst):
             if expr not in self.constants:
                 constant = {"role": "constant"}
@@ -144,7 +146,9 @@ class FunctionExporter:
                 self.constants[expr] = self.declare(expr.ty, name, constant)
             return self.constants[expr]
         if isinstance(expr, ir.Call | relax.If | relax.Function | relax.SeqExpr):
-            raise self.refuse(place, "an expression is nested in another", "Normalize the module.")
+            raise self.refuse(
+                location, "an expression is nested in another", "Normalize the module."
+            )
         return None
 
     def binding(self, number: int) -> Tree:
@@ -173,7 +177,7 @@ class FunctionExporter:
 
     def like_call(self, number: int, name: str, call: ir.Call) -> Tree:
         """Export a call as the first like it."""
-        reading, place = self.reading, len(self.trees)
+        reading, position = self.reading, len(self.trees)
         used = self.uses[number]
         like = reading.like[number]
         if like < 0:
@@ -182,7 +186,7 @@ class FunctionExporter:
             constants = _constants(call.args[:]) if -1 in used else iter(())
             trees = (self.trees[n] if n >= 0 else self.tree(next(constants), name) for n in used)
             inputs = list(chain.from_iterable(map(leaves, trees)))
-        var, key = reading.variables[place], self.kernels.key(number)
+        var, key = reading.variables[position], self.kernels.key(number)
         form = self.forms.get(key)
         if like < 0 or form is None:
             before = len(self.ops)

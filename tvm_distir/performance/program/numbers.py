@@ -75,10 +75,17 @@ def numbers_of(program: Program) -> Numbers:
 
 def _stages(numbers: Numbers, dims: list[int], digest: Any, staged: PipelineProgram) -> None:
     """Add the numbers of stages and of the messages between them."""
-    for role in staged.roles:
-        rest = (role.name, role.params, role.results, role.sums, role.updates, role.phases)
+    for stage_kind in staged.stage_kinds:
+        rest = (
+            stage_kind.name,
+            stage_kind.params,
+            stage_kind.results,
+            stage_kind.sums,
+            stage_kind.updates,
+            stage_kind.phases,
+        )
         digest.update(repr(rest).encode())
-        numbers.slot_at.append(list(_values(numbers, dims, digest, role.slots)))
+        numbers.slot_at.append(list(_values(numbers, dims, digest, stage_kind.slots)))
     schedule = staged.schedule
     order = (schedule.kind, schedule.stages, schedule.chunks, schedule.rank_of, schedule.stash)
     sums = [(stage_sum.name, stage_sum.stages, len(stage_sum.edges)) for stage_sum in staged.sums]

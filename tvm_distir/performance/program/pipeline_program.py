@@ -104,7 +104,7 @@ class PipelineProgram:
     ----------
     schedule : Schedule
         The schedule, whose rank r works on mesh r of the program.
-    roles : tuple of StageKind
+    stage_kinds : tuple of StageKind
     stages : tuple of Stage
     edges : tuple of Edge
         Activations and gradients, in the order in which a stage sends them.
@@ -113,14 +113,14 @@ class PipelineProgram:
     """
 
     schedule: Schedule
-    roles: tuple[StageKind, ...]
+    stage_kinds: tuple[StageKind, ...]
     stages: tuple[Stage, ...]
     edges: tuple[Edge, ...]
     sums: tuple[StageSum, ...] = ()
 
-    def role_of(self, stage: int) -> StageKind:
+    def stage_kind_of(self, stage: int) -> StageKind:
         """Return the kind of a stage."""
-        return self.roles[self.stages[stage].role]
+        return self.stage_kinds[self.stages[stage].role]
 
     def inputs(self, only: int | None = None) -> Iterator[tuple[int, str, Value]]:
         """Yield the inputs and weights of the full step: rank, name and value, once per rank.
@@ -131,11 +131,11 @@ class PipelineProgram:
         for stage, rank in zip(self.stages, self.schedule.rank_of, strict=True):
             if only not in (None, rank):
                 continue
-            role = self.roles[stage.role]
-            for name, slot in zip(stage.names, role.params, strict=True):
+            stage_kind = self.stage_kinds[stage.role]
+            for name, slot in zip(stage.names, stage_kind.params, strict=True):
                 if (rank, name) not in seen:
                     seen.add((rank, name))
-                    yield rank, name, role.slots[slot]
+                    yield rank, name, stage_kind.slots[slot]
 
     @functools.cached_property
     def all_edges(self) -> tuple[Edge, ...]:
@@ -145,11 +145,13 @@ class PipelineProgram:
     def functions_of(self, rank: int) -> list[str]:
         """Return the names of the functions of a rank's phases, each once and in order."""
         stages = (stage for stage, other in enumerate(self.schedule.rank_of) if other == rank)
-        return sorted({p.function for stage in stages for p in self.role_of(stage).phases})
+        return sorted({p.function for stage in stages for p in self.stage_kind_of(stage).phases})
 
     def functions(self) -> list[str]:
         """Return the names of the functions of all phases, each once."""
-        return list(dict.fromkeys(p.function for role in self.roles for p in role.phases))
+        return list(
+            dict.fromkeys(p.function for stage_kind in self.stage_kinds for p in stage_kind.phases)
+        )
 
     def sums_of(self, stage: int) -> list[int]:
         """Numbers of the sums that a stage takes part in, in the order of its role's."""
@@ -177,13 +179,13 @@ class PipelineProgram:
         """
         stage_sum, rank_of = self.sums[number], self.schedule.rank_of
         chain = {e.target[0]: e for e in stage_sum.edges if e.direction == "sum"}
-        places = {s: self.sums_of(s).index(number) for s in stage_sum.stages}
-        slots = {s: self.role_of(s).sums[place] for s, place in places.items()}
-        for stage, place in places.items():
-            run(stage, f"part:{place}")
+        positions = {s: self.sums_of(s).index(number) for s in stage_sum.stages}
+        slots = {s: self.stage_kind_of(s).sums[position] for s, position in positions.items()}
+        for stage, position in positions.items():
+            run(stage, f"part:{position}")
             if stage in chain:
                 move(chain[stage])
-                run(stage, f"add:{place}")
+                run(stage, f"add:{position}")
             else:
                 copy((stage, slots[stage][0]), (stage, slots[stage][1]))
         totals = [e for e in stage_sum.edges if e.direction == "total"]
@@ -196,5 +198,5 @@ class PipelineProgram:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the keys of a pipelined program."""
-        parts = {key: plain(getattr(self, key)) for key in ("roles", "stages", "edges", "sums")}
-        return {"roles": parts.pop("roles"), "schedule": self.schedule.to_dict(), **parts}
+        parts = {key: plain(getattr(self, key)) for key in ("stages", "edges", "sums")}
+        return {"roles": plain(self.stage_kinds), "schedule": self.schedule.to_dict(), **parts}

@@ -89,7 +89,7 @@ class Program:
         Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
 
     @staticmethod
-    def from_dict(data: Any, place: str = "program") -> Program:
+    def from_dict(data: Any, location: str = "program") -> Program:
         """Read plain data, each key and index checked.
 
         Raises
@@ -99,19 +99,19 @@ class Program:
             DIST0712 for what contradicts itself, such as a callee that is not there, DIST0713
             for cyclic calls.
         """
-        return parse(data, place, Program)
+        return parse(data, location, Program)
 
     @staticmethod
-    def from_json(text: str, place: str = "program") -> Program:
+    def from_json(text: str, location: str = "program") -> Program:
         """Read JSON text. Errors as in :meth:`from_dict`; DIST0710 for text that is not JSON."""
-        return parse_text(text, place, Program)
+        return parse_text(text, location, Program)
 
     @staticmethod
     def load(path: str | Path) -> Program:
         """Read a JSON file. Errors as in :meth:`from_json`."""
         return load(path, Program)
 
-    def check(self, place: str = "program") -> None:
+    def check(self, location: str = "program") -> None:
         """Refuse a program that contradicts itself.
 
         Raises
@@ -119,7 +119,7 @@ class Program:
         SimulationError
             DIST0712, or DIST0713 for cyclic calls.
         """
-        check_program(self.meshes, self.functions, self.entries, self.staged, place)
+        check_program(self.meshes, self.functions, self.entries, self.staged, location)
 
     @functools.cached_property
     def as_stages(self) -> PipelineProgram:
@@ -164,7 +164,7 @@ class Program:
             else:
                 yield fn, op
 
-    def place_of(self, entry: Entry) -> str:
+    def location_of(self, entry: Entry) -> str:
         """Return the names of the meshes that an entry works on, ``mesh0+mesh1``."""
         fn = self.functions[entry.function]
         values = [fn.values[i] for i in fn.params]
@@ -182,7 +182,7 @@ def _stages_of(functions: Mapping[str, Function], entries: Sequence[Entry]) -> P
 
     Its parameters are slots in front of its results; of equal names, the later are numbered.
     """
-    roles, stages = [], []
+    stage_kinds, stages = [], []
     for number, entry in enumerate(entries):
         fn = functions[entry.function]
         count = len(fn.params)
@@ -191,16 +191,16 @@ def _stages_of(functions: Mapping[str, Function], entries: Sequence[Entry]) -> P
         names: dict[str, None] = {}
         for name in (fn.values[index].name for index in fn.params):
             names[f"{name} {len(names)}" if name in names else name] = None
-        roles.append(
+        stage_kinds.append(
             StageKind(
                 name=entry.function,
                 slots=tuple(fn.values[index] for index in (*fn.params, *fn.results)),
                 params=params,
                 results=results,
                 sums=(),
-                updates=tuple((param, results[place]) for place, param in entry.alias),
+                updates=tuple((param, results[position]) for position, param in entry.alias),
                 phases=(Phase(BEGIN, entry.function, params, results),),
             )
         )
         stages.append(Stage(number, tuple(names), tuple(map(str, results))))
-    return PipelineProgram(Schedule(stages=len(entries)), tuple(roles), tuple(stages), ())
+    return PipelineProgram(Schedule(stages=len(entries)), tuple(stage_kinds), tuple(stages), ())

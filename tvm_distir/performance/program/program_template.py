@@ -70,11 +70,11 @@ class ProgramTemplate:
                 formulas[number] = _sum(rows[number], ins, outs, formulas, rows)
             if formulas[number] is None:
                 formulas[number] = fit.total(rows[number], [*extra, *basis])
-        for number, place in template._places(missing):
+        for number, location in template._locations(missing):
             if formulas[number] is None:
                 raise SimulationError(
                     "DIST0752", f"{rows[number][:4]} ... is not a sum of monomials in the sizes",
-                    place=place, remedy="Run the rows through the full pipeline one by one.",
+                    location=location, remedy="Run the rows through the full pipeline one by one.",
                 )  # fmt: skip
         template.formulas = [formula for formula in formulas if formula is not None]
         return template
@@ -91,18 +91,18 @@ class ProgramTemplate:
         everything = _exponents(formulas)
         for name, fn in self.program.functions.items():
             values = which[numbers.value_at[name]].tolist()
-            whole: list[Exponents] | None = None
+            full: list[Exponents] | None = None
             for op, at in zip(fn.ops, numbers.op_at[name], strict=True):
                 for number in which[at : at + 3].tolist():
                     if number in missing:
                         ins, outs = _operands(op, values)
                         yield number, _exponents(formulas[q] for q in ins + outs), ins, outs
-                        whole = whole or _exponents(formulas[q] for q in values)
-                        yield number, whole, none, none
+                        full = full or _exponents(formulas[q] for q in values)
+                        yield number, full, none, none
         for number in missing:
             yield number, everything, none, none
 
-    def _places(self, missing: set[int]) -> Iterator[tuple[int, str]]:
+    def _locations(self, missing: set[int]) -> Iterator[tuple[int, str]]:
         """Yield where quantities stand, for messages."""
         for name, fn in self.program.functions.items():
             for op, at in zip(fn.ops, self.numbers.op_at[name], strict=True):

@@ -71,12 +71,12 @@ class _StagesFile(_ProgramFile):
 Made = TypeVar("Made")
 
 
-def _wrong(place: str, problem: str, remedy: str) -> SimulationError:
-    return SimulationError("DIST0710", problem, place=place, remedy=remedy)
+def _wrong(location: str, problem: str, remedy: str) -> SimulationError:
+    return SimulationError("DIST0710", problem, location=location, remedy=remedy)
 
 
-def _other_version(place: str, problem: str, remedy: str) -> SimulationError:
-    return SimulationError("DIST0711", problem, place=place, remedy=remedy)
+def _other_version(location: str, problem: str, remedy: str) -> SimulationError:
+    return SimulationError("DIST0711", problem, location=location, remedy=remedy)
 
 
 def load(path: str | Path, make: Callable[..., Made]) -> Made:
@@ -85,30 +85,30 @@ def load(path: str | Path, make: Callable[..., Made]) -> Made:
     return parse_text(text, str(path), make)
 
 
-def parse_text(text: str, place: str, make: Callable[..., Made]) -> Made:
+def parse_text(text: str, location: str, make: Callable[..., Made]) -> Made:
     """Read JSON text; see :meth:`.program.Program.from_json`."""
-    return parse(parse_json(text, place, _wrong, EXPORT), place, make)
+    return parse(parse_json(text, location, _wrong, EXPORT), location, make)
 
 
-def parse(data: Any, place: str, make: Callable[..., Made]) -> Made:
+def parse(data: Any, location: str, make: Callable[..., Made]) -> Made:
     """Pass the checked parts of a program to ``make``; see :meth:`.program.Program.from_dict`."""
     content = check_version(
-        data, place, _wrong, SCHEMA_VERSION, STAGED_VERSION, other=_other_version
+        data, location, _wrong, SCHEMA_VERSION, STAGED_VERSION, other=_other_version
     )
     entries: tuple[Entry, ...] = ()
     staged: PipelineProgram | None = None
     file: _EntriesFile | _StagesFile
     if data["schema_version"] == STAGED_VERSION:
         try:
-            file = read_model(_StagesFile, content, place, _wrong)
+            file = read_model(_StagesFile, content, location, _wrong)
         except PlanError as error:  # of the schedule
-            raise _wrong(f"{place}/schedule", error.what, error.remedy) from None
+            raise _wrong(f"{location}/schedule", error.what, error.remedy) from None
         staged = PipelineProgram(file.schedule, file.roles, file.stages, file.edges, file.sums)
     else:
-        file = read_model(_EntriesFile, content, place, _wrong)
+        file = read_model(_EntriesFile, content, location, _wrong)
         entries = file.entries
-    check_program(file.meshes, file.functions, entries, staged, place)
+    check_program(file.meshes, file.functions, entries, staged, location)
     storage = file.storage
     if storage is not None and len(storage.entries) != (len(entries) or len(file.meshes)):
-        raise _wrong(f"{place}/storage", f"{len(storage.entries)} entries", EXPORT)
+        raise _wrong(f"{location}/storage", f"{len(storage.entries)} entries", EXPORT)
     return make(file.meshes, file.functions, entries, staged, storage)

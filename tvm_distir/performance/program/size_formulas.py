@@ -77,12 +77,12 @@ class FormulaFit:
             return None
         logs = np.log(np.array(values, np.float64))
         solution = self._solve @ (logs[1:] - logs[0]) if self.used else np.zeros(0)
-        whole = np.rint(solution)
-        if np.abs(solution - whole).max(initial=0.0) > 1e-6:
+        full = np.rint(solution)
+        if np.abs(solution - full).max(initial=0.0) > 1e-6:
             return None
         exponents = [0] * len(self.sizes[0])
-        for place, exponent in zip(self.used, whole.tolist(), strict=True):
-            exponents[place] = int(exponent)
+        for position, exponent in zip(self.used, full.tolist(), strict=True):
+            exponents[position] = int(exponent)
         powers = self.powers(tuple(exponents))
         factor = Fraction(values[0]) / powers[0]
         if any(factor * p != v for p, v in zip(powers, values, strict=True)):
@@ -170,21 +170,21 @@ def evaluate(formulas: Sequence[Formula], sizes: Ints) -> tuple[Ints, npt.NDArra
     Returns
     -------
     values : int64 array (formulas, rows)
-    whole : bool array (rows,)
+    full : bool array (rows,)
         A flag per row, whether all values are integers and fit.
     """
     known: dict[tuple[int, ...], tuple[Ints, Floats]] = {}
     values = np.zeros((len(formulas), sizes.shape[1]), np.int64)
-    whole = np.ones(sizes.shape[1], bool)
+    full = np.ones(sizes.shape[1], bool)
     for number, formula in enumerate(formulas):
         values[number], fits = _terms(formula, sizes, known)
-        whole &= fits
+        full &= fits
         if formula.least:
             parts = [_terms(terms, sizes, known) for terms in formula.least]
             values[number] += np.min([values_of_term for values_of_term, _ in parts], axis=0)
             for _, fits in parts:
-                whole &= fits
-    return values, whole
+                full &= fits
+    return values, full
 
 
 def _terms(
@@ -194,7 +194,7 @@ def _terms(
     rows = sizes.shape[1]
     common = math.lcm(*(factor.denominator for factor, _ in formula.terms))
     total, size = np.zeros(rows, np.int64), np.zeros(rows)
-    whole = np.ones(rows, bool)
+    full = np.ones(rows, bool)
     for factor, exponents in formula.terms:
         above, large = _product(sizes, tuple(max(e, 0) for e in exponents), known)
         below, _ = _product(sizes, tuple(max(-e, 0) for e in exponents), known)
@@ -205,12 +205,12 @@ def _terms(
         part = above * scale
         if any(e < 0 for e in exponents) or common > 1:
             part, rest = np.divmod(part, below)
-            whole &= rest == 0
+            full &= rest == 0
         total += part
     if len(formula.terms) > 1:
-        whole &= total % common == 0
+        full &= total % common == 0
         total //= common
-    return total, whole & (size < _LARGEST)
+    return total, full & (size < _LARGEST)
 
 
 def _product(

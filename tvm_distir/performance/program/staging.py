@@ -20,7 +20,7 @@ from .callees import with_callees
 from .mesh import Mesh
 from .pipeline_program import Edge, PipelineProgram, Stage, StageSum
 from .program import Program
-from .stage_roles import RoleExporter
+from .stage_kind_exporter import StageKindExporter
 
 
 def export_stages(mod: ir.IRModule, pipeline: Pipeline) -> Program:
@@ -40,18 +40,18 @@ class _Staging:
 
     def __init__(self, mod: ir.IRModule, pipeline: Pipeline) -> None:
         self.mod, self.pipeline, self.schedule = mod, pipeline, pipeline.schedule
-        self.wires = MessageEndpoints(mod, pipeline)
+        self.endpoints = MessageEndpoints(mod, pipeline)
         notes = pipeline.stages
         self.exporters = {
-            name: RoleExporter(
+            name: StageKindExporter(
                 mod, pipeline, next(k for k, s in enumerate(notes) if s.function == name), ports
             )
-            for name, ports in self.wires.ports.items()
+            for name, ports in self.endpoints.ports.items()
         }
 
     def run(self) -> Program:
         """Export phases and their callees, then assign them to stages."""
-        roles = {name: exporter.run() for name, exporter in self.exporters.items()}
+        stage_kinds = {name: exporter.run() for name, exporter in self.exporters.items()}
         functions = {
             k: fn for exporter in self.exporters.values() for k, fn in exporter.functions.items()
         }
@@ -64,8 +64,8 @@ class _Staging:
             mod.update(ir.IRModule({ir.GlobalVar(name): fn for name, fn in exported.items()}))
         calling = [e for exporter in self.exporters.values() for e in exporter.exporters]
         callees = with_callees(mod, functions, calling)
-        first = {number: rank for rank, number in reversed(list(enumerate(self.wires.of_rank)))}
-        numbers = {name: i for i, name in enumerate(roles)}
+        first = {number: rank for rank, number in reversed(list(enumerate(self.endpoints.of_rank)))}
+        numbers = {name: i for i, name in enumerate(stage_kinds)}
         named: set[str] = set()
         known, missing = set(self.pipeline.inputs), set(self.pipeline.outputs)
         stages = []
@@ -76,7 +76,7 @@ class _Staging:
             inputs = [plain_name(w) for w in note.params if w in known]
             stages.append(Stage(numbers[note.function], tuple(inputs), tuple(names)))
         staged = PipelineProgram(
-            self.schedule, tuple(roles.values()), tuple(stages),
+            self.schedule, tuple(stage_kinds.values()), tuple(stages),
             tuple(self._neighbours()), tuple(self._sums()),
         )  # fmt: skip
         axes = mesh_axes(self.mod)
@@ -84,7 +84,7 @@ class _Staging:
             meshes=tuple(
                 Mesh.of(name, axes[k], mesh)
                 for name, k, mesh in zip(
-                    self.wires.names, self.wires.of_rank, self.wires.meshes, strict=True
+                    self.endpoints.names, self.endpoints.of_rank, self.endpoints.meshes, strict=True
                 )
             ),
             functions={name: fn.on(first[fn.mesh]) for name, fn in callees.items()},
@@ -100,7 +100,10 @@ class _Staging:
         for stage, note in enumerate(self.pipeline.stages):
             for kind, step in ((ACTIVATION, 1), (GRADIENT, -1)):
                 for slot in [w for w in note.results if w.startswith(f"{kind}:")]:
-                    layouts = self.wires.made(stage, slot), self.wires.read(stage + step, slot)
+                    layouts = (
+                        self.endpoints.made(stage, slot),
+                        self.endpoints.read(stage + step, slot),
+                    )
                     source = (stage, self._slot(stage, slot))
                     target = (stage + step, self._slot(stage + step, slot, True))
                     direction = "forward" if step > 0 else "backward"
@@ -115,7 +118,7 @@ class _Staging:
             slots = {k: self._slot(k, total, True) for k in stage_sum.stages}
             edges = []
             for source, target in itertools.pairwise(stage_sum.stages):
-                layouts = self.wires.made(source, term), self.wires.made(target, term)
+                layouts = self.endpoints.made(source, term), self.endpoints.made(target, term)
                 ends = (source, slots[source]), (target, slots[target])
                 edges.append(self._edge(*ends, "sum", term, *layouts))
             last = stage_sum.stages[-1]
@@ -126,7 +129,7 @@ class _Staging:
                     continue
                 ranks.add(rank)
                 ends = (last, slots[last]), (stage, slots[stage])
-                layouts = self.wires.made(last, term), self.wires.read(stage, total)
+                layouts = self.endpoints.made(last, term), self.endpoints.read(stage, total)
                 edges.append(self._edge(*ends, "total", total, *layouts))
             sums.append(StageSum(plain_name(stage_sum.name), stage_sum.stages, tuple(edges)))
         return sums
@@ -144,13 +147,16 @@ class _Staging:
         source_layout: IoPlacement, read: IoPlacement,
     ) -> Edge:  # fmt: skip
         first, second = (self.schedule.rank_of[end[0]] for end in (source, target))
-        ends = ((source_layout, self.wires.meshes[first]), (read, self.wires.meshes[second]))
-        wire = _wire_bytes(*ends) if first != second else (0, 0)
+        ends = (
+            (source_layout, self.endpoints.meshes[first]),
+            (read, self.endpoints.meshes[second]),
+        )
+        sent = _wire_bytes(*ends) if first != second else (0, 0)
         if first == second:
-            self.wires.agree(source[0], slot, source_layout, read, NEXT_STAGE)
+            self.endpoints.agree(source[0], slot, source_layout, read, NEXT_STAGE)
         return Edge(
             source, target, direction,
-            (_local_bytes(*ends[0]), _local_bytes(*ends[1])), wire,
+            (_local_bytes(*ends[0]), _local_bytes(*ends[1])), sent,
             (source_layout.placement, read.placement),
         )  # fmt: skip
 
@@ -160,10 +166,12 @@ def _wire_bytes(
 ) -> tuple[int, int]:
     """Return the most that a device sends, and receives. The ends have no device in common."""
     start, sides = 0, []
-    for place, mesh in (source, target):
+    for position, mesh in (source, target):
         shape = mesh_shape(mesh)
         count = math.prod(shape)
-        sides.append((shape, tuple(range(start, start + count)), parse_placement(place.placement)))
+        sides.append(
+            (shape, tuple(range(start, start + count)), parse_placement(position.placement))
+        )
         start += count
     moved = Transfer(0, source[0].shape, sides[0], sides[1])
     sent, received = (
@@ -172,6 +180,6 @@ def _wire_bytes(
     return sent, received
 
 
-def _local_bytes(place: IoPlacement, mesh: DeviceMesh) -> int:
-    shape = [-(-n // place.parts(dim, mesh)) for dim, n in enumerate(place.shape)]
-    return size_bytes(tuple(shape), place.dtype)
+def _local_bytes(position: IoPlacement, mesh: DeviceMesh) -> int:
+    shape = [-(-n // position.parts(dim, mesh)) for dim, n in enumerate(position.shape)]
+    return size_bytes(tuple(shape), position.dtype)

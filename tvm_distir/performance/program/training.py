@@ -32,17 +32,17 @@ def updates(fn: relax.Function, exported: Function) -> tuple[tuple[int, int], ..
     updated = dict.fromkeys(plain_name(name) for name in training_notes(fn, "updated"))
     if not updated:
         return ()
-    names = {int(place): name for name, place in training_notes(fn, "places").items()}
-    whole = {i: plain_name(name) for i, name in names.items()} or dict(enumerate(updated, 1))
+    names = {int(position): name for name, position in training_notes(fn, "places").items()}
+    full = {i: plain_name(name) for i, name in names.items()} or dict(enumerate(updated, 1))
     io = fn.attrs[IO_ATTR]
-    places = {plain_name(str(item["name"])): k for k, item in enumerate(io["inputs"][:])}
+    positions = {plain_name(str(item["name"])): k for k, item in enumerate(io["inputs"][:])}
     params = frozenset(exported.params)
     pairs = []
     for number, item in enumerate(io["outputs"][:]):
-        name = whole.get(int(item["index"]), "")
+        name = full.get(int(item["index"]), "")
         if "name" in item:  # of a pipelined step written out
             name = plain_name(str(item["name"]))
-        param = places.get(name) if name in updated else None
+        param = positions.get(name) if name in updated else None
         if param is not None and _alike(exported, number, param, params):
             pairs.append((number, param))
     return tuple(pairs)

@@ -20,7 +20,7 @@ def unit_word(name: str) -> str:
     return _WORDS.get(name.rstrip("+"), name.partition(":")[0])
 
 
-def unit_phases(role: StageKind, schedule: Schedule) -> dict[str, list[str]]:
+def unit_phases(stage_kind: StageKind, schedule: Schedule) -> dict[str, list[str]]:
     """Return the phases of each unit of a role.
 
     The sums over the whole batch that a loss needs are computed in front of all micro-batches, one
@@ -33,11 +33,11 @@ def unit_phases(role: StageKind, schedule: Schedule) -> dict[str, list[str]]:
     """
     splits = schedule.splits_backward
     begin: list[str] = []
-    for number in range(role.counts):
+    for number in range(stage_kind.counts):
         begin.append(f"{COUNT}:{number}")
         begin.extend([f"{COUNT_NEXT}:{number}"] * (schedule.micro_batches - 1))
     names = {BEGIN: [*begin, BEGIN], FORWARD: ["rows", "forward"], END: [END]}
-    if role.phase(GATHER) is not None:
+    if stage_kind.phase(GATHER) is not None:
         names[f"{FORWARD}+"] = names[FORWARD]
         names[FORWARD] = [GATHER, *names[FORWARD]]
     last = WEIGHT if splits else BACKWARD
@@ -45,16 +45,16 @@ def unit_phases(role: StageKind, schedule: Schedule) -> dict[str, list[str]]:
         names[BACKWARD] = names[f"{BACKWARD}+"] = ["backward"]
     for name, sums in ((last, "accumulate"), (f"{last}+", "accumulate_next")):
         names[name] = ["weight", sums] if splits else ["backward", "weight", sums]
-    if role.phase(REDUCE) is not None:
+    if stage_kind.phase(REDUCE) is not None:
         before = last if schedule.micro_batches == 1 else f"{last}+"
         names[before if before == last else f"{last}++"] = [*names[before], REDUCE]
-    for number in range(len(role.sums)):
+    for number in range(len(stage_kind.sums)):
         for name in ("part", "add"):
             names[f"{name}:{number}"] = [f"{name}:{number}"]
     if schedule.stash:
         names[FORWARD] = ["rows", "begin", "forward"]
         names[UPDATE] = ["begin", *names.pop(END)]
-    phase_names = {phase.name for phase in role.phases}
+    phase_names = {phase.name for phase in stage_kind.phases}
     return {
         name: present
         for name, phases in names.items()
@@ -62,18 +62,18 @@ def unit_phases(role: StageKind, schedule: Schedule) -> dict[str, list[str]]:
     }
 
 
-def once_slots(role: StageKind, schedule: Schedule, unit: str) -> set[int]:
+def once_slots(stage_kind: StageKind, schedule: Schedule, unit: str) -> set[int]:
     """Return the slots that are there once, not per micro-batch, as a unit sees them.
 
     Where the schedule stashes weights, a micro-batch has separate weights, and so has all that is
     computed from them; its sums, and the values that it passes to the next micro-batch, exist once.
     """
     if schedule.stash and unit.rstrip("+") in (FORWARD, BACKWARD, WEIGHT):
-        sums = [p.outputs for p in role.phases if p.name == "accumulate"]
-        handed = {target for _, target in role.carried}
+        sums = [p.outputs for p in stage_kind.phases if p.name == "accumulate"]
+        handed = {target for _, target in stage_kind.carried}
         return handed if unit == FORWARD else handed.union(*sums)
-    slots = {*role.params, *role.results, *(total for _, total in role.sums)}
-    for phase in role.phases:
+    slots = {*stage_kind.params, *stage_kind.results, *(total for _, total in stage_kind.sums)}
+    for phase in stage_kind.phases:
         if phase.name not in ("rows", "forward", "backward", "weight"):
             slots.update(phase.outputs)
     return slots

@@ -21,7 +21,7 @@ from tvm_distir.performance.program.program import Program
 from tvm_distir.performance.simulation.pipeline.rank_arrays import StageSteps
 from tvm_distir.performance.simulation.pipeline.rank_classes import axes_used, layout_key
 
-from .batched_costs import BOUNDS, BatchPrices, main_bound
+from .batched_costs import BOUNDS, BatchCosts, main_bound
 from .op_costs import COMM, COMPUTE
 
 Ints = npt.NDArray[np.int64]
@@ -96,9 +96,9 @@ class Batch:
         """
         rows = quantities.shape[1]
         ran = BatchedTimes(np.zeros(rows, np.int64), np.zeros(rows, np.int64), np.ones(rows, bool))
-        lies = [self.layout_key(meshes) for meshes in shapes]
-        for pattern in dict.fromkeys(lies):
-            numbers = [number for number, other in enumerate(lies) if other == pattern]
+        layout_keys = [self.layout_key(meshes) for meshes in shapes]
+        for pattern in dict.fromkeys(layout_keys):
+            numbers = [number for number, other in enumerate(layout_keys) if other == pattern]
             at = np.flatnonzero(np.isin(shape, numbers))
             if not at.size:
                 continue
@@ -108,8 +108,8 @@ class Batch:
             part = self._plans[pattern].run(
                 quantities[:, at], [shapes[number] for number in numbers], renumbered
             )
-            for whole, part_values in zip(ran, part, strict=True):
-                whole[at] = part_values
+            for full, part_values in zip(ran, part, strict=True):
+                full[at] = part_values
         return ran
 
 
@@ -130,7 +130,7 @@ class _Plan:
     def run(self, quantities: Ints, shapes: Sequence[Sequence[Mesh]], shape: Ints) -> BatchedTimes:
         """Run the plan as :meth:`Batch.run` does."""
         batch, rows = self.batch, quantities.shape[1]
-        prices = BatchPrices(
+        batch_costs = BatchCosts(
             self.program, batch.system, batch.numbers, batch.which, quantities, shapes, shape
         )
         keys: dict[Hashable, int] = {}
@@ -143,8 +143,8 @@ class _Plan:
                 key: Hashable = "wait"
                 priced = nothing, nothing.astype(np.int8)
             else:
-                key = prices.key(row.function, int(row.op.name), row.op)
-                priced = prices.of(key, row.op, row.function)
+                key = batch_costs.key(row.function, int(row.op.name), row.op)
+                priced = batch_costs.of(key, row.op, row.function)
             if key not in keys:
                 keys[key] = len(spans)
                 spans.append(priced[0])
@@ -152,7 +152,7 @@ class _Plan:
             of_row[number] = keys[key]
         rank_of = self.steps.rank_of
         edges = [
-            prices.edge(edge, rank_of[edge.source[0]], rank_of[edge.target[0]])
+            batch_costs.edge(edge, rank_of[edge.source[0]], rank_of[edge.target[0]])
             for edge in self.steps.edges
         ]
         duration = np.array(spans, np.int64).reshape(len(spans), rows)
@@ -160,7 +160,7 @@ class _Plan:
         columns = np.where(self.order >= 0, of_row[self.order], -1)
         time_ps = self.kinds.maps.sweep(columns, duration, sent, self.steps.units)
         bound = self._bound(of_row, duration, np.array(codes), time_ps)
-        return BatchedTimes(time_ps, bound, prices.fits & (time_ps >= 0))
+        return BatchedTimes(time_ps, bound, batch_costs.fits & (time_ps >= 0))
 
     def _counts(self) -> list[Ints]:
         """Return how often ranks run each row; equal ones once."""

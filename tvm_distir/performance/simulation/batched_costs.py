@@ -57,7 +57,7 @@ def main_bound(parts: Ints, moved_ps: Ints, time_ps: Ints) -> Ints:
     return np.asarray(parts.argmax(axis=0), np.int64)
 
 
-class BatchPrices:
+class BatchCosts:
     """Durations of the ops of a program in stages, for many sets of its numbers.
 
     Parameters
@@ -126,10 +126,10 @@ class BatchPrices:
     def of(self, key: Hashable, op: Op, function: str) -> tuple[Ints, Codes]:
         """Return the durations in picoseconds and the codes of their bounds, (rows,) each."""
         if key not in self._cache:
-            self._cache[key] = self._price(op, function, key)
+            self._cache[key] = self._cost(op, function, key)
         return self._cache[key]
 
-    def _price(self, op: Op, function: str, key: Hashable) -> tuple[Ints, Codes]:
+    def _cost(self, op: Op, function: str, key: Hashable) -> tuple[Ints, Codes]:
         assert isinstance(key, tuple)
         if op.kind == "collective":
             return self._collective(op, self.quantities[key[2]]), self._codes(_NETWORK)
@@ -183,7 +183,7 @@ class BatchPrices:
         )
         codes = np.where(duration.bound >= 0, _COMPUTE, _MEMORY)
         codes[(duration.busy < rate.floor_s) | (duration.busy < rate.gap_s)] = _LAUNCH
-        return self._picoseconds(duration.whole), codes.astype(np.int8)
+        return self._picoseconds(duration.total), codes.astype(np.int8)
 
     def _collective(self, op: Op, payload: Ints) -> Ints:
         result = np.zeros(self.rows, np.int64)
@@ -223,8 +223,8 @@ class BatchPrices:
             numbers = self.quantities[self.which[at : at + EDGE_NUMBERS]][:, rows]
             for split in np.unique(numbers[-1]).tolist():
                 selected = numbers[-1] == split
-                _, whole, sent, received, _ = numbers[:, selected]
-                ends = costs.message_steps((sent, received), whole, split, source, target)
+                _, total, sent, received, _ = numbers[:, selected]
+                ends = costs.message_steps((sent, received), total, split, source, target)
                 times = [self._message(steps, rows[selected]) for steps in ends]
                 result[rows[selected]] = np.maximum(*times)
         return result

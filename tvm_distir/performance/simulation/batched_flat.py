@@ -25,7 +25,7 @@ from tvm_distir.performance.program.parts import Function, Op
 from tvm_distir.performance.program.program import Program
 from tvm_distir.support import SimulationError
 
-from .batched_costs import BOUNDS, BatchPrices
+from .batched_costs import BOUNDS, BatchCosts
 from .flat_times import FlatTimes, ResourceTimes
 from .op_costs import COMM, COMPUTE
 
@@ -107,7 +107,7 @@ class _Run:
     def __init__(self, batch: FlatBatch, quantities: Ints) -> None:
         self.batch, self.rows = batch, quantities.shape[1]
         shape = np.zeros(self.rows, np.int64)
-        self.prices = BatchPrices(
+        self.batch_costs = BatchCosts(
             batch.program,
             batch.system,
             batch.numbers,
@@ -137,7 +137,7 @@ class _Run:
                 parts.append(end - last - alone)
             parts.append(alone)
         kernel_ps, collective_ps = busy[COMPUTE], busy[COMM]
-        return FlatTimes(end, kernel_ps, collective_ps, self.prices.fits, np.array(parts))
+        return FlatTimes(end, kernel_ps, collective_ps, self.batch_costs.fits, np.array(parts))
 
     def _entry(self, root: str) -> _State:
         """Run an entry; return the state behind it."""
@@ -155,8 +155,8 @@ class _Run:
             for number, op in enumerate(self.batch.program.functions[function].ops):
                 if op.kind not in ("compute", "collective") and op.collective != SENT:
                     continue
-                key = self.prices.key(function, number, op)
-                duration, codes = self.prices.of(key, op, function)
+                key = self.batch_costs.key(function, number, op)
+                duration, codes = self.batch_costs.of(key, op, function)
                 if op.kind != "compute":
                     moved = moved + times * duration
                     continue
@@ -170,13 +170,13 @@ class _Run:
         """Return how often each function is called, from the entries on."""
         functions = self.batch.program.functions
         calls = Counter(entry.function for entry in self.batch.program.entries)
-        waiting = Counter(calls)
-        while waiting:
-            name, times = waiting.popitem()
+        pending = Counter(calls)
+        while pending:
+            name, times = pending.popitem()
             for op in functions[name].ops:
                 if op.kind == "call":
                     calls[op.callees[0]] += times
-                    waiting[op.callees[0]] += times
+                    pending[op.callees[0]] += times
         return calls
 
     def _function(self, name: str, fn: Function, args: list[Ints], state: _State) -> list[Ints]:
@@ -206,7 +206,7 @@ class _Run:
             if op.kind == "wait":
                 end = start
             else:
-                duration = self.prices.of(self.prices.key(name, number, op), op, name)[0]
+                duration = self.batch_costs.of(self.batch_costs.key(name, number, op), op, name)[0]
                 end = start + duration
                 state.busy[stream] = state.busy[stream] + duration
             state.free[stream] = end
@@ -226,7 +226,7 @@ class _Run:
             for value in op.outputs:
                 ready[value] = self.zero if op.collective != SENT else ready[op.inputs[0]]
             return
-        duration = self.prices.of(self.prices.key(name, number, op), op, name)[0]
+        duration = self.batch_costs.of(self.batch_costs.key(name, number, op), op, name)[0]
         if op.collective != SENT:
             for value in op.outputs:
                 ready[value] = self.sent[(*ends, op.tag)] + duration
@@ -266,8 +266,8 @@ class _Run:
         return True
 
 
-def _unsupported(feature: str, place: str) -> SimulationError:
+def _unsupported(feature: str, location: str) -> SimulationError:
     return SimulationError(
         "DIST0760", f"steps with {feature} cannot be simulated together",
-        place=place, remedy="Simulate them one by one with td.simulate.",
+        location=location, remedy="Simulate them one by one with td.simulate.",
     )  # fmt: skip

@@ -40,7 +40,7 @@ class _Event(NamedTuple):
     flow: Hashable
 
 
-def critical_path(lanes: Sequence[DeviceGroupResult]) -> tuple[PathPart, ...]:
+def critical_path(device_groups: Sequence[DeviceGroupResult]) -> tuple[PathPart, ...]:
     """Return the parts of the longest chain of events, the longest part first.
 
     Everything starts when something ends that it waited for; the path goes back from the last end
@@ -49,9 +49,9 @@ def critical_path(lanes: Sequence[DeviceGroupResult]) -> tuple[PathPart, ...]:
 
     Parameters
     ----------
-    lanes : sequence of DeviceGroupResult
+    device_groups : sequence of DeviceGroupResult
     """
-    events = list(_events([lane.traced() for lane in lanes]))
+    events = list(_events([lane.traced() for lane in device_groups]))
     if not events:
         return ()
     ending: dict[tuple[int, int], list[_Event]] = {}
@@ -75,13 +75,13 @@ def critical_path(lanes: Sequence[DeviceGroupResult]) -> tuple[PathPart, ...]:
         note(now.name, now.stream, now.end - now.start)
         ending[now.lane, now.end].remove(now)
         lane = senders.get(now.flow, now.lane) if now.stream == "recv" else now.lane
-        lane_ends, place = ends.get(lane, []), bisect.bisect_right(ends.get(lane, []), now.start)
-        while place and not ending[lane, lane_ends[place - 1]]:
-            place -= 1
-        at = lane_ends[place - 1] if place else 0
+        lane_ends, position = ends.get(lane, []), bisect.bisect_right(ends.get(lane, []), now.start)
+        while position and not ending[lane, lane_ends[position - 1]]:
+            position -= 1
+        at = lane_ends[position - 1] if position else 0
         if at < now.start:
             note(WAITING, "", now.start - at)
-        now = _before(ending[lane, at], now.stream) if place else None
+        now = _before(ending[lane, at], now.stream) if position else None
     parts = (PathPart(*key, count, seconds(duration)) for key, (count, duration) in totals.items())
     return tuple(sorted(parts, key=lambda part: (-part.time_s, part.name)))
 
@@ -92,16 +92,16 @@ def _before(ended: Sequence[_Event], stream: str) -> _Event | None:
     return next(iter([*same, *ended]), None)
 
 
-def _events(lanes: Sequence[TracedDevices]) -> Iterator[_Event]:
+def _events(device_groups: Sequence[TracedDevices]) -> Iterator[_Event]:
     """Yield all timed events; units of stages stand for ops where there are too many."""
-    sheets = [list(lane.sheets()) for lane in lanes]
-    whole = sum(sheet.start.size for lane_sheets in sheets for sheet in lane_sheets) > _MOST_OPS
-    for number, (lane, lane_sheets) in enumerate(zip(lanes, sheets, strict=True)):
+    sheets = [list(lane.sheets()) for lane in device_groups]
+    full = sum(sheet.start.size for lane_sheets in sheets for sheet in lane_sheets) > _MOST_OPS
+    for number, (lane, lane_sheets) in enumerate(zip(device_groups, sheets, strict=True)):
         for sheet in lane_sheets:
-            yield from _units(number, sheet) if whole and sheet.unit else _ops(number, sheet)
-        for wire in lane.wires():
-            stream = wire.stream.partition(" ")[0]
-            times = zip(wire.flows, wire.start.tolist(), wire.end.tolist(), strict=True)
+            yield from _units(number, sheet) if full and sheet.unit else _ops(number, sheet)
+        for sent in lane.messages():
+            stream = sent.stream.partition(" ")[0]
+            times = zip(sent.flows, sent.start.tolist(), sent.end.tolist(), strict=True)
             for flow, start, end in times:  # a flow that takes no time leads to its sender
                 yield _Event(number, stream, "message", start, end, flow)
 

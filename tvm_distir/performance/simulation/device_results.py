@@ -126,7 +126,7 @@ class Branch:
 
     Attributes
     ----------
-    place : str
+    location : str
         ``function/binding``.
     taken, other : str
         The functions of the branches.
@@ -134,7 +134,7 @@ class Branch:
         Sums of the times of their ops.
     """
 
-    place: str
+    location: str
     taken: str
     other: str
     taken_s: float
@@ -187,7 +187,7 @@ class DeviceTimeline(Protocol):
     def sheets(self) -> Iterator[OpRecords]:
         """Yield the ops but for messages and copies."""
 
-    def wires(self) -> Iterator[MessageRecords]:
+    def messages(self) -> Iterator[MessageRecords]:
         """Yield messages and copies, by their streams."""
 
     def tasks(self) -> list[Task]:
@@ -258,7 +258,7 @@ class DeviceGroupResult:
             self.mesh,
             self.devices,
             timeline.sheets,
-            timeline.wires,
+            timeline.messages,
             timeline.tasks,
             lambda: self.memory,
             self.events,

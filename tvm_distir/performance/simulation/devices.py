@@ -59,8 +59,10 @@ class Devices(Sequence[DeviceResult]):
         The work of each device of each lane.
     """
 
-    def __init__(self, lanes: Sequence[DeviceGroupResult], works: Sequence[DeviceWork]) -> None:
-        self._lanes, self._works = lanes, works
+    def __init__(
+        self, device_groups: Sequence[DeviceGroupResult], works: Sequence[DeviceWork]
+    ) -> None:
+        self._lanes, self._works = device_groups, works
 
     @functools.cached_property
     def distinct(self) -> tuple[DeviceResult, ...]:
@@ -68,9 +70,9 @@ class Devices(Sequence[DeviceResult]):
         pairs = zip(self._lanes, self._works, strict=True)
         return tuple(work.of(lane) for lane, work in pairs)
 
-    def on(self, lanes: Sequence[DeviceGroupResult]) -> Devices:
+    def on(self, device_groups: Sequence[DeviceGroupResult]) -> Devices:
         """Return the group's work on the devices of other lanes."""
-        return Devices(lanes, self._works)
+        return Devices(device_groups, self._works)
 
     def __len__(self) -> int:
         return sum(len(lane.devices) for lane in self._lanes)
@@ -84,16 +86,16 @@ class Devices(Sequence[DeviceResult]):
         return ids[order].tolist(), kinds[order].tolist()
 
     @overload
-    def __getitem__(self, place: int) -> DeviceResult: ...
+    def __getitem__(self, position: int) -> DeviceResult: ...
 
     @overload
-    def __getitem__(self, place: slice) -> tuple[DeviceResult, ...]: ...
+    def __getitem__(self, position: slice) -> tuple[DeviceResult, ...]: ...
 
-    def __getitem__(self, place: int | slice) -> DeviceResult | tuple[DeviceResult, ...]:
-        if isinstance(place, slice):
-            return tuple(self[k] for k in range(len(self))[place])
+    def __getitem__(self, position: int | slice) -> DeviceResult | tuple[DeviceResult, ...]:
+        if isinstance(position, slice):
+            return tuple(self[k] for k in range(len(self))[position])
         ids, kinds = self._order
-        return replace(self.distinct[kinds[place]], id=ids[place])
+        return replace(self.distinct[kinds[position]], id=ids[position])
 
     def __iter__(self) -> Iterator[DeviceResult]:
         for number, kind in zip(*self._order, strict=True):

@@ -33,7 +33,7 @@ def simulate_flat(
     lowering = graph.lowering
     with watch.stage("schedule"):
         start, end = schedule(graph.tasks, TaskNames(program, graph))
-    branch_taken = {branch.place: branch.taken for branch in lowering.branches}
+    branch_taken = {branch.location: branch.taken for branch in lowering.branches}
 
     @functools.cache
     def memories() -> RankMemories:
@@ -61,5 +61,5 @@ def simulate_flat(
                 part.devices[0], entry_tasks, lowering, graph.maps, start[tasks], end[tasks], tables
             )
             memory = functools.partial(held, part.entry, timeline)
-            account.add(program.place_of(entry), part.devices, timeline, memory, {})
+            account.add(program.location_of(entry), part.devices, timeline, memory, {})
         return account.result(watch.timings_s)

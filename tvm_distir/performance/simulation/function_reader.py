@@ -65,18 +65,18 @@ class _Reader:
             self._numbers[key] = yield from self._function(name, gates)
         return self._numbers[key]
 
-    def _row(self, name: str, place: int) -> int:
-        key = name, place
+    def _row(self, name: str, position: int) -> int:
+        key = name, position
         if key not in self._rows:
             self._rows[key] = len(self.into.rows)
-            self.into.rows.append(self.costs.row(name, place))
+            self.into.rows.append(self.costs.row(name, position))
         return self._rows[key]
 
-    def _slowdown(self, name: str, place: int, conditions: list[int]) -> Iterator[SimulatedStep]:
+    def _slowdown(self, name: str, position: int, conditions: list[int]) -> Iterator[SimulatedStep]:
         """Yield the delay of kernels beside a started collective, if there is any."""
-        key = name, -1 - place
+        key = name, -1 - position
         if key not in self._rows:
-            slowdown = self.costs.slowdown(self.into.rows[self._row(name, place)])
+            slowdown = self.costs.slowdown(self.into.rows[self._row(name, position)])
             self._rows[key] = len(self.into.rows) if slowdown is not None else -1
             if slowdown is not None:
                 self.into.rows.append(slowdown)
@@ -94,7 +94,7 @@ class _Reader:
         values = params
         steps: list[SimulatedStep] = []
         pending: list[tuple[tuple[int, ...], SimulatedStep]] = []
-        for place, op in enumerate(fn.ops):
+        for position, op in enumerate(fn.ops):
             ins = [value[index] for index in op.inputs]
             if op.kind == "view":
                 value[op.outputs[0]] = ins[0]
@@ -108,7 +108,7 @@ class _Reader:
                 callee, ins = yield from self._taken(name, op, ins, conditions)
                 row = -1
             else:
-                row, callee, ins = self._row(name, place), -1, [*ins, *conditions]
+                row, callee, ins = self._row(name, position), -1, [*ins, *conditions]
             if op.kind == "wait" or (op.kind == "transfer" and op.collective == "send"):
                 outs = []
                 value[op.outputs[0]] = ins[0]
@@ -119,7 +119,9 @@ class _Reader:
                     value[index] = result
             steps.append(SimulatedStep(row, callee, op.name, ins, outs))
             if op.is_start:
-                pending += [(op.outputs, each) for each in self._slowdown(name, place, conditions)]
+                pending += [
+                    (op.outputs, each) for each in self._slowdown(name, position, conditions)
+                ]
         steps += [each for _, each in pending]
         return self._add(name, params, values, steps, [value[index] for index in fn.results])
 

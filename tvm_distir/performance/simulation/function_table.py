@@ -83,9 +83,9 @@ def add_call(
     table: Table, around: list[str], called: Mapping[str, ElapsedTimes], times: int = 1
 ) -> None:
     """Add calls of a function to those around them, the innermost last."""
-    whole = replace(next(iter(called.values())), calls=0)
+    full = replace(next(iter(called.values())), calls=0)
     for name in dict.fromkeys(around):
-        table[name] = table[name].plus(whole, times)
+        table[name] = table[name].plus(full, times)
     for name, elapsed in called.items():
         empty = ElapsedTimes(elapsed.depth + len(around), 0)
         table[name] = table.get(name, empty).plus(elapsed, times)

@@ -131,13 +131,13 @@ class Lowering:
 
     def callees_first(self, function: int, known: Container[int]) -> list[int]:
         """Return a function and what it calls, without what is known already."""
-        numbers, waiting = set[int](), [function]
-        while waiting:
-            number = waiting.pop()
+        numbers, pending = set[int](), [function]
+        while pending:
+            number = pending.pop()
             if number not in known and number not in numbers:
                 numbers.add(number)
                 steps = self.functions[number].steps
-                waiting += [step.callee for step in steps if step.callee >= 0]
+                pending += [step.callee for step in steps if step.callee >= 0]
         return sorted(numbers)
 
     def durations(self, function: int) -> Ints:

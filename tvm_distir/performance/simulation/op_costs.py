@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tvm_distir.core.collectives import wire_bytes
+from tvm_distir.core.collectives import sent_bytes
 from tvm_distir.hardware import Clock, GroupLayout, System, picoseconds
 from tvm_distir.performance.program.parts import Function, Op
 from tvm_distir.performance.program.pipeline_program import Edge
@@ -117,24 +117,24 @@ class OpCosts:
     def row(self, function: str, number: int) -> OpRow:
         """Return the cost of the op ``number`` of a function (not a call or view)."""
         op = self.program.functions[function].ops[number]
-        place = f"{function}/{op.name} ({op.op})"
+        location = f"{function}/{op.name} ({op.op})"
         if op.kind == "collective":
-            wire = wire_bytes(op.collective, op.payload_bytes, op.group_size)
+            sent = sent_bytes(op.collective, op.payload_bytes, op.group_size)
             layout = self.layout(op.mesh, op.mesh_axes)
             slowest = self.clock.collective_ps(
-                op.collective, op.payload_bytes, layout, place, op.kernel_class == GRADIENTS
+                op.collective, op.payload_bytes, layout, location, op.kernel_class == GRADIENTS
             )
-            return OpRow(function, op, COMM, slowest, "network", wire)
+            return OpRow(function, op, COMM, slowest, "network", sent)
         if op.kind == "wait":
             return OpRow(function, op, COMPUTE, 0, "network")
         if op.kind == "transfer":
             stream = SEND if op.collective == "send" else RECV
             return OpRow(
-                function, op, stream, self._transfer_ps(op, place), "network", op.wire_bytes
+                function, op, stream, self._transfer_ps(op, location), "network", op.wire_bytes
             )
         if op.kernel_class in HOSTS:
-            return OpRow(function, op, COMPUTE, self._host_ps(function, op, place), "host")
-        return OpRow(function, op, COMPUTE, *self._kernel(function, op, place))
+            return OpRow(function, op, COMPUTE, self._host_ps(function, op, location), "host")
+        return OpRow(function, op, COMPUTE, *self._kernel(function, op, location))
 
     def slowdown(self, started: OpRow) -> OpRow | None:
         """Return what a started collective costs the kernels beside it; None for nothing.
@@ -151,7 +151,7 @@ class OpCosts:
         )
         return OpRow(started.function, op, COMPUTE, delay_ps, "network")
 
-    def _kernel(self, function: str, op: Op, place: str) -> tuple[int, str]:
+    def _kernel(self, function: str, op: Op, location: str) -> tuple[int, str]:
         """Return the time of a compute op, as measured where it was, and its bound."""
         moved = op.bytes_read + op.bytes_written
         sizes = None
@@ -164,29 +164,31 @@ class OpCosts:
                 [values[v].shape for v in op.outputs],
                 [values[v].dtype for v in op.inputs],
             )
-        time = self.clock.kernel(op.flops, moved, op.kernel_class, op.dtype, place, sizes)
+        time = self.clock.kernel(op.flops, moved, op.kernel_class, op.dtype, location, sizes)
         return op.measured_ps or time.duration_ps, time.bound_by
 
-    def _host_ps(self, function: str, op: Op, place: str) -> int:
+    def _host_ps(self, function: str, op: Op, location: str) -> int:
         """Return the time of the host beyond that of the kernels that it launches."""
-        spent_ps = picoseconds(host_time_s(self.clock.system, op.kernel_class, op.flops), place)
+        spent_ps = picoseconds(host_time_s(self.clock.system, op.kernel_class, op.flops), location)
         if op.kernel_class != HOST:
             return spent_ps
         fn = self.program.functions[function]
-        busy_ps = sum(self._kernel(function, fn.ops[number], place)[0] for number in launched(fn))
+        busy_ps = sum(
+            self._kernel(function, fn.ops[number], location)[0] for number in launched(fn)
+        )
         return max(spent_ps - busy_ps, 0)
 
-    def group_durations_ps(self, op: Op, place: str) -> tuple[int, ...]:
+    def group_durations_ps(self, op: Op, location: str) -> tuple[int, ...]:
         """Return the duration of a collective in each group of its mesh, all running at once."""
         layout = self.layout(op.mesh, op.mesh_axes)
-        return self.clock.group_durations_ps(op.collective, op.payload_bytes, layout, place)
+        return self.clock.group_durations_ps(op.collective, op.payload_bytes, layout, location)
 
     def edge_ps(self, edge: Edge, first: int, second: int) -> tuple[int, int]:
         """Return the durations of the two ends of a message between ranks of a pipeline."""
-        place = f"edge {edge.source} to {edge.target}"
+        location = f"edge {edge.source} to {edge.target}"
         ends = self.message_steps(edge.wire_bytes, edge.bytes[1], edge.split, first, second)
         sent, received = (
-            sum(self.clock.transfer_ps(*step, place) for step in steps) for steps in ends
+            sum(self.clock.transfer_ps(*step, location) for step in steps) for steps in ends
         )
         return sent, received
 
@@ -214,9 +216,9 @@ class OpCosts:
             sends.append(MessageStep("all_gather", result_bytes, layout))
         return sends, [MessageStep("recv", received, self.pair_layout(target, source))]
 
-    def host_copy_ps(self, size_bytes: int, place: str) -> int:
+    def host_copy_ps(self, size_bytes: int, location: str) -> int:
         """Return the duration of a copy between a device and the memory of its host."""
-        return picoseconds(self.clock.system.host_copy_time_s(size_bytes), place)
+        return picoseconds(self.clock.system.host_copy_time_s(size_bytes), location)
 
     @memoized
     def layout(self, mesh: int, axes: tuple[int, ...]) -> GroupLayout:
@@ -235,7 +237,7 @@ class OpCosts:
         source, target = (self.program.meshes[number].device_ids for number in (mesh, peer))
         return self.clock.transfer_layout(source, target)
 
-    def _transfer_ps(self, op: Op, place: str) -> int:
+    def _transfer_ps(self, op: Op, location: str) -> int:
         """Return the duration of a transfer in which devices of two meshes are paired."""
         layout = self.pair_layout(op.mesh, op.peer_mesh)
-        return self.clock.transfer_ps(op.collective, op.wire_bytes, layout, place)
+        return self.clock.transfer_ps(op.collective, op.wire_bytes, layout, location)

@@ -13,7 +13,7 @@ from .entry_tasks import EntryTasks
 from .lowering import Lowering, flags_of
 from .op_costs import COMM, COMPUTE, SEND, OpRow
 
-Places = tuple[int, ...]
+TaskNumbers = tuple[int, ...]
 """Tasks, by their places, behind which a value is there; none: it is there at once."""
 
 
@@ -34,34 +34,34 @@ class Dependencies:
     def __init__(self, lowering: Lowering, mesh: int | None = None) -> None:
         self.tasks: list[Task] = []
         self._lowering, self._mesh = lowering, mesh
-        self._last: dict[int | str, Places] = {}
-        self._held: Places = ()
+        self._last: dict[int | str, TaskNumbers] = {}
+        self._held: TaskNumbers = ()
 
     def entry(self, entry: EntryTasks) -> None:
         """Add the tasks of an entry."""
-        places_of: dict[int, Places] = {-1: ()}
+        tasks_of: dict[int, TaskNumbers] = {-1: ()}
         for piece in entry.pieces:
-            args = [places_of[value] for value in piece.ins]
+            args = [tasks_of[value] for value in piece.ins]
             if piece.function >= 0:
-                places = self.call(piece.function, args)
+                numbers = self.call(piece.function, args)
             else:
-                places = [self.op(self._lowering.rows[piece.row], args)] * len(piece.outs)
-            places_of.update(zip(piece.outs, places, strict=True))
+                numbers = [self.op(self._lowering.rows[piece.row], args)] * len(piece.outs)
+            tasks_of.update(zip(piece.outs, numbers, strict=True))
 
-    def call(self, function: int, args: Sequence[Places]) -> list[Places]:
+    def call(self, function: int, args: Sequence[TaskNumbers]) -> list[TaskNumbers]:
         """Add the ops of a call and return the dependences of its results."""
         fn = self._lowering.functions[function]
-        places_of: dict[int, Places] = {-1: (), **dict(enumerate(args))}
+        tasks_of: dict[int, TaskNumbers] = {-1: (), **dict(enumerate(args))}
         for step in fn.steps:
-            ins = [places_of.get(value, ()) for value in step.ins]
+            ins = [tasks_of.get(value, ()) for value in step.ins]
             if step.callee >= 0:
-                places = self.call(step.callee, ins)
+                numbers = self.call(step.callee, ins)
             else:
-                places = [self.op(self._lowering.rows[step.row], ins)] * len(step.outs)
-            places_of.update(zip(step.outs, places, strict=True))
-        return [places_of.get(value, ()) for value in fn.results]
+                numbers = [self.op(self._lowering.rows[step.row], ins)] * len(step.outs)
+            tasks_of.update(zip(step.outs, numbers, strict=True))
+        return [tasks_of.get(value, ()) for value in fn.results]
 
-    def op(self, row: OpRow, args: Iterable[Places]) -> Places:
+    def op(self, row: OpRow, args: Iterable[TaskNumbers]) -> TaskNumbers:
         """Add an op; a collective that a wait waits for delays the compute ops after it."""
         op, data = row.op, _joined(args)
         if op.kind == "wait":
@@ -83,46 +83,46 @@ class Dependencies:
         issued = self._last.get(COMPUTE, ()) if flags & AFTER else ()
         queue = () if flags & APART else self._last.get(row.stream, ())
         after, size = _joined((queue, issued)), _operand_bytes(row)
-        place = self._add(
+        number = self._add(
             Task(op.name, op.collective, data, after, row.duration_ps, 0, size, mesh, op.mesh_axes)
         )
         if not flags & APART:
-            self._last[row.stream] = place
+            self._last[row.stream] = number
         if flags & HOLDS:
-            self._held = _joined((self._held, place))
-        return place
+            self._held = _joined((self._held, number))
+        return number
 
     def message(
-        self, name: str, kind: str, data: Places, duration_ps: int, size: int,
+        self, name: str, kind: str, data: TaskNumbers, duration_ps: int, size: int,
         ends: tuple[int, int], tag: int,
-    ) -> Places:  # fmt: skip
+    ) -> TaskNumbers:  # fmt: skip
         """Add an end of a message: the mesh here, and that there."""
         after = self._last.get(SEND, ()) if kind == "send" else ()
         mesh, peer = ends
-        place = self._add(Task(name, kind, data, after, duration_ps, 0, size, mesh, (), peer, tag))
+        number = self._add(Task(name, kind, data, after, duration_ps, 0, size, mesh, (), peer, tag))
         if kind == "send":
-            self._last[SEND] = place
-        return place
+            self._last[SEND] = number
+        return number
 
-    def copy(self, kind: str, duration_ps: int, size: int) -> Places:
+    def copy(self, kind: str, duration_ps: int, size: int) -> TaskNumbers:
         """Add a copy to the host's memory or back: it begins when the compute before it is over."""
         after = _joined((self._last.get(kind, ()), self._last.get(COMPUTE, ())))
         self._last[kind] = self._add(Task(kind, kind, (), after, duration_ps, bytes=size))
         return self._last[kind]
 
-    def hold(self, places: Places) -> None:
+    def hold(self, numbers: TaskNumbers) -> None:
         """Let compute and collectives behind this wait for tasks."""
-        self._held = _joined((self._held, places))
-        self._last[COMM] = _joined((self._last.get(COMM, ()), places))
+        self._held = _joined((self._held, numbers))
+        self._last[COMM] = _joined((self._last.get(COMM, ()), numbers))
 
-    def _add(self, task: Task) -> Places:
+    def _add(self, task: Task) -> TaskNumbers:
         inside = set(task.data)
         self.tasks.append(task._replace(after=tuple(k for k in task.after if k not in inside)))
         return (len(self.tasks) - 1,)
 
 
-def _joined(parts: Iterable[Places]) -> Places:
-    return tuple(sorted({place for part in parts for place in part}))
+def _joined(parts: Iterable[TaskNumbers]) -> TaskNumbers:
+    return tuple(sorted({number for part in parts for number in part}))
 
 
 def _operand_bytes(row: OpRow) -> int:

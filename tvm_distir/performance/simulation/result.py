@@ -11,7 +11,7 @@ from typing import Any
 
 from tvm_distir.performance.program.mesh import Mesh
 from tvm_distir.performance.traces.chakra import chakra_files
-from tvm_distir.performance.traces.files import trace_form, write_trace
+from tvm_distir.performance.traces.files import trace_format, write_trace
 from tvm_distir.performance.traces.kineto import chrome_trace, hta_pages
 from tvm_distir.performance.traces.perfetto import write_perfetto
 from tvm_distir.performance.traces.records import Event
@@ -158,11 +158,11 @@ class Result(Displayed):
         UsageError
             DIST0153 when the file cannot be written.
         """
-        lanes = [lane.traced() for lane in self.lanes]
-        if (form or trace_form(path)) == "pftrace":
-            write_trace(path, write_perfetto(lanes))
+        device_groups = [lane.traced() for lane in self.lanes]
+        if (form or trace_format(path)) == "pftrace":
+            write_trace(path, write_perfetto(device_groups))
         else:
-            pieces = (piece.encode() for piece in chrome_trace(self.system, lanes))
+            pieces = (piece.encode() for piece in chrome_trace(self.system, device_groups))
             write_trace(path, lambda file: file.writelines(pieces))
 
     def to_hta(self, folder: str | Path) -> None:
@@ -191,7 +191,7 @@ class Result(Displayed):
             Path(folder).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(
-                "DIST0153", f"the folder cannot be made: {error.strerror}", place=str(folder),
+                "DIST0153", f"the folder cannot be made: {error.strerror}", location=str(folder),
                 remedy="Give a path where a folder can be.",
             ) from error  # fmt: skip
         for name, content in self.trace_files(form):
@@ -202,9 +202,9 @@ class Result(Displayed):
 
         Those are ``hta`` and ``chakra``.
         """
-        lanes = [lane.traced() for lane in self.lanes]
+        device_groups = [lane.traced() for lane in self.lanes]
         if form == "chakra":
-            yield from chakra_files(lanes, self.meshes)
+            yield from chakra_files(device_groups, self.meshes)
             return
-        for name, page in hta_pages(lanes, self.time_s):
+        for name, page in hta_pages(device_groups, self.time_s):
             yield name, page.encode()

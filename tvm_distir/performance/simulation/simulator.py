@@ -15,7 +15,7 @@ from tvm_distir.performance.fusion.grouped import grouped
 from tvm_distir.performance.fusion.profile import Profile
 from tvm_distir.performance.fusion.quantization import check_products
 from tvm_distir.performance.memory.account import MemoryAccount
-from tvm_distir.performance.memory.planned import ALLOCATORS, place_number, planned_account
+from tvm_distir.performance.memory.planned import ALLOCATORS, entry_number, planned_account
 from tvm_distir.performance.memory.reserved import reserved_account
 from tvm_distir.performance.program.exporter import export
 from tvm_distir.performance.program.program import Program
@@ -107,7 +107,7 @@ def simulate(
     if allocator not in ALLOCATORS:
         raise UsageError(
             "DIST0152", f'there is no allocator "{allocator}"',
-            place="simulate", remedy=nearest(allocator, ALLOCATORS),
+            location="simulate", remedy=nearest(allocator, ALLOCATORS),
         )  # fmt: skip
     watch = Stopwatch()
     with watch.stage("kernels"):
@@ -118,7 +118,7 @@ def simulate(
         if not fold_devices:
             raise SimulationError(
                 "DIST0723", "a pipelined step is simulated with a single device per mesh",
-                place="program", remedy="Expand it with ExpandSchedule, then export it.",
+                location="program", remedy="Expand it with ExpandSchedule, then export it.",
             )  # fmt: skip
         from tvm_distir.performance.simulation.pipeline.staged import simulate_stages
 
@@ -129,7 +129,7 @@ def simulate(
             "DIST0724",
             "contention is simulated between the units and messages of a pipelined step, and the "
             "program is not one",
-            place="program", remedy="Remove contention, or create the step with a schedule.",
+            location="program", remedy="Remove contention, or create the step with a schedule.",
         )  # fmt: skip
     result = simulate_flat(program, system, fold_devices, blocking, watch)
     return result if allocator == "framework" else _with_allocator(result, program, allocator)
@@ -144,16 +144,16 @@ def _with_allocator(result: Result, program: Program, allocator: str) -> Result:
         DIST0716 for a program without its storage plan.
     """
     known: dict[int, MemoryAccount] = {}
-    lanes = []
+    device_groups = []
     for lane in result.lanes:
-        number = place_number(program, lane.devices[0])
+        number = entry_number(program, lane.devices[0])
         if number not in known:
             if allocator == "tvm":
                 known[number] = planned_account(program, number)
             else:
                 known[number] = reserved_account(program, number, allocator != "pytorch")
-        lanes.append(replace(lane, held=functools.partial(_held, lane, known[number])))
-    return replace(result, lanes=tuple(lanes), devices=result.devices.on(lanes))
+        device_groups.append(replace(lane, held=functools.partial(_held, lane, known[number])))
+    return replace(result, lanes=tuple(device_groups), devices=result.devices.on(device_groups))
 
 
 def _held(lane: DeviceGroupResult, account: MemoryAccount) -> DeviceMemory:

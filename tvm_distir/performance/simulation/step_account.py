@@ -195,8 +195,8 @@ class StepAccount:
             memory_capacity_bytes=self.system.memory_capacity_bytes,
             devices=Devices(self._lanes, self.works),
             collectives=tuple(
-                CollectiveTotal(kind, mesh, axes, size, count, payload, wire, seconds(duration))
-                for (mesh, kind, axes, size), (count, payload, wire, duration) in sorted(
+                CollectiveTotal(kind, mesh, axes, size, count, payload, sent, seconds(duration))
+                for (mesh, kind, axes, size), (count, payload, sent, duration) in sorted(
                     self._traffic.items()
                 )
             ),

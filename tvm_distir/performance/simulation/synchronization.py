@@ -144,7 +144,7 @@ def _collective_key(row: OpRow) -> tuple[str, tuple[int, ...], int]:
 def _another_order(mesh: Mesh, row: OpRow, problem: str) -> SimulationError:
     return SimulationError(
         "DIST0712", f"a {row.op.collective} on the mesh {mesh.name}: {problem}",
-        place=f"{row.function}/{row.op.name}",
+        location=f"{row.function}/{row.op.name}",
         remedy="Order the collectives of a mesh equally on all of its devices.",
     )  # fmt: skip
 
@@ -153,7 +153,7 @@ def _another_order(mesh: Mesh, row: OpRow, problem: str) -> SimulationError:
 class _Ends:
     """Ends of a transfer key: per part, the sending or receiving tasks in order."""
 
-    place: str
+    location: str
     sends: dict[DeviceTasks, list[int]]
     receives: dict[DeviceTasks, list[int]]
 
@@ -213,7 +213,8 @@ class Groups:
                     "DIST0722",
                     f"{sent} sends and {received} receives with the tag {tag} from "
                     f"{program.meshes[src].name} to {program.meshes[dst].name}",
-                    place=ends.place, remedy="Give every send exactly one receive with its tag.",
+                    location=ends.location,
+                    remedy="Give every send exactly one receive with its tag.",
                 )  # fmt: skip
 
             def goes(part: DeviceTasks, task: int) -> bool:
@@ -263,8 +264,8 @@ def _joined_parts(shared: CollectiveGroups, axes: tuple[int, ...]) -> list[list[
     joined: list[set[int]] = []
     for group in shared.mesh.groups(axes):
         parts = {part_of[device] for device in group}
-        apart = [members for members in joined if not members & parts]
-        joined = [*apart, parts.union(*(members for members in joined if members & parts))]
+        separate = [members for members in joined if not members & parts]
+        joined = [*separate, parts.union(*(members for members in joined if members & parts))]
     return [sorted(members) for members in joined if len(members) > 1]
 
 
@@ -282,8 +283,8 @@ def _transfer_ends(
             row = rows[entry_rows[task]]
             op, sends = row.op, row.stream == SEND
             src, dst = (op.mesh, op.peer_mesh) if sends else (op.peer_mesh, op.mesh)
-            place = f"{row.function}/{op.name}"
-            ends = transfer_ends.setdefault((op.tag, src, dst), _Ends(place, {}, {}))
+            location = f"{row.function}/{op.name}"
+            ends = transfer_ends.setdefault((op.tag, src, dst), _Ends(location, {}, {}))
             side = ends.sends if sends else ends.receives
             side.setdefault(part, []).append(part.first + task)
     return transfer_ends

@@ -137,7 +137,7 @@ def _check_meshes(
             raise SimulationError(
                 "DIST0712",
                 f"a {row.op.collective} on the mesh {names[0]} in a program of the mesh {names[1]}",
-                place=f"{row.function}/{row.op.name}", remedy="Export the program again.",
+                location=f"{row.function}/{row.op.name}", remedy="Export the program again.",
             )  # fmt: skip
         known.add(row.op.mesh)
 
@@ -155,7 +155,7 @@ class TaskNames(Sequence[str]):
         part = next(p for p in reversed(self._graph.parts) if p.first <= task)
         entry = self._program.entries[part.entry]
         tasks = self._graph.entries[entry.function]
-        mesh = self._program.place_of(entry)
+        mesh = self._program.location_of(entry)
         number = int(tasks.row[task - part.first])
         if number < 0:
             at = int(np.searchsorted(tasks.task, task - part.first, side="right")) - 1

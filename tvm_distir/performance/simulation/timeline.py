@@ -129,8 +129,8 @@ class Timeline:
         first = np.cumsum(self._sizes) - self._sizes
         is_op = np.array([piece.function < 0 for piece in self.entry.pieces], bool)
         result[first[is_op]] = single
-        for place, values in zip(first[~is_op].tolist(), called, strict=True):
-            result[place : place + values.size] = values
+        for position, values in zip(first[~is_op].tolist(), called, strict=True):
+            result[position : position + values.size] = values
         return result
 
     def __iter__(self) -> Iterator[Event]:
@@ -143,7 +143,7 @@ class Timeline:
 
     def sheets(self) -> Iterator[OpRecords]:
         """Yield the ops but for transfers."""
-        ops, whole = list(self._ops()), np.zeros(1, np.int64)
+        ops, full = list(self._ops()), np.zeros(1, np.int64)
         local_ops = [k for k, (row, _) in enumerate(ops) if row.op.kind != "transfer"]
         kinds = op_kinds(ops[k] for k in local_ops)
         span = np.array([[0, self.end.max(initial=0)]], np.int64)
@@ -151,14 +151,14 @@ class Timeline:
             kinds,
             self.start[None, local_ops],
             self.end[None, local_ops],
-            whole,
+            full,
             "",
             "",
-            whole,
+            full,
             span,
         )
 
-    def wires(self) -> Iterator[MessageRecords]:
+    def messages(self) -> Iterator[MessageRecords]:
         """Yield the transfers by peer, in the order of time."""
         messages: dict[str, list[tuple[int, int, OpRow, str, Hashable]]] = {}
         often: dict[Hashable, int] = {}

@@ -40,13 +40,13 @@ TYPES = {
 
 
 def chakra_files(
-    lanes: Sequence[TracedDevices], meshes: Sequence[Mesh]
+    device_groups: Sequence[TracedDevices], meshes: Sequence[Mesh]
 ) -> Iterator[tuple[str, bytes]]:
     """Yield file names and contents: ``trace.RANK.et``, and ``comm_group.json``."""
-    tasks = [lane.tasks() for lane in lanes]
+    tasks = [lane.tasks() for lane in device_groups]
     ends = _Ends(meshes, tasks)
     groups = _Groups(meshes)
-    for lane, lane_tasks in zip(lanes, tasks, strict=True):
+    for lane, lane_tasks in zip(device_groups, tasks, strict=True):
         for device in lane.devices:
             yield f"trace.{device}.et", _file(lane_tasks, device, ends, groups)
     yield "comm_group.json", (json.dumps(groups.table, indent=1) + "\n").encode()
@@ -149,8 +149,8 @@ def _file(tasks: Sequence[Task], device: int, ends: _Ends, groups: _Groups) -> b
     """Return all nodes of a device. A message to several partners is a node for each."""
     nodes: list[bytes] = []
     spent_ps: dict[bool, int] = {True: 0, False: 0}
-    for place, task in enumerate(tasks):
-        first = 1 + place * ends.most
+    for position, task in enumerate(tasks):
+        first = 1 + position * ends.most
         computes = task.kind == "compute"
         before, spent_ps[computes] = spent_ps[computes], spent_ps[computes] + task.duration_ps
         micros = spent_ps[computes] // 1_000_000 - before // 1_000_000

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from tvm_distir.support import UsageError, write_whole
+from tvm_distir.support import UsageError, write_atomically
 
 
 def write_trace(path: str | Path, content: bytes | Callable[[BinaryIO], object]) -> None:
@@ -26,14 +26,14 @@ def write_trace(path: str | Path, content: bytes | Callable[[BinaryIO], object])
         DIST0153 when the file cannot be written.
     """
     try:
-        write_whole(path, content)
+        write_atomically(path, content)
     except OSError as err:
         raise UsageError(
             "DIST0153", f"the trace cannot be written: {err.strerror or err}",
-            place=str(path), remedy="Give a file in an existing, writable folder.",
+            location=str(path), remedy="Give a file in an existing, writable folder.",
         ) from err  # fmt: skip
 
 
-def trace_form(path: str | Path) -> str:
+def trace_format(path: str | Path) -> str:
     """Return the form of a trace by the ending of its path: ``pftrace`` or ``json``."""
     return "pftrace" if Path(path).suffix in (".pftrace", ".perfetto-trace") else "json"

@@ -43,58 +43,62 @@ _DEVICE, _HOST_OF_DEVICE = "\x00device\x00", "\x00host\x00"
 _TAIL = "\n]}\n"
 
 
-def chrome_trace(system: str, lanes: Sequence[TracedDevices]) -> Iterator[str]:
+def chrome_trace(system: str, device_groups: Sequence[TracedDevices]) -> Iterator[str]:
     """Yield the text of a file with the events of all lanes.
 
     Parameters
     ----------
     system : str
         Name of the system.
-    lanes : sequence of TracedDevices
+    device_groups : sequence of TracedDevices
     """
     about = {
         "displayTimeUnit": "ms",
         "deviceProperties": [
-            {"id": lane.devices[0], "name": system, "devices": list(lane.devices)} for lane in lanes
+            {"id": lane.devices[0], "name": system, "devices": list(lane.devices)}
+            for lane in device_groups
         ],
     }
-    rank = lanes[0].devices[0] if lanes else 0
-    yield _head(about, "tvm_distir", rank, lanes)
+    rank = device_groups[0].devices[0] if device_groups else 0
+    yield _head(about, "tvm_distir", rank, device_groups)
     separator = ""
-    for event in _chrome_events(lanes):
+    for event in _chrome_events(device_groups):
         yield separator + event
         separator = ",\n"
     yield _TAIL
 
 
-def hta_pages(lanes: Sequence[TracedDevices], finish_s: float) -> Iterator[tuple[str, str]]:
+def hta_pages(device_groups: Sequence[TracedDevices], finish_s: float) -> Iterator[tuple[str, str]]:
     """Yield the names and texts of the files of all ranks.
 
     Parameters
     ----------
-    lanes : sequence of TracedDevices
+    device_groups : sequence of TracedDevices
     finish_s : float
         End of the step.
     """
-    for lane in lanes:
+    for lane in device_groups:
         events = ",\n".join(_hta_events(lane, finish_s))
         for device in lane.devices:
             page = events.replace(json.dumps(_HOST_OF_DEVICE), str(_HOST + device))
             page = page.replace(json.dumps(_DEVICE), str(device))
             about = {"deviceProperties": [{"id": device, "name": lane.mesh}]}
             more = {"traceName": f"rank{device}"}
-            yield f"rank{device}.json", _head(about, "nccl", device, lanes, more) + page + _TAIL
+            yield (
+                f"rank{device}.json",
+                _head(about, "nccl", device, device_groups, more) + page + _TAIL,
+            )
 
 
 def _head(
     about: Mapping[str, Any],
     backend: str,
     rank: int,
-    lanes: Sequence[TracedDevices],
+    device_groups: Sequence[TracedDevices],
     more: Mapping[str, Any] = {},
 ) -> str:
     """Return the text in front of the events."""
-    count = sum(len(lane.devices) for lane in lanes)
+    count = sum(len(lane.devices) for lane in device_groups)
     ranks = {"backend": backend, "rank": rank, "world_size": count}
     head = {"schemaVersion": 1, **about, "distributedInfo": ranks, **more}
     return json.dumps(head)[:-1] + ', "traceEvents": [\n'
@@ -115,9 +119,9 @@ def _span(
     return json.dumps({**kind, "pid": pid, "tid": tid, **times, "args": args}, allow_nan=False)
 
 
-def _chrome_events(lanes: Sequence[TracedDevices]) -> Iterator[str]:
+def _chrome_events(device_groups: Sequence[TracedDevices]) -> Iterator[str]:
     numbers = itertools.count(1)
-    for lane in lanes:
+    for lane in device_groups:
         threads = _Threads()
         pid = lane.devices[0]
         for event in lane.events():
@@ -190,11 +194,11 @@ def _kernels(lane: TracedDevices) -> Iterator[_Kernel]:
                 name = kind.name if computes else _nccl(kind.name)
                 yield from _kernel(kind, name, _COMPUTE if computes else _COMM, start, end)
     receives = itertools.count(_RECV)
-    for wire in lane.wires():
-        stream = _SEND if wire.stream == "send" else next(receives)
-        times = zip(wire.start.tolist(), wire.end.tolist(), strict=True)
-        for kind, (start, end) in zip(wire.kinds, times, strict=True):
-            name = _COPIES.get(wire.stream) or _nccl(kind.name)
+    for sent in lane.messages():
+        stream = _SEND if sent.stream == "send" else next(receives)
+        times = zip(sent.start.tolist(), sent.end.tolist(), strict=True)
+        for kind, (start, end) in zip(sent.kinds, times, strict=True):
+            name = _COPIES.get(sent.stream) or _nccl(kind.name)
             yield from _kernel(kind, name, stream, start, end)
 
 

@@ -64,8 +64,8 @@ def _events(source: str | Path) -> Iterator[dict[str, Any]]:
         )
     yield from (event for event in events if event.get("name") != "process_sort_index")
     for pid in sorted({event["pid"] for event in events}):
-        place = {"sort_index": pid}
-        yield {"ph": "M", "pid": pid, "tid": 0, "name": "process_sort_index", "args": place}
+        position = {"sort_index": pid}
+        yield {"ph": "M", "pid": pid, "tid": 0, "name": "process_sort_index", "args": position}
 
 
 def _moved(event: dict[str, Any], label: str, number: int, count: int) -> dict[str, Any]:
@@ -78,5 +78,5 @@ def _moved(event: dict[str, Any], label: str, number: int, count: int) -> dict[s
     return {**event, "pid": pid, **({"args": args} if args else {})}
 
 
-def _wrong(place: str, problem: str, remedy: str) -> UsageError:
-    return UsageError("DIST0152", problem, place=place, remedy=remedy)
+def _wrong(location: str, problem: str, remedy: str) -> UsageError:
+    return UsageError("DIST0152", problem, location=location, remedy=remedy)

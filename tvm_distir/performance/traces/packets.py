@@ -81,11 +81,11 @@ class _Pattern:
         inner = tag(8, 0) + _PAD + _SEQUENCE + flags + tag(11, 2) + varint(len(body))
         front = tag(1, 2) + varint(len(inner) + len(body))
         self.bytes = front + inner + body
-        self.places = {"time": len(front) + 1}
+        self.positions = {"time": len(front) + 1}
         at = len(front) + len(inner)
         for name, piece, size in fields:
             at += len(piece)
-            self.places[name] = at - size
+            self.positions[name] = at - size
 
 
 _TRACK = ("track", tag(11, 0) + _SHORT, 4)
@@ -119,19 +119,19 @@ def pairs(
         Numbers of arrows, which begin here, or end here with ``receives``.
     """
     begin, end = _slice(0 if flow is None else 48 if receives else 47)
-    whole = np.frombuffer(begin.bytes + end.bytes, np.uint8)
-    template = np.tile(whole, (1, track.size, 1))
+    full = np.frombuffer(begin.bytes + end.bytes, np.uint8)
+    template = np.tile(full, (1, track.size, 1))
     at = len(begin.bytes)
-    put_padded(template, begin.places["track"], track[None], 4)
-    put_padded(template, at + end.places["track"], track[None], 4)
-    put_padded(template, begin.places["name"], name[None], 4)
-    put_padded(template, begin.places["note"], note[None], 4)
+    put_padded(template, begin.positions["track"], track[None], 4)
+    put_padded(template, at + end.positions["track"], track[None], 4)
+    put_padded(template, begin.positions["name"], name[None], 4)
+    put_padded(template, begin.positions["note"], note[None], 4)
     if flow is not None:
-        place = begin.places["flow"]
-        template[0, :, place : place + 8] = flow.astype("<u8")[:, None].view(np.uint8)
+        position = begin.positions["flow"]
+        template[0, :, position : position + 8] = flow.astype("<u8")[:, None].view(np.uint8)
     rows = np.tile(template, (len(start_ns), 1, 1))
-    put_padded(rows, begin.places["time"], start_ns)
-    put_padded(rows, at + end.places["time"], end_ns)
+    put_padded(rows, begin.positions["time"], start_ns)
+    put_padded(rows, at + end.positions["time"], end_ns)
     return rows
 
 
@@ -140,7 +140,7 @@ def counters(track: int, when_ns: Ints, values: Ints) -> Bytes:
     value = ("value", tag(30, 0) + _PAD, 8)
     pattern = _Pattern(b"", [("", integer(9, _COUNTER), 0), _TRACK, value])
     rows = np.tile(np.frombuffer(pattern.bytes, np.uint8), (values.size, 1))
-    put_padded(rows, pattern.places["track"], np.full(values.size, track), 4)
-    put_padded(rows, pattern.places["time"], when_ns)
-    put_padded(rows, pattern.places["value"], values)
+    put_padded(rows, pattern.positions["track"], np.full(values.size, track), 4)
+    put_padded(rows, pattern.positions["time"], when_ns)
+    put_padded(rows, pattern.positions["value"], values)
     return rows

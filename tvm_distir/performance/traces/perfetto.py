@@ -31,12 +31,12 @@ _TRACKS = 1 << 12
 _NAMES = {COMPUTE: "compute", COMM: "comm", SEND: "send"}
 
 
-def write_perfetto(lanes: Sequence[TracedDevices]) -> Callable[[BinaryIO], None]:
+def write_perfetto(device_groups: Sequence[TracedDevices]) -> Callable[[BinaryIO], None]:
     """Make the writer of the trace of lanes."""
 
     def fill(stream: BinaryIO) -> None:
         writer = _Writer(stream)
-        for number, lane in enumerate(lanes, 1):
+        for number, lane in enumerate(device_groups, 1):
             writer.lane(number * _TRACKS, lane)
 
     return fill
@@ -72,7 +72,7 @@ class _Writer:
             rows = np.concatenate([unit_rows for _, unit_rows in units])
             self._stream.write(rows[np.argsort(order, kind="stable")].tobytes())
         self._stream.writelines(row for _, row in sorted(runs, key=lambda pair: pair[0]))
-        self._wires(uuid, lane.wires())
+        self._messages(uuid, lane.messages())
         self._memory(uuid + MEMORY, uuid, lane.memory())
 
     def _sheet(self, uuid: int, sheet: OpRecords, runs: list[tuple[int, memoryview]]) -> set[int]:
@@ -90,7 +90,7 @@ class _Writer:
 
     def _units(self, uuid: int, sheet: OpRecords) -> Any:
         """Return the packets of the units themselves, (runs, 1, bytes)."""
-        word, args = sheet.unit, {"unit": sheet.unit, "place": sheet.place}
+        word, args = sheet.unit, {"unit": sheet.unit, "place": sheet.location}
         names = [f"{word} {micro}" if micro >= 0 else word for micro in sheet.micros.tolist()]
         duration = sheet.span[:, 1] - sheet.span[:, 0]
         notes = {time: self._note(args, time) for time in np.unique(duration).tolist()}
@@ -131,31 +131,31 @@ class _Writer:
         """Write the definitions of new numbers."""
         self._stream.write(interned(self._names.new(), self._notes.new()))
 
-    def _wires(self, uuid: int, wires: Iterable[MessageRecords]) -> None:
+    def _messages(self, uuid: int, messages: Iterable[MessageRecords]) -> None:
         """Write sends, and receives by peer, each with its arrow."""
         tracks: dict[str, int] = {}
         rows: dict[int, list[tuple[Ints, Any]]] = {}
-        for wire in wires:
-            if not wire.start.size:
+        for sent in messages:
+            if not sent.start.size:
                 continue
-            receives = wire.stream not in ("send", "store")
-            other = SEND if wire.stream == "send" else RECV + len(tracks)
-            track = tracks.setdefault(wire.stream, other)
-            duration = (wire.end - wire.start).tolist()
-            keys = [(id(kind), time) for kind, time in zip(wire.kinds, duration, strict=True)]
+            receives = sent.stream not in ("send", "store")
+            other = SEND if sent.stream == "send" else RECV + len(tracks)
+            track = tracks.setdefault(sent.stream, other)
+            duration = (sent.end - sent.start).tolist()
+            keys = [(id(kind), time) for kind, time in zip(sent.kinds, duration, strict=True)]
             notes = {
                 key: self._note(kind.args, key[1])
-                for key, kind in dict(zip(keys, wire.kinds, strict=True)).items()
+                for key, kind in dict(zip(keys, sent.kinds, strict=True)).items()
             }
-            ids = [(self._name(name), notes[key]) for name, key in zip(wire.names, keys)]
-            flows = [self._flows.setdefault(key, len(self._flows) + 1) for key in wire.flows]
+            ids = [(self._name(name), notes[key]) for name, key in zip(sent.names, keys)]
+            flows = [self._flows.setdefault(key, len(self._flows) + 1) for key in sent.flows]
             id_rows = np.array(ids, np.int64)
-            place = np.full(len(ids), uuid + track)
-            times = (wire.start[None] // NS, wire.end[None] // NS)
+            position = np.full(len(ids), uuid + track)
+            times = (sent.start[None] // NS, sent.end[None] // NS)
             pair_packets = pairs(
-                place, id_rows[:, 0], id_rows[:, 1], *times, np.array(flows), receives
+                position, id_rows[:, 0], id_rows[:, 1], *times, np.array(flows), receives
             )
-            rows.setdefault(track, []).append((wire.start, pair_packets[0]))
+            rows.setdefault(track, []).append((sent.start, pair_packets[0]))
         self._flush()
         for name, track in tracks.items():
             self._stream.write(descriptor(uuid + track, name, parent=uuid, rank=track))

@@ -32,9 +32,9 @@ def varint(value: int) -> bytes:
     return bytes(encoded)
 
 
-def tag(number: int, wire: int) -> bytes:
+def tag(number: int, wire_type: int) -> bytes:
     """Return the head of a field."""
-    return varint(number << 3 | wire)
+    return varint(number << 3 | wire_type)
 
 
 def integer(number: int, value: int) -> bytes:

@@ -55,7 +55,7 @@ class OpRecords:
         Places among all runs of the device.
     unit : str
         The name of a run; empty where it is the full step.
-    place : str
+    location : str
         The place of the unit.
     micros : int64 array (runs,)
         Micro-batch of each run; -1 of none.
@@ -68,7 +68,7 @@ class OpRecords:
     end: Ints
     order: Ints
     unit: str
-    place: str
+    location: str
     micros: Ints
     span: Ints
 
@@ -136,7 +136,7 @@ class TracedDevices:
     mesh : str
     devices : tuple of int
     sheets : callable giving an iterator of OpRecords
-    wires : callable giving an iterator of MessageRecords
+    messages : callable giving an iterator of MessageRecords
     tasks : callable giving a list of Task
         A function that returns the tasks of the devices, without times.
     memory : callable giving a sequence of (time_s, bytes)
@@ -148,7 +148,7 @@ class TracedDevices:
     mesh: str
     devices: tuple[int, ...]
     sheets: Callable[[], Iterator[OpRecords]]
-    wires: Callable[[], Iterator[MessageRecords]]
+    messages: Callable[[], Iterator[MessageRecords]]
     tasks: Callable[[], Sequence[Task]]
     memory: Callable[[], Sequence[tuple[float, int]]]
     events: Callable[[], Iterable[Event]]

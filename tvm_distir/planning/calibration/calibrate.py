@@ -135,12 +135,12 @@ def _refuse_unfit(system: System, rows: Sequence[AnyRow], fit_also: Sequence[str
         problem = "there are no rows" if not rows else f"the system {system.name} has no constants"
         raise SimulationError(
             "DIST0730", problem,
-            place="calibrate", remedy='Give rows, and a system with "constants".',
+            location="calibrate", remedy='Give rows, and a system with "constants".',
         )  # fmt: skip
     unknown = [name for name in fit_also if name not in LINKS and name not in MEANINGS]
     if unknown:
         raise SimulationError(
-            "DIST0730", f"{unknown[0]!r} cannot be fitted", place="calibrate",
+            "DIST0730", f"{unknown[0]!r} cannot be fitted", location="calibrate",
             remedy=f"Known: {', '.join([*FIXED, *LINKS])}.",
         )  # fmt: skip
 
@@ -161,7 +161,7 @@ class _Work:
         if not possible:
             raise SimulationError(
                 "DIST0730", f"all {len(rows)} rows are faster than the peak of the device",
-                place="calibrate",
+                location="calibrate",
                 remedy="Check the units of the times, and the peaks of the system.",
             )  # fmt: skip
         self.model.keep(possible)

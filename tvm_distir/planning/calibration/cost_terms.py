@@ -98,7 +98,7 @@ class StepCostTerms:
         self._costs = OpCosts(program, system)
         self._functions: dict[tuple[str, int], CostTerms] = {}
         self._edges: dict[Hashable, CostTerms] = {}
-        self._phases = [unit_phases(role, staged.schedule) for role in staged.roles]
+        self._phases = [unit_phases(role, staged.schedule) for role in staged.stage_kinds]
 
     @functools.cached_property
     def steps(self) -> StageSteps:
@@ -109,7 +109,7 @@ class StepCostTerms:
         """Return the phases of a unit on the rank of its stage, in turn, with their parts."""
         number = self.staged.stages[stage].role
         rank = self.staged.schedule.rank_of[stage]
-        phases = map(self.staged.roles[number].phase, self._phases[number].get(name, ()))
+        phases = map(self.staged.stage_kinds[number].phase, self._phases[number].get(name, ()))
         return [(phase, self._function(phase.function, rank)) for phase in phases if phase]
 
     def known(self) -> list[CostTerms]:

@@ -16,7 +16,7 @@ from tvm_distir.performance import RankWalk
 
 from .cost_terms import CostTerms, StepCostTerms
 
-Price = Callable[[CostTerms], float]
+CostFunction = Callable[[CostTerms], float]
 
 
 class _Event(NamedTuple):
@@ -28,10 +28,10 @@ class _Event(NamedTuple):
 class _Walk(RankWalk[int]):
     """Event-by-event run of a step: tokens are events."""
 
-    def __init__(self, parts: StepCostTerms, price: Price) -> None:
+    def __init__(self, parts: StepCostTerms, cost: CostFunction) -> None:
         self.steps = parts.steps
         super().__init__(self.steps.kinds.maps, self.steps.units, 0, 0)
-        self.parts, self.price = parts, price
+        self.parts, self.price = parts, cost
         self.events = [_Event(0.0, -1, -1)]
         self.work: list[CostTerms] = []
         self._number: dict[int, tuple[int, float]] = {}
@@ -80,18 +80,18 @@ class _Walk(RankWalk[int]):
         return max(first, second, key=self._end)
 
 
-def longest_path(parts: StepCostTerms, price: Price) -> tuple[float, CostTerms]:
+def longest_path(parts: StepCostTerms, cost: CostFunction) -> tuple[float, CostTerms]:
     """Return the time of a step, and the parts on its critical path.
 
     Parameters
     ----------
     parts : StepCostTerms
-    price : callable
+    cost : callable
         Seconds of parts that run in sequence.
     """
-    walk = _Walk(parts, price)
+    walk = _Walk(parts, cost)
     time_s, counts = walk.path()
-    whole = CostTerms()
+    total = CostTerms()
     for number, count in counts.items():
-        whole.add(walk.work[number], count)
-    return time_s, whole
+        total.add(walk.work[number], count)
+    return time_s, total

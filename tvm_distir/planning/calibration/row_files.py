@@ -82,79 +82,87 @@ def read_rows(path: str | Path, measured: bool = True) -> Sequence[AnyRow]:
         if is_misplaced(name, known) or name in _GPT_COLUMNS | _STEP_COLUMNS | _PRODUCT_COLUMNS:
             problem = f'these rows have no column "{shortened(name)}"'
             raise _wrong(f"{path}:1", problem, nearest(name, known))
-    for place, row in records:
+    for position, row in records:
         if None in row or None in row.values():
-            raise _wrong(place, "its values are not as many as the columns", "Give each a value.")
-    return [make(row, place, measured) for place, row in records]
+            raise _wrong(
+                position, "its values are not as many as the columns", "Give each a value."
+            )
+    return [make(row, position, measured) for position, row in records]
 
 
-def _step(row: Mapping[str, str], place: str, measured: bool) -> StepRow:
-    sizes = [(axis, _integer(row, (axis,), "1", place)) for axis in _AXES]
+def _step(row: Mapping[str, str], location: str, measured: bool) -> StepRow:
+    sizes = [(axis, _integer(row, (axis,), "1", location)) for axis in _AXES]
     return StepRow(
         row["model"],
         row.get("strategy") or "",
         tuple((axis, size) for axis, size in sizes if size > 1),
         row.get("loss") or "cross_entropy",
         row.get("optimizer") or "sgd",
-        _time(row, TIME, place, measured) * 1e-3,
+        _time(row, TIME, location, measured) * 1e-3,
     )
 
 
-def _product(row: Mapping[str, str], place: str, measured: bool) -> ProductRow:
-    m, k, n = (_integer(row, (name,), None, place) for name in "mkn")
+def _product(row: Mapping[str, str], location: str, measured: bool) -> ProductRow:
+    m, k, n = (_integer(row, (name,), None, location) for name in "mkn")
     dtype = row.get("dtype") or "float16"
     out = row.get("out_dtype") or dtype
     for name in (dtype, out):
         if name not in BYTES:
-            raise _wrong(place, f"the type {name!r}", f"Known: {', '.join(BYTES)}.")
-    accumulate = _integer(row, ("accumulate",), "0", place, 0)
+            raise _wrong(location, f"the type {name!r}", f"Known: {', '.join(BYTES)}.")
+    accumulate = _integer(row, ("accumulate",), "0", location, 0)
     return ProductRow(
-        m, k, n, dtype, out, accumulate, _time(row, PRODUCT_TIME, place, measured) * 1e-6
+        m, k, n, dtype, out, accumulate, _time(row, PRODUCT_TIME, location, measured) * 1e-6
     )
 
 
-def _gpt(row: Mapping[str, str], place: str, measured: bool) -> MeasuredStep:
+def _gpt(row: Mapping[str, str], location: str, measured: bool) -> MeasuredStep:
     values: dict[str, int] = {}
     for key, names in _NAMES.items():
         default = "1" if key == "dp" else None
-        values[key] = _integer(row, names, default, place)
+        values[key] = _integer(row, names, default, location)
     for key, (names, value) in _OTHERS.items():
-        values[key] = _integer(row, names, str(value), place, min(value, 1))
+        values[key] = _integer(row, names, str(value), location, min(value, 1))
     count = values["dp"] * values["micro_batch"]
     if values["global_batch"] % count:
         raise _wrong(
-            place, f"global_batch {values['global_batch']} is not a multiple of {count}",
+            location, f"global_batch {values['global_batch']} is not a multiple of {count}",
             "Count the sequences of all replicas and micro-batches.",
         )  # fmt: skip
     recompute = row.get("recompute") or "full"
     if recompute not in _POLICIES:
-        raise _wrong(place, f"recompute is {recompute!r}", "Give none, selective or full.")
+        raise _wrong(location, f"recompute is {recompute!r}", "Give none, selective or full.")
     policy = _POLICIES[recompute]
-    return MeasuredStep(**values, recompute=policy, time_s=_time(row, TIME, place, measured) * 1e-3)
+    return MeasuredStep(
+        **values, recompute=policy, time_s=_time(row, TIME, location, measured) * 1e-3
+    )
 
 
-def _time(row: Mapping[str, str], column: str, place: str, measured: bool) -> float:
+def _time(row: Mapping[str, str], column: str, location: str, measured: bool) -> float:
     if not measured:
         return 0.0
     text = row.get(column) or ""
     seconds = parse_float(text)
     if not 0.0 < seconds < float("inf"):
         unit = "milliseconds" if column == TIME else "microseconds"
-        raise _wrong(place, f"{column} is {text!r}", f"Give {unit}.")
+        raise _wrong(location, f"{column} is {text!r}", f"Give {unit}.")
     return seconds
 
 
 def _integer(
-    row: Mapping[str, str], names: tuple[str, ...], default: str | None, place: str, least: int = 1
+    row: Mapping[str, str],
+    names: tuple[str, ...],
+    default: str | None,
+    location: str,
+    least: int = 1,
 ) -> int:
     text = next((row[name] for name in names if row.get(name)), default)
     number = parse_float(text or "")
     if not number.is_integer():  # nor infinite
-        raise _wrong(place, f"{names[0]} is {text!r}", "Give an integer.")
+        raise _wrong(location, f"{names[0]} is {text!r}", "Give an integer.")
     if number < least:
-        raise _wrong(place, f"{names[0]} is {int(number)}", f"Give {least} or more.")
+        raise _wrong(location, f"{names[0]} is {int(number)}", f"Give {least} or more.")
     return int(number)
 
 
-def _wrong(place: str, problem: str, remedy: str) -> SimulationError:
-    return SimulationError("DIST0730", problem, place=place, remedy=remedy)
+def _wrong(location: str, problem: str, remedy: str) -> SimulationError:
+    return SimulationError("DIST0730", problem, location=location, remedy=remedy)

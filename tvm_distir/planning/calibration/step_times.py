@@ -50,11 +50,11 @@ class StepSums:
         The cost terms of each step.
     """
 
-    def __init__(self, ways: Sequence[CostTerms]) -> None:
-        self.count = len(ways)
+    def __init__(self, terms: Sequence[CostTerms]) -> None:
+        self.count = len(terms)
         kernels, bodies, collectives = _Table(), _Table(), _Table()
         uses, moves, marks = [], [], []
-        for row, way in enumerate(ways):
+        for row, way in enumerate(terms):
             uses += [(row, bodies.number(body), n) for body, n in way.bodies.items()]
             moves += [
                 (row, collectives.number(collective), n)
@@ -92,15 +92,15 @@ class StepSums:
         kernel = np.zeros(self._flops.size)
         for kind, selected in self._of_kind:
             rate = system.rate(*kind)
-            kernel[selected] = rate.spent_s(self._flops[selected], self._bytes[selected]).whole
+            kernel[selected] = rate.spent_s(self._flops[selected], self._bytes[selected]).total
         device = self._bodies(kernel)
         host = host_time_s(system, HOST, self._launches)
         row, body, count = self._uses
         times = np.bincount(row, np.maximum(device, host)[body] * count, self.count)
         row, collective, count = self._moves
         if row.size:
-            wire = np.array([collective_s(system, c) for c in self._collectives])
-            times = times + np.bincount(row, wire[collective] * count, self.count)
+            sent = np.array([collective_s(system, c) for c in self._collectives])
+            times = times + np.bincount(row, sent[collective] * count, self.count)
         for name, many in self._marks.items():
             times = times + host_time_s(system, name, many)
         return np.asarray(times, np.float64)

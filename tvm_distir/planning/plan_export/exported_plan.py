@@ -61,7 +61,7 @@ class ExportedPlan:
         The only mesh; of a pipeline, that of a stage.
     parameters : tuple of PlacedParameter
         Inputs, weights and states; of a pipeline, those of all stages.
-    roles : mapping of str to str
+    uses : mapping of str to str
         The role of each axis with several devices.
     zero_stage : int
         What the axes of role ``zero`` shard: 1 optimizer states, 2 gradients too, 3 weights too.
@@ -76,7 +76,7 @@ class ExportedPlan:
     plan: Plan
     mesh: MeshSpec
     parameters: tuple[PlacedParameter, ...]
-    roles: dict[str, str]
+    uses: dict[str, str]
     zero_stage: int = 0
     sequence: bool = False
     context_state: bool = False
@@ -92,10 +92,10 @@ class ExportedPlan:
             if not parameter.is_data and parameter.name.rpartition(".")[0] not in names
         )
 
-    def degree(self, role: str) -> int:
+    def degree(self, use: str) -> int:
         """Return the number of devices over all axes of a role."""
         return math.prod(
-            self.mesh.axes[axis] for axis, axis_role in self.roles.items() if axis_role == role
+            self.mesh.axes[axis] for axis, axis_use in self.uses.items() if axis_use == use
         )
 
     @property
@@ -103,20 +103,20 @@ class ExportedPlan:
         """Return the number of devices that divide the experts."""
         return math.prod(self.mesh.axes[axis] for axis in self.expert_axes)
 
-    def axis_of(self, role: str) -> str | None:
+    def axis_of(self, use: str) -> str | None:
         """Return the only axis of a role, None for none (PlanError DIST0241 for several)."""
-        axes = [axis for axis, axis_role in self.roles.items() if axis_role == role]
+        axes = [axis for axis, axis_use in self.uses.items() if axis_use == use]
         if len(axes) > 1:
             raise unsupported(
-                f"the axes {' and '.join(axes)} both are of {role} parallelism",
+                f"the axes {' and '.join(axes)} both are of {use} parallelism",
                 "Join them to a single mesh axis.",
             )
         return axes[0] if axes else None
 
 
-def unsupported(problem: str, remedy: str, place: str = "export_plan") -> PlanError:
+def unsupported(problem: str, remedy: str, location: str = "export_plan") -> PlanError:
     """Return the error for what a format cannot express."""
-    return PlanError("DIST0241", problem, place=place, remedy=remedy)
+    return PlanError("DIST0241", problem, location=location, remedy=remedy)
 
 
 def placed_parameters(mod: ir.IRModule, plan: Plan) -> tuple[PlacedParameter, ...]:

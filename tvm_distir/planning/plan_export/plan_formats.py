@@ -13,7 +13,7 @@ from tvm_distir.core.plan import PlanLike, as_plan
 from tvm_distir.support import UsageError, nearest
 from tvm_distir.transforms import fused_for
 
-from .axis_roles import describe
+from .axis_uses import describe
 from .exported_plan import ExportedPlan, placed
 from .python_code import dtensor_code, jax_code
 from .trainer_options import deepspeed_config, megatron_options, torchtitan_options
@@ -77,7 +77,7 @@ def export_plan(mod: ir.IRModule, plan: PlanLike, form: str) -> str:
     if form not in PLAN_FORMATS:
         raise UsageError(
             "DIST0152", f'there is no format "{form}"',
-            place="export_plan", remedy=nearest(form, PLAN_FORMATS),
+            location="export_plan", remedy=nearest(form, PLAN_FORMATS),
         )  # fmt: skip
     facts, plan = placed if form == "jax" else describe, as_plan(plan, mod)
     mod = fused_for(mod, plan)

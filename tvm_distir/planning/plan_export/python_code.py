@@ -11,7 +11,7 @@ from tvm import ir
 
 from tvm_distir.core.plan import NONE, PartitionSpec
 
-from .axis_roles import CONTEXT, DATA, TENSOR, ZERO, check_megatron
+from .axis_uses import CONTEXT, DATA, TENSOR, ZERO, check_megatron
 from .exported_plan import ExportedPlan, PlacedParameter, unsupported
 
 _SHOWN = 3
@@ -157,9 +157,9 @@ def _check_dtensor(exported: ExportedPlan) -> None:
             f'the axis "{exported.expert_axes[0]}" divides experts, for which PyTorch has no style',
             "Use the format megatron, torchtitan or deepspeed.",
         )
-    for axis, role in exported.roles.items():
-        if role == CONTEXT or (role == ZERO and exported.zero_stage < 3):
-            context = role == CONTEXT
+    for axis, use in exported.uses.items():
+        if use == CONTEXT or (use == ZERO and exported.zero_stage < 3):
+            context = use == CONTEXT
             subject = "shards of the sequence" if context else "sharded optimizer states alone"
             raise unsupported(
                 f'{subject} (axis "{axis}") are not expressed by parallelize_module and '

@@ -11,11 +11,11 @@ from tvm import ir
 
 from tvm_distir.core.plan import FULL, MEGATRON, NONE, SELECTIVE, Schedule
 
-from .axis_roles import CONTEXT, DATA, TENSOR, ZERO, check_megatron, context_form
+from .axis_uses import CONTEXT, DATA, TENSOR, ZERO, check_megatron, context_method
 from .exported_plan import ExportedPlan, unsupported
 
 _SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B"}
-_CONTEXT_FORMS = {"ring": "p2p", "all_to_all": "a2a", "gather": "all_gather"}
+_CONTEXT_METHODS = {"ring": "p2p", "all_to_all": "a2a", "gather": "all_gather"}
 _ROTATIONS = {"ring": "alltoall", "gather": "allgather"}
 """Forms of ``context_parallel`` in torchtitan, whose keys and values move by an all-to-all."""
 _TORCHTITAN_CHUNKS = 2
@@ -41,7 +41,7 @@ def megatron_options(mod: ir.IRModule, exported: ExportedPlan) -> str:
         "tensor-model-parallel-size": exported.degree(TENSOR),
         "sequence-parallel": exported.sequence,
         "context-parallel-size": contexts,
-        "cp-comm-type": contexts > 1 and _CONTEXT_FORMS[context_form(mod, exported)],
+        "cp-comm-type": contexts > 1 and _CONTEXT_METHODS[context_method(mod, exported)],
         "expert-model-parallel-size": exported.expert_axes and exported.expert_degree,
         "pipeline-model-parallel-size": staged and staged.stages,
         "num-virtual-stages-per-pipeline-rank": staged and staged.chunks,
@@ -51,8 +51,8 @@ def megatron_options(mod: ir.IRModule, exported: ExportedPlan) -> str:
     options = [option for name, size in sizes.items() for option in _option(name, size)]
     batch = _batch(exported)
     if batch is not None:
-        micro, whole = batch
-        options += [f"--micro-batch-size {micro}", f"--global-batch-size {whole}"]
+        micro, global_batch = batch
+        options += [f"--micro-batch-size {micro}", f"--global-batch-size {global_batch}"]
     policy = _policy(exported)
     if policy == FULL:
         options += ["--recompute-granularity full", "--recompute-method uniform",
@@ -97,11 +97,11 @@ def _check_instances(exported: ExportedPlan) -> None:
     Each instance of the distributed optimizer of Megatron-LM shards its states over consecutive
     ranks of data and context parallelism, so that instances are along major axes.
     """
-    roles = {axis: exported.roles[axis] for axis in exported.mesh.axes if axis in exported.roles}
-    ranks = [axis for axis, role in roles.items() if role in (DATA, ZERO, CONTEXT)]
-    replicas = [axis for axis in ranks if roles[axis] == DATA]
+    uses = {axis: exported.uses[axis] for axis in exported.mesh.axes if axis in exported.uses}
+    ranks = [axis for axis, use in uses.items() if use in (DATA, ZERO, CONTEXT)]
+    replicas = [axis for axis in ranks if uses[axis] == DATA]
     if ranks[: len(replicas)] != replicas:
-        minor = next(axis for axis in reversed(ranks) if roles[axis] == DATA)
+        minor = next(axis for axis in reversed(ranks) if uses[axis] == DATA)
         raise unsupported(
             f'its distributed optimizer shards states over consecutive ranks, and "{minor}", which '
             "replicates them, is not a major axis",
@@ -124,8 +124,8 @@ def torchtitan_options(mod: ir.IRModule, exported: ExportedPlan) -> str:
     _check_no_recomputation(
         exported, "torchtitan chooses recomputation in the configuration of the model", "set"
     )
-    replicas = [axis for axis, role in exported.roles.items() if role == DATA]
-    if exported.roles and list(exported.roles)[: len(replicas)] != replicas:
+    replicas = [axis for axis, use in exported.uses.items() if use == DATA]
+    if exported.uses and list(exported.uses)[: len(replicas)] != replicas:
         raise unsupported(
             "its ranks that share the training state are consecutive",
             f"Put {' and '.join(replicas)} first in the mesh.",
@@ -137,7 +137,7 @@ def torchtitan_options(mod: ir.IRModule, exported: ExportedPlan) -> str:
         "context_parallel_degree": exported.degree(CONTEXT),
     }
     if exported.degree(CONTEXT) > 1:
-        form = context_form(mod, exported)
+        form = context_method(mod, exported)
         if form not in _ROTATIONS:
             raise unsupported(
                 f'torchtitan has no context parallelism of the form "{form}"',
@@ -179,7 +179,7 @@ def _torchtitan_stages(schedule: Schedule) -> dict[str, int | str]:
 
 def _check_torchtitan_experts(exported: ExportedPlan) -> None:
     """Refuse (DIST0241) experts over ranks that do not store the other weights in parts."""
-    if any(exported.roles[axis] != ZERO for axis in exported.expert_axes):
+    if any(exported.uses[axis] != ZERO for axis in exported.expert_axes):
         axes = "/".join(exported.expert_axes)
         raise unsupported(
             "torchtitan stores the other weights in parts over the ranks of expert parallelism",
@@ -204,7 +204,7 @@ def deepspeed_config(mod: ir.IRModule, exported: ExportedPlan) -> str:
         raise unsupported("its JSON has no sequence parallelism", "Use the format megatron.")
     if exported.sequence:
         raise unsupported("AutoTP does not shard activations", "Use megatron without sequence=1.")
-    if DATA in exported.roles.values() and ZERO in exported.roles.values():
+    if DATA in exported.uses.values() and ZERO in exported.uses.values():
         raise unsupported("ZeRO shards over all replicas", "Use zero on all axes of the batch.")
     check_megatron(mod, exported)
     config: dict[str, Any] = {"zero_optimization": {"stage": exported.zero_stage}}

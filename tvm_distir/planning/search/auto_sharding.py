@@ -14,7 +14,7 @@ from tvm_distir.core.passes import AnnotateSharding
 from tvm_distir.core.plan import DEFAULT_MESH, MeshSpec, Plan
 from tvm_distir.core.propagation import Decision, PlacedModule, labels_of_decision
 from tvm_distir.core.rewriting import gc_paused
-from tvm_distir.hardware import PICOSECONDS, Labeller, MeshPriceCache, System, on_stages, plan_of
+from tvm_distir.hardware import PICOSECONDS, Labeller, MeshCostCache, System, on_stages, plan_of
 from tvm_distir.performance import Program, export
 from tvm_distir.support import PlanError
 from tvm_distir.transforms import pipeline
@@ -33,7 +33,7 @@ class ShardedCandidate:
     meshes : tuple of MeshSpec
         The meshes, several where stages have different meshes.
     system : System
-    price_ps : int
+    cost_ps : int
         The cost of a run: work, and all communication that counts, in sequence.
     bound_ps : int
         No sharding assignment of the module on this mesh is cheaper.
@@ -53,7 +53,7 @@ class ShardedCandidate:
     annotated: ir.IRModule
     meshes: tuple[MeshSpec, ...]
     system: System
-    price_ps: int
+    cost_ps: int
     bound_ps: int
     decision: Decision
     peak_bytes: int
@@ -64,17 +64,17 @@ class ShardedCandidate:
     @property
     def price_s(self) -> float:
         """Return the cost in seconds."""
-        return self.price_ps / PICOSECONDS
+        return self.cost_ps / PICOSECONDS
 
     @property
     def gap(self) -> float:
         """Return the relative optimality gap of the cost; 0 if it is proved optimal."""
-        return (self.price_ps - self.bound_ps) / self.price_ps if self.price_ps else 0.0
+        return (self.cost_ps - self.bound_ps) / self.cost_ps if self.cost_ps else 0.0
 
     @property
     def status(self) -> str:
         """Return ``exact`` where the cost is the minimum, else ``gap``."""
-        return "exact" if self.price_ps <= self.bound_ps else "gap"
+        return "exact" if self.cost_ps <= self.bound_ps else "gap"
 
     def distribute(self) -> ir.IRModule:
         """Return the module on the devices: level 5, as ``td.distribute`` gives it."""
@@ -160,11 +160,11 @@ def labeller_of(
     mesh: MeshLike,
     system: System | str,
     fixed: Plan | None = None,
-    prices: MeshPriceCache | None = None,
+    mesh_costs: MeshCostCache | None = None,
 ) -> PlanLabeller:
     """Return the solver of a module; arguments as for :func:`auto_shard`.
 
-    ``prices`` are the costs on meshes of the system, shared with solvers of other modules.
+    ``mesh_costs`` are the costs on meshes of the system, shared with solvers of other modules.
     """
     resolved = System.required(system)
     plan = on_stages(mod, fixed or Plan(_specs(mesh)))
@@ -175,10 +175,10 @@ def labeller_of(
                 "DIST0237",
                 f"{len(meshes(annotated))} meshes, and placements are requested on "
                 f"{len(plan.meshes)}",
-                place="auto_shard",
+                location="auto_shard",
                 remedy="Split the model into stages, and shard each automatically.",
             )
-    return PlanLabeller(annotated, resolved, plan, prices)
+    return PlanLabeller(annotated, resolved, plan, mesh_costs)
 
 
 def _specs(mesh: MeshLike) -> tuple[MeshSpec, ...]:
@@ -198,21 +198,21 @@ class PlanLabeller:
     system : System
     fixed : Plan
         The plan whose rules are annotated, with the meshes.
-    prices : MeshPriceCache, optional
+    mesh_costs : MeshPriceCache, optional
         The costs on meshes of the system, shared with solvers of other modules.
     """
 
     def __init__(
-        self, mod: ir.IRModule, system: System, fixed: Plan, prices: MeshPriceCache | None = None
+        self, mod: ir.IRModule, system: System, fixed: Plan, mesh_costs: MeshCostCache | None = None
     ) -> None:
         self.mod, self.system, self.fixed = mod, system, fixed
-        self.labeller = Labeller(mod, system, prices)
+        self.labeller = Labeller(mod, system, mesh_costs)
 
     def run(self, gap: float, memory_bytes: int | None, hidden: float = 0.0) -> ShardedCandidate:
         """Shard every public function; arguments as for :func:`auto_shard`."""
         solution = self.labeller.run(gap, memory_bytes, hidden)
         return ShardedCandidate(
-            self.mod, self.fixed.meshes, self.system, solution.price_ps, solution.bound_ps,
+            self.mod, self.fixed.meshes, self.system, solution.cost_ps, solution.bound_ps,
             solution.decision, solution.peak_bytes, solution.entries_ps, self.labeller.module,
             self.fixed,
         )  # fmt: skip

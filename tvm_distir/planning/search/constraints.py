@@ -58,13 +58,13 @@ class Constraints:
         if self.stage_devices not in (EQUAL, ANY):
             raise UsageError(
                 "DIST0152", f'"{shortened(self.stage_devices)}" is neither {EQUAL} nor {ANY}',
-                place="stage_devices", remedy=nearest(self.stage_devices, (EQUAL, ANY)),
+                location="stage_devices", remedy=nearest(self.stage_devices, (EQUAL, ANY)),
             )  # fmt: skip
         if self.stage_devices == ANY and self.keep is not None:
             raise UsageError(
                 "DIST0151",
                 "a fixed plan names placements on a single mesh, and stages may have several",
-                place="stage_devices", remedy=f'Remove the plan, or choose "{EQUAL}".',
+                location="stage_devices", remedy=f'Remove the plan, or choose "{EQUAL}".',
             )  # fmt: skip
         fixed = [name for mesh in (self.keep.meshes if self.keep else ()) for name in mesh.axes]
         for option, names in (
@@ -77,5 +77,5 @@ class Constraints:
                 if name not in self.axes:
                     raise UsageError(
                         "DIST0152", f'there is no axis "{name}" among {", ".join(self.axes)}',
-                        place=option, remedy=nearest(name, self.axes),
+                        location=option, remedy=nearest(name, self.axes),
                     )  # fmt: skip

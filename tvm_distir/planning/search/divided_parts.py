@@ -48,12 +48,12 @@ def parts_text(module: ir.IRModule, plan: Plan) -> str:
                 continue
             kind = "data" if position in data else "states" if text in states else "weights"
             size = size_bytes(static_shape(var.ty) or (), str(var.ty.dtype))
-            form: Any = [-1 if label is None else label for label in placement]
-            part = shard_bytes(size, sizes, form)
+            labels: Any = [-1 if label is None else label for label in placement]
+            part = shard_bytes(size, sizes, labels)
             if kind != "data":
                 totals[kind][0] += size
                 totals[kind][1] += part
             elif part * totals[kind][0] < size * totals[kind][1] or not totals[kind][1]:
                 totals[kind] = [size, part]
-    counts = {kind: round(whole / part) for kind, (whole, part) in totals.items() if part}
+    counts = {kind: round(full / part) for kind, (full, part) in totals.items() if part}
     return " ".join(f"{kind}/{n}" for kind, n in counts.items() if n > 1) or "replicated"

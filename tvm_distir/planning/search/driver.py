@@ -161,7 +161,7 @@ def _check_counts(enumeration: Enumeration) -> None:
         raise UsageError(
             "DIST0151",
             "micro-batches require a training step of a model whose batch can be divided",
-            place="micro_batches",
+            location="micro_batches",
             remedy="Pass train= (--train) and a model of any batch, or remove them.",
         )
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tvm_distir.hardware import PICOSECONDS, MeshPrices, System
+from tvm_distir.hardware import PICOSECONDS, MeshCosts, System
 from tvm_distir.support import memoized
 
 from .candidates import BATCH, Axes, Candidate
@@ -77,13 +77,13 @@ class Estimator:
 
     def of(self, candidate: Candidate, table: Layers) -> Estimate:
         """Return the fastest estimate that fits, or the smallest where none does."""
-        estimates = [self._cut(candidate, table, zero) for zero in self.ways(candidate)]
+        estimates = [self._cut(candidate, table, zero) for zero in self.zero_stages(candidate)]
         fitting = [x for x in estimates if x.peak_bytes <= self.limit]
         if fitting:
             return min(fitting, key=lambda x: x.time_s)
         return min(estimates, key=lambda x: x.peak_bytes)
 
-    def ways(self, candidate: Candidate) -> tuple[int, ...]:
+    def zero_stages(self, candidate: Candidate) -> tuple[int, ...]:
         """Return which of :data:`ZERO` differ for a candidate."""
         if dict(candidate.axes).get(BATCH, 1) == 1:
             return ZERO[:1]
@@ -152,11 +152,11 @@ class Estimator:
         parts = mesh.get(BATCH, 1)
         if parts == 1:
             return step_ps
-        price, axis = self._prices_of(candidate.axes).collective_ps, list(mesh).index(BATCH)
+        cost, axis = self._costs_of(candidate.axes).collective_ps, list(mesh).index(BATCH)
         if zero == 1:
-            return step_ps + price("all_reduce", weights, axis)
-        gather = price("all_gather", weights, axis)
-        sent = price("reduce_scatter", weights // parts, axis)
+            return step_ps + cost("all_reduce", weights, axis)
+        gather = cost("all_gather", weights, axis)
+        sent = cost("reduce_scatter", weights // parts, axis)
         if zero == 2:
             return max(step_ps, candidate.micro_batches * sent) + gather
         return max(step_ps, candidate.micro_batches * (2 * gather + sent))
@@ -166,13 +166,13 @@ class Estimator:
         mesh = dict(candidate.axes)
         if mesh.get(BATCH, 1) == 1:
             return 0
-        return self._prices_of(candidate.axes).collective_ps(
+        return self._costs_of(candidate.axes).collective_ps(
             "all_reduce", weights, list(mesh).index(BATCH)
         )
 
     @memoized
-    def _prices_of(self, axes: Axes) -> MeshPrices:
-        return MeshPrices(self.system, Candidate(axes).mesh.device_mesh())
+    def _costs_of(self, axes: Axes) -> MeshCosts:
+        return MeshCosts(self.system, Candidate(axes).mesh.device_mesh())
 
 
 def in_flight(candidate: Candidate, rank: int) -> int:

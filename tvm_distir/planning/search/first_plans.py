@@ -96,7 +96,7 @@ def _updates_weights(trials: Trials) -> bool:
 
 
 def _start(
-    trials: Trials, enumeration: Enumeration, name: str, whole: Candidate
+    trials: Trials, enumeration: Enumeration, name: str, full: Candidate
 ) -> Candidate | None:
     """Return the first number of micro-batches to simulate; None where no number can fit.
 
@@ -106,13 +106,13 @@ def _start(
     enumeration : Enumeration
     name : str
         The strategy by whose memory the number is estimated.
-    whole : Candidate
+    full : Candidate
         The batch at once.
     """
-    if enumeration.with_more_micro_batches(whole, 1.0) is None:
-        return whole
+    if enumeration.with_more_micro_batches(full, 1.0) is None:
+        return full
     try:
-        params, peak = _estimated_bytes(trials, name, whole)
+        params, peak = _estimated_bytes(trials, name, full)
     except InternalError:
         raise
     except DistIRError:  # the strategy is not for this model, or not for so many devices
@@ -120,7 +120,7 @@ def _start(
     if params > trials.limit:
         return None
     excess = peak / (ESTIMATE_EXCESS * trials.limit)
-    return whole if excess <= 1 else enumeration.with_more_micro_batches(whole, excess)
+    return full if excess <= 1 else enumeration.with_more_micro_batches(full, excess)
 
 
 def _fitting(

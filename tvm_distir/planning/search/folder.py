@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tvm_distir.core.plan import Plan
-from tvm_distir.support import OutputRecord, UsageError, write_whole
+from tvm_distir.support import OutputRecord, UsageError, write_atomically
 
 from .candidates import Candidate
 from .result import SOLVED, CandidateRow, SearchResult
@@ -63,7 +63,7 @@ class Folder:
             raise self._other(f"contains no search: {ROWS} is missing", "Remove --resume.")
 
     def _other(self, problem: str, remedy: str) -> UsageError:
-        return UsageError("DIST0151", f"{self.path} {problem}", place="-o", remedy=remedy)
+        return UsageError("DIST0151", f"{self.path} {problem}", location="-o", remedy=remedy)
 
     def _read(self, rows: Path, resume: bool) -> None:
         """Take the rows of a search before.
@@ -152,7 +152,7 @@ class Folder:
     def _write(self, path: Path, text: str) -> None:
         """Write a file completely or not at all."""
         try:
-            write_whole(path, text)
+            write_atomically(path, text)
         except OSError as error:
             raise _unwritable(path, error) from error
 
@@ -160,5 +160,5 @@ class Folder:
 def _unwritable(path: Path, error: OSError) -> UsageError:
     return UsageError(
         "DIST0153", f"{path} cannot be written: {error.strerror or error}",
-        place="-o", remedy="Give an existing, writable folder.",
+        location="-o", remedy="Give an existing, writable folder.",
     )  # fmt: skip

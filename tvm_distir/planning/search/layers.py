@@ -158,8 +158,8 @@ def _stage_bytes(
 
 def _local_bytes(labelled: ShardedCandidate, inst: Instance, v: int) -> int:
     """Return the bytes of a device's part of a value as it is produced."""
-    form = labelled.decision.value_form(inst, v)
-    return shard_bytes(inst.graph.values[v].size_bytes, labelled.meshes[0].shape, form)
+    layout = labelled.decision.value_layout(inst, v)
+    return shard_bytes(inst.graph.values[v].size_bytes, labelled.meshes[0].shape, layout)
 
 
 def stash_bytes(labelled: ShardedCandidate, entry: str) -> int:

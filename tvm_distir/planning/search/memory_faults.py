@@ -18,7 +18,7 @@ def reduced_error(error: TooLargeError, saved_bytes: int, devices: int) -> TooLa
     what = f"{error.what}, both with {gib:.3f} GiB that fused kernels do not store"
     if saved_bytes < 0:
         what = f"{error.what}, both without {-gib:.3f} GiB of quantized copies"
-    reduced = TooLargeError(error.code, what, place=error.place, remedy=error.remedy)
+    reduced = TooLargeError(error.code, what, location=error.location, remedy=error.remedy)
     reduced.least_bytes = max(0, error.least_bytes - saved_bytes)
-    reduced.whole_bytes = max(0, error.whole_bytes - max(0, saved_bytes) * devices)
+    reduced.mesh_bytes = max(0, error.mesh_bytes - max(0, saved_bytes) * devices)
     return reduced

@@ -74,15 +74,15 @@ def _of_entry(
     labeller: Labeller, entry: str, net: ShardingProblem, values: list[int], gap: float
 ) -> Iterator[MinMarginal]:
     g, tables = labeller.module.graphs[labeller.module.entries[entry]], labeller.tables
-    price, _ = tables.evaluate(Problem(net.domains, net.factors), values)
-    alike: dict[tuple[Any, ...], list[int]] = {}
+    cost, _ = tables.evaluate(Problem(net.domains, net.factors), values)
+    groups: dict[tuple[Any, ...], list[int]] = {}
     for k, name in _weights(g):
         states, variable = net.ends[k]
         if variable >= 0:
             form, v = states.results[0][values[variable]], g.nodes[k].results[0]
-            alike.setdefault((re.sub(r"\d+", "*", name), g.values[v].shape, form), []).append(k)
+            groups.setdefault((re.sub(r"\d+", "*", name), g.values[v].shape, form), []).append(k)
     starts = WarmStarts()
-    for (pattern, _, form), nodes in alike.items():
+    for (pattern, _, form), nodes in groups.items():
         states, variable = net.ends[nodes[0]]
         forms = states.results[0]
         if all(x == form for x in forms):
@@ -106,7 +106,7 @@ def _of_entry(
             len(nodes),
             placement_text(form),
             placement_text(forms[other.values[variable]]),
-            (total + constant - price) / PICOSECONDS,
+            (total + constant - cost) / PICOSECONDS,
         )
 
 

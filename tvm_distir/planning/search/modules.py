@@ -54,12 +54,13 @@ class Source:
                 raise UsageError(
                     "DIST0151",
                     "both a batch and a module are given, and the batch of a module is fixed",
-                    place="search", remedy="Give a function from a batch to a module, or no batch.",
+                    location="search",
+                    remedy="Give a function from a batch to a module, or no batch.",
                 )  # fmt: skip
         elif batch is None:
             raise UsageError(
                 "DIST0151", "no batch is given for a function from a batch to a module",
-                place="search", remedy="Give the number of samples of a full step.",
+                location="search", remedy="Give the number of samples of a full step.",
             )  # fmt: skip
         else:
             self.batch = batch

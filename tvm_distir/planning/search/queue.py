@@ -65,7 +65,7 @@ class Queue:
         self._tables: LayerTables | None = None
         self._outlooks = Estimator(trials.system, trials.limit)
         self._waiting: list[QueuedCandidate] = []
-        self._whole_bytes: dict[tuple[Schedule | None, str], int] = {}  # of steps that do not fit
+        self._mesh_bytes: dict[tuple[Schedule | None, str], int] = {}  # of steps that do not fit
         self._seen: list[tuple[Candidate, Estimate, Estimate]] = []  # what was likely, what was so
 
     def __bool__(self) -> bool:
@@ -87,28 +87,30 @@ class Queue:
         """
         enumeration, trials = self.enumeration, self.trials
         candidates = list(enumeration)
-        uneven = enumeration.constraints.stage_devices == ANY and enumeration.stages
+        has_uneven_stages = enumeration.constraints.stage_devices == ANY and enumeration.stages
         work = _lasting(work_of_step(trials.source.module(None, "none")), trials.system)
         self._work = work
-        in_stages = uneven or any(candidate.schedule is not None for candidate in candidates)
+        in_stages = has_uneven_stages or any(
+            candidate.schedule is not None for candidate in candidates
+        )
         if in_stages and not only_list:
             self._tables = LayerTables(trials.source, trials.system)
         for candidate in candidates:
             self._push(candidate)
-        if uneven and self._tables is not None:
-            for candidate, outlook in Uneven(
+        if has_uneven_stages and self._tables is not None:
+            for candidate, estimate in Uneven(
                 enumeration, self._tables, self._outlooks
             ).candidates():
                 # of the devices' time together, each kernel takes what it takes on one of them
                 alone_s = work.least_s(self._clock, 1, 1, candidate.micro_batches)
-                self._wait(candidate, alone_s / enumeration.devices, outlook)
+                self._wait(candidate, alone_s / enumeration.devices, estimate)
         if not self._waiting:
             reason = " and ".join(contradiction(enumeration))
             raise InfeasibleError(
                 "DIST0802",
                 f"no mesh of {enumeration.devices} devices is possible: "
                 f"{reason} exclude all of them",
-                place="search", remedy="Remove one of these constraints.",
+                location="search", remedy="Remove one of these constraints.",
             )  # fmt: skip
 
     def pop(self) -> QueuedCandidate:
@@ -128,8 +130,8 @@ class Queue:
         if queued.estimate is not None and row.time_s is not None and row.peak_bytes is not None:
             so = Estimate(row.time_s, row.peak_bytes)
             self._seen.append((queued.candidate, queued.estimate, so))
-        if row.whole_bytes is not None and not row.candidate.ranks:
-            self._whole_bytes[_step(row.candidate)] = row.whole_bytes
+        if row.mesh_bytes is not None and not row.candidate.ranks:
+            self._mesh_bytes[_step(row.candidate)] = row.mesh_bytes
         if row.state == MEMORY:
             self._add_smaller(row.candidate, row.least_s, row.needs_bytes or row.peak_bytes or 0)
         elif row.state == SOLVED and row.candidate.micro_batches > 1 and row.time_s is not None:
@@ -187,7 +189,7 @@ class Queue:
         """Return the bytes that each device stores at least, as another mesh of as many showed."""
         if candidate.ranks:
             return 0
-        return self._whole_bytes.get(_step(candidate), 0) // candidate.devices
+        return self._mesh_bytes.get(_step(candidate), 0) // candidate.devices
 
     def _push(self, candidate: Candidate, least_s: float | None = None) -> None:
         """Add a candidate, with its lower bound where that is not known."""
@@ -197,13 +199,13 @@ class Queue:
             least_s = self._work.least_s(self._clock, self.enumeration.devices, *sizes)
         known = self._tables is not None and not candidate.ranks
         table = self._tables.of(candidate) if known and self._tables else None
-        outlook = None if table is None else self._outlooks.of(candidate, table)
-        self._wait(candidate, least_s, outlook)
+        estimate = None if table is None else self._outlooks.of(candidate, table)
+        self._wait(candidate, least_s, estimate)
 
-    def _wait(self, candidate: Candidate, least_s: float, outlook: Estimate | None) -> None:
-        order_s = least_s if outlook is None else outlook.time_s
+    def _wait(self, candidate: Candidate, least_s: float, estimate: Estimate | None) -> None:
+        order_s = least_s if estimate is None else estimate.time_s
         heapq.heappush(
-            self._waiting, QueuedCandidate(order_s, candidate.key, least_s, candidate, outlook)
+            self._waiting, QueuedCandidate(order_s, candidate.key, least_s, candidate, estimate)
         )
 
 

@@ -57,7 +57,7 @@ class CandidateRow:
     needs_bytes : int, optional
         The least bytes that a device must store where the candidate does not fit, as is proved of
         its placements; or the likely bytes, by its layers.
-    whole_bytes : int, optional
+    mesh_bytes : int, optional
         The bytes that the devices of a mesh of any shape must store together where the candidate
         does not fit, less what fused kernels do not store.
     hidden : float
@@ -80,7 +80,7 @@ class CandidateRow:
     why: str = ""
     likely_s: float | None = None
     needs_bytes: int | None = None
-    whole_bytes: int | None = None
+    mesh_bytes: int | None = None
     hidden: float = 0.0
     parts: str = ""
     compute_s: float | None = None
@@ -89,11 +89,11 @@ class CandidateRow:
     @property
     def shares(self) -> tuple[float | None, float | None]:
         """Return the shares of computing and of exposed communication in the step."""
-        whole = self.time_s or 1.0
+        total_s = self.time_s or 1.0
         compute, comm = self.compute_s, self.exposed_comm_s
         return (
-            None if compute is None else compute / whole,
-            None if comm is None else comm / whole,
+            None if compute is None else compute / total_s,
+            None if comm is None else comm / total_s,
         )
 
     def simulated(self, result: Result, limit_bytes: int) -> CandidateRow:

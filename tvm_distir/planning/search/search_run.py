@@ -164,7 +164,7 @@ class SearchRun:
             "DIST0801",
             f"none of {len(self.rows)} candidates results in a plan that fits; the smallest is "
             f"{least.candidate.key}: {least.why}",
-            place="search",
+            location="search",
             remedy="Use more devices, a smaller batch, or --recompute none,selective,full.",
         )
 

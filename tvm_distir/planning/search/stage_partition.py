@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 
 def partition_stages(
-    times: Sequence[int], parts: int, needs: Sequence[Sequence[int]] = (), room: int = 0
+    times: Sequence[int], parts: int, needs: Sequence[Sequence[int]] = (), memory_bytes: int = 0
 ) -> list[range] | None:
     """Cut a sequence into parts of which the most expensive is as cheap as can be.
 
@@ -30,7 +30,7 @@ def partition_stages(
         Some are empty where there are more than items.
     needs : sequence of sequence of int, optional
         Bytes of each item in the first, second, ... part; of a part they are added up.
-    room : int
+    memory_bytes : int
         Bytes that a part may take, where ``needs`` are given.
 
     Returns
@@ -41,15 +41,15 @@ def partition_stages(
     low, high = max(times), sum(times)
     at = _sums(times)
     prefix_sums = [_sums(row) for row in needs]
-    if _maximal_parts(at, high, parts, prefix_sums, room) is None:
+    if _maximal_parts(at, high, parts, prefix_sums, memory_bytes) is None:
         return None
     while low < high:
         most = (low + high) // 2
-        if _maximal_parts(at, most, parts, prefix_sums, room) is None:
+        if _maximal_parts(at, most, parts, prefix_sums, memory_bytes) is None:
             low = most + 1
         else:
             high = most
-    return _maximal_parts(at, low, parts, prefix_sums, room)
+    return _maximal_parts(at, low, parts, prefix_sums, memory_bytes)
 
 
 def _sums(row: Sequence[int]) -> list[int]:
@@ -57,7 +57,11 @@ def _sums(row: Sequence[int]) -> list[int]:
 
 
 def _maximal_parts(
-    at: Sequence[int], most: int, parts: int, prefix_sums: Sequence[Sequence[int]], room: int
+    at: Sequence[int],
+    most: int,
+    parts: int,
+    prefix_sums: Sequence[Sequence[int]],
+    memory_bytes: int,
 ) -> list[range] | None:
     """Return maximal parts within a limit; None where they do not reach the end.
 
@@ -67,7 +71,9 @@ def _maximal_parts(
     for part in range(parts):
         end = bisect_right(at, at[begin] + most) - 1
         if prefix_sums:
-            end = min(end, bisect_right(prefix_sums[part], prefix_sums[part][begin] + room) - 1)
+            end = min(
+                end, bisect_right(prefix_sums[part], prefix_sums[part][begin] + memory_bytes) - 1
+            )
         ranges.append(range(begin, end))
         begin = end
     return ranges if begin == count else None
@@ -86,7 +92,7 @@ def shared_out(
     needs: Sequence[Sequence[Sequence[int]]],
     devices: int,
     micro_batches: int,
-    room: int,
+    memory_bytes: int,
 ) -> tuple[int, list[StageAssignment]] | None:
     """Cut a sequence into stages on meshes of some kinds, so that a step takes least.
 
@@ -105,7 +111,7 @@ def shared_out(
     devices : int
         The number of devices, all of which are used.
     micro_batches : int
-    room : int
+    memory_bytes : int
         Bytes that a stage may take on a device.
 
     Returns
@@ -115,8 +121,10 @@ def shared_out(
     """
     count = len(times[0])
     spans = [np.subtract.outer(at, at).T for at in map(np.array, map(_sums, times))]
-    prefix_sums = [[np.subtract.outer(at, at).T <= room for at in map(np.array, map(_sums, row))]
-            for row in needs]  # fmt: skip
+    prefix_sums = [
+        [np.subtract.outer(at, at).T <= memory_bytes for at in map(np.array, map(_sums, row))]
+        for row in needs
+    ]
     later = np.triu(np.ones((count + 1, count + 1), bool), 1)
     costs = sorted({int(x) for span in spans for x in span[later]})
     find = _Finder(spans, [[fits & later for fits in row] for row in prefix_sums], sizes, devices)
@@ -166,9 +174,9 @@ class _Finder:
             for kind, (span, size) in enumerate(zip(self.spans, self.sizes, strict=True)):
                 if size > self.devices:
                     continue
-                price = np.where(fits[kind] & (span <= most), span, none)
+                cost = np.where(fits[kind] & (span <= most), span, none)
                 # (from, to, devices used before)
-                reached = sums[:, None, : self.devices + 1 - size] + price[:, :, None]
+                reached = sums[:, None, : self.devices + 1 - size] + cost[:, :, None]
                 begin, value = reached.argmin(0), reached.min(0)
                 better = value < after[:, size:]
                 after[:, size:][better] = value[better]

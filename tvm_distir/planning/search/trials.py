@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from tvm import ir
 
 from tvm_distir.core.plan import Plan
-from tvm_distir.hardware import MeshPriceCache, System, TooLargeError
+from tvm_distir.hardware import MeshCostCache, System, TooLargeError
 from tvm_distir.performance import Profile, Result
 from tvm_distir.planning.strategies.training_parts import with_updates
 from tvm_distir.planning.study import Study, with_attention
@@ -93,7 +93,7 @@ class Trials:
     ) -> None:
         self.source, self.system, self.limit, self.gap = source, system, limit, gap
         self.constraints, self.margin, self.in_stages = constraints, margin, in_stages
-        self._prices = MeshPriceCache(system)
+        self._costs = MeshCostCache(system)
 
     def of(
         self, candidate: Candidate, least_s: float, likely_s: float | None
@@ -116,7 +116,7 @@ class Trials:
             state = MEMORY if error.code in TOO_LARGE else REFUSED
             row = CandidateRow(candidate, state, least_s, why=str(error), likely_s=likely_s)
             if isinstance(error, TooLargeError):
-                row = replace(row, needs_bytes=error.least_bytes, whole_bytes=error.whole_bytes)
+                row = replace(row, needs_bytes=error.least_bytes, mesh_bytes=error.mesh_bytes)
             return row, None, None
 
     def _solved(
@@ -163,7 +163,7 @@ class Trials:
         is lowered where these do not fit because of quantized copies of weights.
         """
         fixed = self._fixed(candidate)
-        labeller = labeller_of(module, fixed.meshes, self.system, fixed, self._prices)
+        labeller = labeller_of(module, fixed.meshes, self.system, fixed, self._costs)
         free = labeller.run(self.gap, None, HIDDEN[0])
         fits = free.peak_bytes <= self.limit
         if fits and not Profile.resolve(self.system.kernels).stores_copies:
@@ -224,7 +224,7 @@ class Trials:
             raise UsageError(
                 "DIST0151",
                 f"the plan to compare with is for {used} devices, the search for {devices}",
-                place=name, remedy="Compare with a plan for the same number of devices.",
+                location=name, remedy="Compare with a plan for the same number of devices.",
             )  # fmt: skip
         axes = tuple(plan.meshes[0].axes.items())
         word = plan.recompute.get("*", "given" if plan.recompute else "none")

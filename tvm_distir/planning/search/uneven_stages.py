@@ -110,11 +110,11 @@ class Uneven:
                 sum(needs[rank][kind][i] for i in layers)
                 for rank, (layers, kind) in enumerate(shares)
             )
-            outlook = Estimate(step_ps / PICOSECONDS, peak, zero)
+            estimate = Estimate(step_ps / PICOSECONDS, peak, zero)
             ranks = tuple([kinds[share.kind] for share in shares])
             if len(set(ranks)) == 1:
                 return None
-            return self._candidate(ranks, shares, micro_batches, policy), outlook
+            return self._candidate(ranks, shares, micro_batches, policy), estimate
         return None
 
     def _times(self, candidate: Candidate, table: Layers) -> list[int]:

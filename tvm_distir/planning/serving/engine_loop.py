@@ -143,11 +143,13 @@ class EngineLoop:
             outcome: list[tuple[Ints, ServedRequests]] = python(requests, self).run()
             return outcome
         count, arrays = len(requests), self._arrays(requests)
-        total, room = _STEPS, 0
-        while total > room:  # the run is the same each time, and writes as many steps as have room
-            room = total
+        total, capacity = _STEPS, 0
+        while (
+            total > capacity
+        ):  # the run is the same each time, and writes as many steps as have room
+            capacity = total
             records = np.zeros(count * _FIELDS, np.int64)
-            steps = np.zeros(room * _STEP_FIELDS, np.int64)
+            steps = np.zeros(capacity * _STEP_FIELDS, np.int64)
             tensors = (tvm_ffi.from_dlpack(a) for a in (*arrays, records, steps))
             total = int(load_library()["serve"](*tensors))
         if total < 0:
@@ -189,7 +191,7 @@ def too_long(requests: Requests, tokens: int) -> SimulationError:
     most = int((requests.input_tokens + requests.output_tokens).max())
     return SimulationError(
         "DIST0761", f"a request of up to {most} tokens does not fit in caches of {tokens} tokens",
-        place="workload",
+        location="workload",
         remedy="Use more devices, caches of a narrower type, or shorter requests.",
     )  # fmt: skip
 

@@ -15,9 +15,9 @@ from tvm_distir.support import MAX_INT, SimulationError, parse_float
 Ints = npt.NDArray[np.int64]
 
 
-def workload_fault(problem: str, place: str, remedy: str) -> SimulationError:
+def workload_fault(problem: str, location: str, remedy: str) -> SimulationError:
     """Return the error of an invalid workload, scheduler or level."""
-    return SimulationError("DIST0761", problem, place=place, remedy=remedy)
+    return SimulationError("DIST0761", problem, location=location, remedy=remedy)
 
 
 @dataclass(frozen=True)
@@ -78,21 +78,21 @@ class Lengths:
         if self.kind == "uniform":
             return rng.integers(int(self.first), int(self.second) + 1, count)
         if self.kind == "lognormal":
-            drawn = self.first * np.exp(self.second * rng.standard_normal(count))
-            return np.maximum(1, np.rint(drawn)).astype(np.int64)
+            sampled = self.first * np.exp(self.second * rng.standard_normal(count))
+            return np.maximum(1, np.rint(sampled)).astype(np.int64)
         return np.full(count, int(self.first), np.int64)
 
 
-def integer_of(text: str, place: str) -> int:
+def integer_of(text: str, location: str) -> int:
     """Return the whole number that a text is."""
     if not text.isascii() or not text.isdigit():
-        raise workload_fault(f'"{text}" is no whole number', place, "Give a whole number.")
+        raise workload_fault(f'"{text}" is no whole number', location, "Give a whole number.")
     return int(text)
 
 
-def positive_of(text: str, place: str) -> float:
+def positive_of(text: str, location: str) -> float:
     """Return the positive number that a text is."""
     number = parse_float(text)
     if not 0 < number < math.inf:
-        raise workload_fault(f'"{text}" is not positive', place, "Give a positive number.")
+        raise workload_fault(f'"{text}" is not positive', location, "Give a positive number.")
     return number

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from tvm_distir.hardware import PICOSECONDS
 
 from .engine_loop import ServedRequests, seconds
-from .steady_window import Floats, whole_cycles
+from .steady_window import Floats, complete_cycles
 
 PERCENTILES = (50, 90, 99)
 HALVES_AGREE = 0.03
@@ -73,13 +73,13 @@ class Latency:
         """
         if not values.size:
             return Latency(0.0, 0.0, 0.0, 0.0)
-        whole = np.percentile(values, PERCENTILES)
+        all_values = np.percentile(values, PERCENTILES)
         errors: list[float | None] = [None, None]
         if values.size >= _SECTIONS**2:
             parts = [np.percentile(p, PERCENTILES[1:]) for p in np.array_split(values, _SECTIONS)]
-            spread = ((np.array(parts) - whole[1:]) ** 2).sum(axis=0)
+            spread = ((np.array(parts) - all_values[1:]) ** 2).sum(axis=0)
             errors = (_QUANTILE * np.sqrt(spread / (_SECTIONS * (_SECTIONS - 1)))).tolist()
-        mean, (p50, p90, p99) = float(values.mean()), whole.tolist()
+        mean, (p50, p90, p99) = float(values.mean()), all_values.tolist()
         return Latency(mean, p50, p90, p99, errors[0], errors[1])
 
 
@@ -218,7 +218,7 @@ def summarize(
         Those of each replica.
     levels : ServiceLevels
     window : bool
-        Whether only a window of whole cycles is looked at (:func:`.steady_window.whole_cycles`);
+        Whether only a window of whole cycles is looked at (:func:`.steady_window.complete_cycles`);
         False: all requests.
     overloaded : bool
         Whether the requests that wait grow in number. The window is then one of the requests that
@@ -229,7 +229,7 @@ def summarize(
     enters = known.start if overloaded else known.arrival
     inside = ended = np.ones(enters.size, bool)
     if window:
-        low, high = whole_cycles(enters, known.finish, 0.0 if overloaded else 1.0)
+        low, high = complete_cycles(enters, known.finish, 0.0 if overloaded else 1.0)
         inside = (enters >= low) & (enters < high)
         ended = (known.finish > low) & (known.finish <= high)
     some = known.some(inside)
@@ -279,9 +279,9 @@ def _halves_agree(*latencies: Floats) -> bool:
         return False
     for values in latencies:
         means = np.array([part.mean() for part in np.array_split(values, _SECTIONS)])
-        halves = np.split(means, 2)
-        first, second = (float(half.mean()) for half in halves)
-        noise = np.sqrt(sum(half.var(ddof=1) / half.size for half in halves))
+        window_parts = np.split(means, 2)
+        first, second = (float(half.mean()) for half in window_parts)
+        noise = np.sqrt(sum(half.var(ddof=1) / half.size for half in window_parts))
         if abs(first - second) > max(HALVES_AGREE * max(first, second), _QUANTILE * float(noise)):
             return False
     return True

@@ -45,7 +45,7 @@ class ServedRequest:
     prefix: int
     prefix_tokens: int
     filled: bool
-    again: int
+    unfilled: int
     held: int = 0
     pages: int = 0
     shared: int = 0
@@ -88,7 +88,7 @@ class PythonEngine:
         self.prefixes: dict[int, _Prefix] = {}
         self.now = 0
         self.preempted = False
-        self.waiting: list[int] = []
+        self.queued: list[int] = []
         self.running: list[int] = []
         self.steps: list[list[int]] = []
 
@@ -123,19 +123,19 @@ class PythonEngine:
 
     def _admit(self, number: int, tokens: int) -> bool:
         e = self.entries[number]
-        before = e.again
+        before = e.unfilled
         known = self.prefixes.get(e.prefix) if e.prefix >= 0 and not e.filled else None
         if known is not None:
             known.users += 1
             known.used_at = self.now
             e.uses_prefix, e.shared = True, known.pages
-            e.held = min(known.pages * self.page, e.again - 1)
-            e.again -= e.held
+            e.held = min(known.pages * self.page, e.unfilled - 1)
+            e.unfilled -= e.held
         arrives_full = e.filled and e.held == 0
-        needed = e.input + 1 if arrives_full else e.held + min(tokens, e.again)
+        needed = e.input + 1 if arrives_full else e.held + min(tokens, e.unfilled)
         if not self._grow(e, needed):
             self._release(e)
-            e.again = before
+            e.unfilled = before
             return False
         if arrives_full:
             e.held, e.made = e.input, e.made or UNIT
@@ -144,35 +144,35 @@ class PythonEngine:
         self.running.append(number)
         return True
 
-    def _preempt(self, place: int) -> None:
+    def _preempt(self, position: int) -> None:
         """Take its pages from a running request, which computes its tokens again later."""
-        number = self.running.pop(place)
+        number = self.running.pop(position)
         e = self.entries[number]
-        e.again, e.filled = e.held + e.again, False
+        e.unfilled, e.filled = e.held + e.unfilled, False
         self._release(e)
         e.preemptions += 1
-        self.waiting.insert(0, number)
+        self.queued.insert(0, number)
         self.preempted = True
 
     def _choose_decoding(self, budget: int) -> tuple[list[int], int]:
         """Return the requests that decode, and the tokens that are left for the step."""
         chosen: list[int] = []
-        place = 0
-        while place < len(self.running):
-            e = self.entries[self.running[place]]
-            if e.again > 0 or budget <= 0:
-                place += 1
+        position = 0
+        while position < len(self.running):
+            e = self.entries[self.running[position]]
+            if e.unfilled > 0 or budget <= 0:
+                position += 1
                 continue
             while not self._grow(e, e.held + 1):
-                if len(self.running) > place + 1:
+                if len(self.running) > position + 1:
                     self._preempt(len(self.running) - 1)
                     continue
                 if len(self.running) > 1:
-                    self._preempt(place)
+                    self._preempt(position)
                 return chosen, budget
-            chosen.append(self.running[place])
+            chosen.append(self.running[position])
             budget -= 1
-            place += 1
+            position += 1
         return chosen, budget
 
     def step(self) -> None:
@@ -188,32 +188,32 @@ class PythonEngine:
         together = kind == "continuous"
         chunks: Chunks = []
         decoding: list[int] = []
-        prompts = any(self.entries[n].again > 0 for n in self.running)
+        prompts = any(self.entries[n].unfilled > 0 for n in self.running)
         may_admit = kind != "static" or not self.running
         self.preempted = False
         if together:
             decoding, budget = self._choose_decoding(budget)
         for number in self.running:
             e = self.entries[number]
-            chunk = min(e.again, budget, most)
+            chunk = min(e.unfilled, budget, most)
             if chunk > 0 and self._grow(e, e.held + chunk):
                 chunks.append((number, chunk))
                 budget -= chunk
-        while may_admit and not self.preempted and self.waiting and budget > 0:
+        while may_admit and not self.preempted and self.queued and budget > 0:
             if len(self.running) >= self.options.requests * self.pools:
                 break
-            number = self.waiting[0]
+            number = self.queued[0]
             e = self.entries[number]
-            if not together and e.again > budget and chunks:
+            if not together and e.unfilled > budget and chunks:
                 break
             if not self._admit(number, min(budget, most)):
                 break
-            self.waiting.pop(0)
-            if e.again == 0:
+            self.queued.pop(0)
+            if e.unfilled == 0:
                 if together:
                     decoding.append(number)
                 continue
-            chunks.append((number, min(e.again, budget, most)))
+            chunks.append((number, min(e.unfilled, budget, most)))
             budget -= chunks[-1][1]
         if not together and not chunks:
             decoding, budget = self._choose_decoding(budget)
@@ -262,8 +262,8 @@ class PythonEngine:
         for number, chunk in chunks:
             e = self.entries[number]
             e.held += chunk
-            e.again -= chunk
-            if e.again == 0:
+            e.unfilled -= chunk
+            if e.unfilled == 0:
                 self._publish(e)
                 if e.made == 0:
                     e.first = self.now

@@ -49,7 +49,7 @@ class PythonReplicas:
             ready = [
                 (max(x.now, x.stages[0]), x.now, k)
                 for k, x in enumerate(self.engines)
-                if x.running or x.waiting
+                if x.running or x.queued
             ]
             if self.arriving and (not ready or self.arriving[0][0] <= min(ready)[0]):
                 time, number = self.arriving.pop(0)
@@ -60,9 +60,9 @@ class PythonReplicas:
                 routed += 1
                 self.entries[number].replica = replica
                 engine = self.engines[replica]
-                if not engine.running and not engine.waiting:
+                if not engine.running and not engine.queued:
                     engine.now = max(engine.now, time)
-                engine.waiting.append(number)
+                engine.queued.append(number)
             else:
                 time, _, replica = min(ready)
                 self.engines[replica].now = time
@@ -79,10 +79,10 @@ class PythonReplicas:
         def column(name: str) -> Ints:
             return np.array([getattr(self.entries[n], name) for n in which], np.int64)
 
-        places = np.array(which, np.int64)
-        requests = replace(self.requests.some(places), arrival_ps=column("arrival"))
+        positions = np.array(which, np.int64)
+        requests = replace(self.requests.some(positions), arrival_ps=column("arrival"))
         steps = np.array(self.engines[replica].steps, np.int64).reshape(-1, 5)
-        return places, ServedRequests(
+        return positions, ServedRequests(
             requests, column("first"), column("finish"), column("start"), column("preemptions"),
             steps, self.loop.host_ps,
         )  # fmt: skip

@@ -117,7 +117,7 @@ class ServedModel:
         size = next((key for word in words if (key := word.partition("=")[0]) in keys), None)
         if size is not None:
             raise UsageError(
-                "DIST0151", f"the engine sets {size} of each of its steps", place=self.model,
+                "DIST0151", f"the engine sets {size} of each of its steps", location=self.model,
                 remedy=f"Leave out {size}=; a workload has the tokens of requests (in=, out=), and "
                 "a scheduler the limits of a step (tokens=, requests=).",
             )  # fmt: skip
@@ -138,7 +138,7 @@ class ServedModel:
         if self.stages > layers:
             raise PlanError(
                 "DIST0233", f"{self.stages} stages are more than the layers of the model, {layers}",
-                place=f'strategy "{PIPELINE}"',
+                location=f'strategy "{PIPELINE}"',
                 remedy="Use fewer stages, or a model with more layers.",
             )  # fmt: skip
         return Study(

@@ -121,8 +121,8 @@ class ServingEngine:
         for _ in range(2):
             served = [part for _, part in self.serve(requests, Replicas(), users, filled)]
             most = max(most, summarize(served, ServiceLevels(), window=True).requests_per_s)
-            places = np.arange(len(requests)) * (PICOSECONDS / max(most, 1e-6))
-            requests = replace(requests, arrival_ps=np.rint(places).astype(np.int64))
+            positions = np.arange(len(requests)) * (PICOSECONDS / max(most, 1e-6))
+            requests = replace(requests, arrival_ps=np.rint(positions).astype(np.int64))
         return most / share
 
 

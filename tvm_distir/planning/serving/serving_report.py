@@ -83,7 +83,7 @@ class ServingReport:
         s = self.summary
         steady = {True: "steady", False: "not steady", None: "all requests"}[s.steady]
         run = f"{s.requests} requests in {s.window_s:.1f} s of a run of {s.run_s:.1f} s"
-        drawn = f", drawn at {s.drawn_per_s:.3f} per second" if s.drawn_per_s else ""
+        sampled = f", drawn at {s.drawn_per_s:.3f} per second" if s.drawn_per_s else ""
         lines = []
         if s.overloaded:
             steady = "not steady: TTFT, e2e and queue grow with the run"
@@ -94,7 +94,7 @@ class ServingReport:
         lines += [
             f"{self.model} on {self.devices} devices of {self.system}: {self.plan}",
             f"  workload {self.workload}, scheduler {self.scheduler}",
-            f"  {run} ({steady}){drawn}",
+            f"  {run} ({steady}){sampled}",
             "",
             "                mean       p50       p90       p99",
         ]

@@ -102,9 +102,11 @@ class ServingSetup:
         order = order[more[order]]
         moved = replace(requests, arrival_ps=ready, prefix_id=np.full(len(requests), -1, np.int64))
         for which, part in self.engine.serve(moved.some(order), replicas, filled=True):
-            places = order[which]
-            part = replace(part, first_ps=first[places], start_ps=start[places], host_ps=host_ps)
-            result.append(replace(part, requests=requests.some(places)))
+            positions = order[which]
+            part = replace(
+                part, first_ps=first[positions], start_ps=start[positions], host_ps=host_ps
+            )
+            result.append(replace(part, requests=requests.some(positions)))
         return result
 
     def capacity_per_s(self, workload: Workload, known: Capacities | None = None) -> float:
@@ -176,14 +178,14 @@ def run_deployment(
     if deployment.prefill is not None and workload.kind == CLOSED:
         raise SimulationError(
             "DIST0761", "users of a closed loop cannot be served by devices that are apart",
-            place="workload", remedy="Use poisson:RATE, burst or a trace.",
+            location="workload", remedy="Use poisson:RATE, burst or a trace.",
         )  # fmt: skip
     rate = workload.rate_per_s
     if rate and capacity_per_s is None:
         capacity_per_s = deployment.capacity_per_s(workload)
     overloaded = bool(rate and capacity_per_s is not None and rate > capacity_per_s)
     count = _first_count(deployment, workload, overloaded)
-    longest = max(count, int(_MOST_TOKENS / workload.mean_output))
+    most_requests = max(count, int(_MOST_TOKENS / workload.mean_output))
     while True:
         requests = workload.draw(count)
         served = deployment.serve(requests, workload.users)
@@ -193,15 +195,15 @@ def run_deployment(
             continue
         life, last = summary.e2e.p50_s, int(requests.arrival_ps[-1]) / PICOSECONDS
         enough = not last or last >= _LIVES * life
-        if not open_ended or overloaded or (summary.steady and enough) or 2 * count > longest:
+        if not open_ended or overloaded or (summary.steady and enough) or 2 * count > most_requests:
             break
         count = 2 * count if enough else max(2 * count, math.ceil(_LIVES * life * count / last))
-        count = min(count, longest)
+        count = min(count, most_requests)
     if rate and capacity_per_s is not None:
         capacity_per_s = max(capacity_per_s, summary.requests_per_s)
-        drawn = requests.rate_per_s
+        sampled = requests.rate_per_s
         summary = replace(
-            summary, offered_per_s=rate, drawn_per_s=drawn, capacity_per_s=capacity_per_s
+            summary, offered_per_s=rate, drawn_per_s=sampled, capacity_per_s=capacity_per_s
         )
     return summary, served
 

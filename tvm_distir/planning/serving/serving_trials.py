@@ -61,13 +61,13 @@ class ServingTrials:
             name = served.plan_text + self._types(served)
             try:
                 engine = ServingEngine.of(served, self.options[0])
-                room = engine.largest_batch(self.work)
+                memory_bytes = engine.largest_batch(self.work)
             except InternalError:
                 raise
             except DistIRError as error:
                 self.result.cuts.append(CutChoice(name, str(error)))
                 continue
-            if room < 1:
+            if memory_bytes < 1:
                 size = engine.memory.weight_bytes / 2**30
                 why = f"memory: {size:.1f} GiB of weights leave no room for a request"
                 self.result.cuts.append(CutChoice(name, why))
@@ -110,12 +110,12 @@ class ServingTrials:
 
     def rate(self, apart: bool) -> None:
         """Find the highest rates, of the choices with the highest bounds first."""
-        waiting = []
+        pending = []
         for deployment in self._deployments(apart):
             bound = most_requests_per_s(deployment, self.work)
-            waiting.append((bound / deployment.devices, bound, deployment))
-        waiting.sort(key=lambda row: -row[0])
-        for _, bound, deployment in waiting:
+            pending.append((bound / deployment.devices, bound, deployment))
+        pending.sort(key=lambda row: -row[0])
+        for _, bound, deployment in pending:
             why = self._cut(deployment, bound) if self.bounds else ""
             if not why:
                 capacity = self._capacity_per_s(deployment)
@@ -156,8 +156,8 @@ class ServingTrials:
         if not apart:
             return
         for filler, engine in itertools.product(known, known):
-            alike = filler.served.system is engine.served.system
-            if filler.served.kv_dtype != engine.served.kv_dtype or not alike or filler.speculation:
+            equal = filler.served.system is engine.served.system
+            if filler.served.kv_dtype != engine.served.kv_dtype or not equal or filler.speculation:
                 continue
             for count in range(1, self.devices):
                 rest = self.devices - count * filler.served.devices

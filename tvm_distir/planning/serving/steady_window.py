@@ -29,7 +29,7 @@ _ALIKE = 1e-3
 """The difference between edges that is small enough, as a share of the requests of a window."""
 
 
-def whole_cycles(begin: Floats, end: Floats, cool_down: float = 1.0) -> tuple[float, float]:
+def complete_cycles(begin: Floats, end: Floats, cool_down: float = 1.0) -> tuple[float, float]:
     """Return the edges of a half-open window whose states at both edges are alike.
 
     Parameters
@@ -63,8 +63,8 @@ def whole_cycles(begin: Floats, end: Floats, cool_down: float = 1.0) -> tuple[fl
     unlike = np.abs(still[None, :] - inside[:, None])
     unlike = (unlike + np.abs(left[None, :] - rest[:, None]) / mean) / count
     spans = highs[None, :] - lows[:, None]
-    alike = unlike <= max(_ALIKE, float(unlike.min()))
-    row, column = np.unravel_index(np.argmax(np.where(alike, spans, -1.0)), spans.shape)
+    equal = unlike <= max(_ALIKE, float(unlike.min()))
+    row, column = np.unravel_index(np.argmax(np.where(equal, spans, -1.0)), spans.shape)
     if spans[row, column] <= 0:
         return low, high
     return float(lows[row]), float(highs[column])

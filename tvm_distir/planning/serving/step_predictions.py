@@ -56,8 +56,8 @@ class StepPredictions:
             result.peak_bytes[at] = part.peak_bytes
             result.resources.moved_ps[at] = part.resources.moved_ps
             for name, times in part.resources.kernels.items():
-                whole = result.resources.kernels.setdefault(
+                full = result.resources.kernels.setdefault(
                     name, np.zeros((len(times), rows), np.int64)
                 )
-                whole[:, at] = times
+                full[:, at] = times
         return result

@@ -261,8 +261,8 @@ class Surface:
             for inside in _parts_of_rows(first[selected]):
                 rows = selected[inside]
                 symbols = self._symbols(prefill, first[rows], before[rows], kind.experts)
-                quantities, whole = kind.template.at(symbols)
-                if not whole.all():
+                quantities, full = kind.template.at(symbols)
+                if not full.all():
                     raise _unpredicted(self.served, "a number of the program is no integer")
                 yield rows, kind, quantities
 
@@ -316,8 +316,8 @@ class Surface:
         extra = [(*e, *rest) for e in _EXTRA] if causal else []
         if self.served.config[0].window:
             rest = (0,) * (count - 4)
-            for place in ((1, 0), (0, 1)):
-                extra += [(1, 0, *place, *rest), (0, 0, *place, *rest)]
+            for position in ((1, 0), (0, 1)):
+                extra += [(1, 0, *position, *rest), (0, 0, *position, *rest)]
             extra += [(1, 0, 0, 0, *rest)]
         if experts:
             extra += [(0,) * count]
@@ -415,6 +415,6 @@ def _parts_of_rows(first: Ints) -> Iterator[Ints]:
 def _unpredicted(served: ServedModel, problem: str) -> SimulationError:
     return SimulationError(
         "DIST0760", problem,
-        place=f"{served.model} ({served.strategy})",
+        location=f"{served.model} ({served.strategy})",
         remedy="Use megatron, data_parallel or expert_parallel.",
     )  # fmt: skip

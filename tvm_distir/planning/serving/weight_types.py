@@ -39,5 +39,5 @@ def with_weights(system: System, weights: str) -> System:
     known = [PLAIN, *(end.removesuffix("-weights") for end in ends)]
     raise UsageError(
         "DIST0152", f'the kernels "{base}" have no profile with weights of type "{weights}"',
-        place="--quantize", remedy=nearest(weights, known),
+        location="--quantize", remedy=nearest(weights, known),
     )  # fmt: skip

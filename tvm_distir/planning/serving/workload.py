@@ -245,10 +245,10 @@ def read_trace(path: str) -> Requests:
     return Requests(arrival, sizes[:, 0], sizes[:, 1], shared[:, 0], shared[:, 1])
 
 
-def _picoseconds(times_s: npt.NDArray[np.float64], place: str, remedy: str) -> Ints:
+def _picoseconds(times_s: npt.NDArray[np.float64], location: str, remedy: str) -> Ints:
     """Return seconds as picoseconds, of which half of the clock may be arrivals."""
     most = CLOCK_S / 2
     if not (times_s >= 0).all() or not (times_s <= most).all():
         problem = f"requests do not arrive within the {most:.2g} s that the clock has"
-        raise workload_fault(problem, place, remedy)
+        raise workload_fault(problem, location, remedy)
     return np.rint(times_s * PICOSECONDS).astype(np.int64)

@@ -25,7 +25,7 @@ from tvm_distir.support import PlanError
 from .model_info import MeshLike, as_mesh_spec, entries
 from .registry import plan_maker
 from .sequence_dims import SEQUENCE_DIM, cut_inputs
-from .sequence_places import EVERYTHING, Left, PlaceValues, place_rows
+from .sequence_placement import EVERYTHING, Left, PlacementRules, shard_rows
 
 
 @plan_maker
@@ -74,29 +74,29 @@ def sequence(
     """
     spec = as_mesh_spec(mesh)
     seeds, rules = cut_inputs(mod, spec, axis, dim, "sequence")
-    whole = (
+    full = (
         EVERYTHING
         if others is None
         else _unsharded_values(mod, others, spec, spec.axis_number(axis))
     )
-    values = PlaceValues(mod, spec, axis, whole)
+    values = PlacementRules(mod, spec, axis, full)
     for tied in tied_dims(mod, seeds, spec.axes[axis]):
         values.arguments(tied)
-        _place(tied, values)
-        place_rows(tied, values, spec.axes[axis])
+        _apply(tied, values)
+        shard_rows(tied, values, spec.axes[axis])
     if not values.rules:
         raise PlanError(
             "DIST0233",
             f"no activation that is replicated along {axis} has dim {dim} of the data inputs as "
             "a dim",
-            place=f"{entries(mod)[0][0]} (sequence)",
+            location=f"{entries(mod)[0][0]} (sequence)",
             remedy='Set the sequence dim with "sequence:dim=".',
         )
     placed = (*(rules if others is None else ()), *values.rules)
     return Plan((spec,), placed, regather=(axis,))
 
 
-def _place(tied: TiedDims, values: PlaceValues) -> None:
+def _apply(tied: TiedDims, values: PlacementRules) -> None:
     """Cut the results of a function's ops along the sequence."""
     g = tied.graph
     for node in g.nodes:
@@ -128,6 +128,6 @@ def _unsharded_values(mod: ir.IRModule, plan: Plan, mesh: MeshSpec, number: int)
                 terms.add(var)
             placement = getattr(var.ty, "placement", None)
             if placement is not None and mesh_key(var.ty.device_mesh) == key:
-                lies = labels_of(placement)[number] == R
-                result[name, str(var.name)] = lies and var not in terms
+                is_replicated = labels_of(placement)[number] == R
+                result[name, str(var.name)] = is_replicated and var not in terms
     return result

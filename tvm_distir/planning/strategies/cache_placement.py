@@ -69,7 +69,7 @@ def _check(
             "DIST0234",
             f"the {size} {subject} of the cache are not divisible by the mesh axis "
             f'"{axis}" ({count})',
-            place=cache.place, remedy=remedy,
+            location=cache.location, remedy=remedy,
         )  # fmt: skip
 
 

@@ -102,7 +102,7 @@ def compose(
         chosen_specs.extend(parse(item) if isinstance(item, str) else [checked(item)])
     if not chosen_specs:
         raise PlanError(
-            "DIST0235", "no strategy is given", place="strategy", remedy='Try "data_parallel".'
+            "DIST0235", "no strategy is given", location="strategy", remedy='Try "data_parallel".'
         )
     if has_ring(chosen_specs):
         mod = FuseAttention()(mod)
@@ -123,9 +123,9 @@ def compose(
         if not chosen_specs:
             return stages
         (spec,) = stages.meshes
-    apart = next((spec for spec in chosen_specs if spec.name == LOCAL_LAYERS), None)
-    if apart is not None and (stages is not None or len(chosen_specs) > 1):
-        return _compose_branches(mod, spec, chosen_specs, apart, stages, system)
+    branch_spec = next((spec for spec in chosen_specs if spec.name == LOCAL_LAYERS), None)
+    if branch_spec is not None and (stages is not None or len(chosen_specs) > 1):
+        return _compose_branches(mod, spec, chosen_specs, branch_spec, stages, system)
     spec = mesh_of(mod, spec, chosen_specs)
     merged = merge(_plans(mod, spec, chosen_specs, System.resolve(system)))
     updated = new_names(mod) if merged.complete else ()
@@ -141,7 +141,7 @@ def _compose_branches(
     mod: ir.IRModule,
     mesh: MeshSpec,
     specs: Sequence[StrategySpec],
-    apart: StrategySpec,
+    branch_spec: StrategySpec,
     stages: Plan | None,
     system: System | str | None,
 ) -> Plan:
@@ -150,17 +150,17 @@ def _compose_branches(
         other = LOCAL_LAYERS if stages is None else PIPELINE
         raise PlanError(
             "DIST0232", f'"{LOCAL_LAYERS}" and "{other}" both create meshes from an axis',
-            place="strategy", remedy="Remove one of them.",
+            location="strategy", remedy="Remove one of them.",
         )  # fmt: skip
     info = find_strategy(LOCAL_LAYERS)
-    branches = info.function(mod, mesh, **apart.options)
-    axis = str(apart.options.get("axis", info.options["axis"].default))
+    branches = info.function(mod, mesh, **branch_spec.options)
+    axis = str(branch_spec.options.get("axis", info.options["axis"].default))
     rest = {name: size for name, size in mesh.axes.items() if name != axis}
-    others = [spec for spec in specs if spec is not apart]
+    others = [spec for spec in specs if spec is not branch_spec]
     if not rest:
         raise PlanError(
             "DIST0232", f'"{LOCAL_LAYERS}" leaves no mesh axis for "{others[0].name}"',
-            place="strategy", remedy='Give the mesh another axis: "br=2,dp=2".',
+            location="strategy", remedy='Give the mesh another axis: "br=2,dp=2".',
         )  # fmt: skip
     return on_branches(mod, branches, compose(mod, MeshSpec(DEFAULT_MESH, rest), others, system))
 
@@ -233,7 +233,7 @@ def merge(plans: Sequence[tuple[str, Plan]]) -> Plan:
         if plan.meshes != first.meshes:
             raise PlanError(
                 "DIST0232", f'"{name}" and "{title}" are for different meshes',
-                place="strategy", remedy="Use the same mesh for both.",
+                location="strategy", remedy="Use the same mesh for both.",
             )  # fmt: skip
         for target, rule in {target_of(rule): rule for rule in plan.rules}.items():
             axes = len(rule.placement)
@@ -292,5 +292,5 @@ def _conflict(
         f'on the mesh axis "{mesh.axis_names[axis]}" the strategy "{first}" requires '
         f'"{labels_text((old.placement[axis],))}", "{second}" requires '
         f'"{labels_text((rule.placement[axis],))}"',
-        place=rule.title, remedy='Give each strategy a different axis with "axis=".',
+        location=rule.title, remedy='Give each strategy a different axis with "axis=".',
     )  # fmt: skip

@@ -141,9 +141,9 @@ class Consumers:
     def _reached(self, first: View) -> list[WeightConsumer]:
         """Return the consumers of a view of a weight."""
         result: list[WeightConsumer] = []
-        waiting, seen = [first], set[View]()
-        while waiting:
-            state = waiting.pop(0)
+        pending, seen = [first], set[View]()
+        while pending:
+            state = pending.pop(0)
             if state in seen:
                 continue
             seen.add(state)
@@ -154,7 +154,7 @@ class Consumers:
                     if step not in result:
                         result.append(step)
                 else:
-                    waiting.append(step)
+                    pending.append(step)
         return result
 
     def _step(
@@ -244,11 +244,11 @@ class Consumers:
 
     def _elementwise(self, function: str, start: Any) -> Iterator[tuple[str, Any]]:
         """Yield a value and its images under casts, biases, reshapes, splits, dropouts."""
-        waiting = [(function, start)]
+        pending = [(function, start)]
         for _ in range(_MOST_STEPS):
-            if not waiting:
+            if not pending:
                 return
-            where, var = waiting.pop(0)
+            where, var = pending.pop(0)
             yield where, var
             for bound, value, position in self.readers(where, var):
                 op = op_title(value)
@@ -257,4 +257,4 @@ class Consumers:
                 item = isinstance(value, relax.TupleGetItem)
                 same = op in SAME or (op == DROPOUT and position == 0) or drops(value, var)
                 if isinstance(value, relax.Var) or same or bias or part or item:
-                    waiting.append((where, bound))
+                    pending.append((where, bound))

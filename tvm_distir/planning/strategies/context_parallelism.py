@@ -34,7 +34,7 @@ from .model_info import (
 )
 from .registry import StrategySpec, plan_maker
 from .sequence_dims import SEQUENCE_DIM, Product, cut_inputs, products
-from .sequence_places import PlaceValues, place_list, place_rows
+from .sequence_placement import PlacementRules, shard_product, shard_rows
 
 RING = "ring"
 
@@ -90,16 +90,16 @@ def context_parallel(
     if form == RING:
         mod = FuseAttention()(mod)
     seeds, rules = cut_inputs(mod, spec, axis, dim, "context_parallel")
-    values = PlaceValues(mod, spec, axis)
+    values = PlacementRules(mod, spec, axis)
     faults = faults_of_plan("main (context_parallel)")
     regather = False
     for tied in tied_dims(mod, seeds, spec.axes[axis]):
         regather |= any(n.rule is not None and n.rule.op == ATTENTION_OP for n in tied.graph.nodes)
         values.arguments(tied)
         if form == "all_to_all":
-            _place_heads(tied, values, spec.axes[axis], axis, faults)
+            _shard_heads(tied, values, spec.axes[axis], axis, faults)
         else:
-            place_rows(tied, values, spec.axes[axis])
+            shard_rows(tied, values, spec.axes[axis])
     faults.raise_all()
     ring = (axis,) if form == RING else ()
     # Its backward pass reads the keys that its forward pass has gathered.
@@ -130,15 +130,15 @@ def has_ring(specs: Sequence[StrategySpec]) -> bool:
     return any(s.name == "context_parallel" and s.options.get("form") == RING for s in specs)
 
 
-def _place_heads(
-    tied: TiedDims, values: PlaceValues, count: int, axis: str, faults: Faults
+def _shard_heads(
+    tied: TiedDims, values: PlacementRules, count: int, axis: str, faults: Faults
 ) -> None:
     """Shard results of products along the sequence, in attention along the heads."""
     g = tied.graph
     for product in products(tied):
         node = g.nodes[product.node]
         if not tied.dims(node.results[0]):
-            place_list(values, product, count)
+            shard_product(values, product, count)
         elif product.meeting:
             heads = product.shared_dims(count)
             if heads is None:
@@ -159,6 +159,6 @@ def _no_heads(product: Product, count: int, axis: str) -> PlanError:
         "DIST0234",
         f"attention of the shape {words} has no heads that the mesh axis "
         f'"{axis}" ({count}) divides',
-        place=f"{product.place} (context_parallel)",
+        location=f"{product.location} (context_parallel)",
         remedy='Use fewer devices along it, or "context_parallel:form=gather".',
     )

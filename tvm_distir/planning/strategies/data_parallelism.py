@@ -67,7 +67,7 @@ def data_parallel(mod: ir.IRModule, mesh: MeshLike, axis: str = "dp", dim: int =
     if dim < 0:
         raise PlanError(
             "DIST0231", f"dim={dim} is negative",
-            place='strategy "data_parallel"', remedy="Count dims from 0.",
+            location='strategy "data_parallel"', remedy="Count dims from 0.",
         )  # fmt: skip
     number = mesh_axis(spec, axis, "data_parallel")
     rules, faults = [], faults_of_plan('strategy "data_parallel"')
@@ -130,7 +130,7 @@ def batched_inputs(
     size = batch.shape[dim] if batch.shape else None
     tokens = (batch.shape or ())[1:2] if dim == 0 and size == 1 else ()
     remedy = f"Dim 1 has {tokens[0]}: shard it by data_parallel:dim=1." if tokens else None
-    check_divisible(size, mesh.axes[axis], "the batch", axis, batch.place, remedy)
+    check_divisible(size, mesh.axes[axis], "the batch", axis, batch.location, remedy)
     return [
         p.position
         for p in batched
@@ -146,5 +146,5 @@ def _batch_input(batched: list[Parameter], name: str, dim: int) -> Parameter:
     raise PlanError(
         "DIST0233",
         f"no data input has a batch: none is a tensor of known shape with at least {dims}",
-        place=name, remedy='Name the data inputs in the function attribute "dist.inputs".',
+        location=name, remedy='Name the data inputs in the function attribute "dist.inputs".',
     )  # fmt: skip

@@ -166,7 +166,7 @@ def _operands(call: ir.Call) -> list[Any]:
 def _check_experts(parameter: Parameter, dim: int, mesh: MeshSpec, axis: str) -> None:
     count = mesh.axes[axis]
     size = parameter.shape[dim] if parameter.shape else None
-    check_divisible(size, count, "the number of experts", axis, parameter.place)
+    check_divisible(size, count, "the number of experts", axis, parameter.location)
 
 
 def _no_experts(mod: ir.IRModule) -> PlanError:
@@ -178,7 +178,7 @@ def _no_experts(mod: ir.IRModule) -> PlanError:
     looked = f" (considered {names_of(heavy)})" if heavy else ""
     return PlanError(
         "DIST0233", f"no weight stacks experts along a batch dim of a product{looked}",
-        place=f"{name} (expert_parallel)",
+        location=f"{name} (expert_parallel)",
         remedy="Keep the weights of experts in one tensor (experts, in, out), or use "
         '"tensor_parallel".',
     )  # fmt: skip

@@ -108,9 +108,9 @@ class _Rules:
             var = self.division.fn.params[parameter.position]
             stage = self.stages[self.division.first_reader(var)].name
             title = glob.escape(parameter.name)
-            whole = (R,) * len(self._open)
+            replicated = (R,) * len(self._open)
             stationary = parameter.position not in data
-            rule = PlanRule("param", title, whole, stage, stationary, parameter.function)
+            rule = PlanRule("param", title, replicated, stage, stationary, parameter.function)
             other = like.get(title)
             rules.append(rule if other is None else replace(other, mesh=stage))
         return rules
@@ -176,7 +176,8 @@ class _Rules:
                     "DIST0232",
                     f"another strategy places {rule.title} inside of a layer, which several "
                     "stages have",
-                    place="strategy", remedy="Use strategies that place weights and inputs only.",
+                    location="strategy",
+                    remedy="Use strategies that place weights and inputs only.",
                 )  # fmt: skip
             rules.append(replace(rule, mesh=self.stages[stage_of[rule.name]].name))
         return rules

@@ -69,18 +69,18 @@ def _taken_apart(
     function: str, result: Any, width: int, consumers: Consumers
 ) -> FusedSegments | None:
     """Follow a result of ``width`` columns to where it is taken apart."""
-    waiting = [(result, len(static_shape(result.ty) or ()) - 1, 1)]
+    pending = [(result, len(static_shape(result.ty) or ()) - 1, 1)]
     for _ in range(_MOST_STEPS):
-        if not waiting:
+        if not pending:
             return None
-        var, axis, unit = waiting.pop(0)
+        var, axis, unit = pending.pop(0)
         for bound, value, position in consumers.readers(function, var):
             sizes = _split_sizes(value, bound, var, axis, unit)
             if sizes:
                 return FusedSegments(sizes, unit)
             if _is_split(value) and int(value.attrs.axis) % len(static_shape(var.ty) or ()) > axis:
                 return FusedSegments((width,), unit)
-            waiting += _next(var, bound, value, position, axis, unit, width)
+            pending += _next(var, bound, value, position, axis, unit, width)
     return None
 
 

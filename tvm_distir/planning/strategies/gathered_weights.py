@@ -99,9 +99,9 @@ def gathered_in_layers(
             parts = labels[gv][number]
             if parts is None and any(stored.values()):
                 continue
-            whole = gathered if parts is None else _without(parts, state_axes)
+            full = gathered if parts is None else _without(parts, state_axes)
             name = str(gv.name_hint)
-            yield PlanRule("param", glob.escape(str(param.name)), whole, mesh.name, function=name)
+            yield PlanRule("param", glob.escape(str(param.name)), full, mesh.name, function=name)
             if parts is not None:
                 for caller in sorted({str(caller.name_hint) for caller, _ in calls.of[gv]}):
                     yield PlanRule("call", name, parts, mesh.name, function=caller, arg=number)

@@ -19,7 +19,7 @@ from tvm_distir.core.plan import MeshSpec, data_positions
 from .consumers import Consumers
 from .model_info import entries, tensor_parameters
 from .registry import StrategySpec, find_strategy
-from .transformer_weights import KnownWeight, cut_dim, known_weight, role_of
+from .transformer_weights import KnownWeight, cut_dim, known_weight, projection_of
 
 MEGATRON = "megatron"
 COPIES = "_copies"
@@ -85,8 +85,8 @@ def _key_heads(mod: ir.IRModule, consumers: Consumers) -> Iterator[int]:
     for name, fn, rule_name in entries(mod):
         data = data_positions(fn, name)
         for parameter in tensor_parameters(name, fn, rule_name):
-            role = role_of(parameter.name)
-            if parameter.position in data or role is None or role[0] != "key_value":
+            projection = projection_of(parameter.name)
+            if parameter.position in data or projection is None or projection[0] != "key_value":
                 continue
             weight = known_weight(parameter, fn, consumers)
             if weight is not None:

@@ -15,7 +15,7 @@ from tvm import ir, relax
 from tvm_distir.core.ir import R, handle, mesh_devices, tensor_type
 from tvm_distir.core.plan import MeshSpec, Plan, PlanRule, data_positions
 from tvm_distir.core.propagation import Axis, Graph, PlacedModule
-from tvm_distir.core.rewriting import loss_place, op_name, variables
+from tvm_distir.core.rewriting import loss_position, op_name, variables
 from tvm_distir.support import PlanError
 
 from .gathered_weights import VIEWS
@@ -75,22 +75,22 @@ def local_layers(
     """
     spec = as_mesh_spec(mesh)
     number = mesh_axis(spec, axis, "local_layers")
-    places = _places(spec, number)
+    submeshes = _submeshes(spec, number)
     module = PlacedModule.of(mod, [Axis(0, number, spec.shape[number], axis)])
     rules: list[PlanRule] = []
     for name, fn, rule_name in entries(mod):
         g = module.graphs[module.entries[name]]
-        loss = loss_place(fn)
+        loss = loss_position(fn)
         results = range(len(g.rets)) if loss is None else [loss]
         branches = branches_of(module, g, results, least)
         if not branches.groups:
             raise PlanError(
                 "DIST0233", f"no two independent branches have {least} percent of the work each",
-                place=f"{name} (local_layers)",
+                location=f"{name} (local_layers)",
                 remedy='Use another strategy, or lower "local_layers:least=".',
             )  # fmt: skip
-        rules += _Placing(g, branches, places, rule_name).rules(name, fn)
-    return Plan(tuple(places), tuple(rules))
+        rules += _Placing(g, branches, submeshes, rule_name).rules(name, fn)
+    return Plan(tuple(submeshes), tuple(rules))
 
 
 def on_branches(mod: ir.IRModule, branches: Plan, others: Plan) -> Plan:
@@ -137,7 +137,7 @@ def on_branches(mod: ir.IRModule, branches: Plan, others: Plan) -> Plan:
         raise PlanError(
             "DIST0232",
             f'another strategy places {rule.title}, whose mesh "{LOCAL_LAYERS}" does not decide',
-            place="strategy",
+            location="strategy",
             remedy='Use strategies that place weights and data only, such as "data_parallel".',
         )
     return replace(branches, rules=tuple(rules), recompute=others.recompute)
@@ -157,7 +157,7 @@ def _product_meshes(fn: relax.Function, homes: Mapping[str, str]) -> dict[str, s
     return products
 
 
-def _places(mesh: MeshSpec, number: int) -> list[MeshSpec]:
+def _submeshes(mesh: MeshSpec, number: int) -> list[MeshSpec]:
     """Return a mesh per place along an axis, of the other axes."""
     axes = [(name, size) for i, (name, size) in enumerate(mesh.axes.items()) if i != number]
     local_axes = dict(axes or [(mesh.axis_names[number], 1)])
@@ -172,9 +172,9 @@ class _Placing:
     """Placement of the nodes of a function on meshes."""
 
     def __init__(
-        self, g: Graph, branches: Branches, places: Sequence[MeshSpec], rule_name: str | None
+        self, g: Graph, branches: Branches, submeshes: Sequence[MeshSpec], rule_name: str | None
     ) -> None:
-        self._g, self._places, self._rule_name = g, places, rule_name
+        self._g, self._submeshes, self._rule_name = g, submeshes, rule_name
         self._counted = branches.counted
         self._where: dict[int, int] = {}
         self._rules: list[PlanRule] = []
@@ -183,10 +183,10 @@ class _Placing:
         self._names = {k: names[key] for key, k in g.node_of.items() if often[names[key]] == 1}
         for group in branches.groups:
             forked = any(next(self._beginnings(branch), None) is not None for branch in group)
-            put = balanced(group, len(places), last=forked)
-            for branch, place in zip(group, put, strict=True):
-                if place:
-                    self._branch(branch, place, forked)
+            put = balanced(group, len(submeshes), last=forked)
+            for branch, submesh in zip(group, put, strict=True):
+                if submesh:
+                    self._branch(branch, submesh, forked)
 
     def rules(self, name: str, fn: relax.Function) -> list[PlanRule]:
         """Return the rules of the function, those of its parameters first."""
@@ -194,14 +194,16 @@ class _Placing:
         rules = []
         for parameter in tensor_parameters(name, fn, self._rule_name):
             value = self._g.param_values[flat[parameter.position]]
-            places = {
+            submeshes = {
                 self._where.get(k, 0) for k, _ in self._g.uses[value] if self._counted >> k & 1
             }
-            mesh = self._places[places.pop() if len(places) == 1 else 0]
-            whole = (R,) * len(mesh.axes)
+            mesh = self._submeshes[submeshes.pop() if len(submeshes) == 1 else 0]
+            replicated = (R,) * len(mesh.axes)
             stationary = parameter.position not in data
             title = glob.escape(parameter.name)
-            rules.append(PlanRule("param", title, whole, mesh.name, stationary, parameter.function))
+            rules.append(
+                PlanRule("param", title, replicated, mesh.name, stationary, parameter.function)
+            )
         return [*rules, *self._rules]
 
     def _beginnings(self, branch: ParallelBranch) -> Iterator[int]:
@@ -218,7 +220,7 @@ class _Placing:
         producers = [g.producer[v][0] for v in g.nodes[node].operands if v >= 0]
         return [n for n in producers if g.nodes[n].kind in ("op", "call")]
 
-    def _branch(self, branch: ParallelBranch, place: int, forked: bool) -> None:
+    def _branch(self, branch: ParallelBranch, submesh: int, forked: bool) -> None:
         """Put a branch on the mesh of a place: its inputs, and its results.
 
         Transfers keep their place in the program. Towers send what they give when the first
@@ -227,20 +229,20 @@ class _Placing:
         """
         g = self._g
         nodes = set(members(branch))
-        self._where.update(dict.fromkeys(nodes, place))
+        self._where.update(dict.fromkeys(nodes, submesh))
         for k in self._beginnings(branch):
             if g.nodes[k].kind == "call":
-                self._arguments(k, place)
+                self._arguments(k, submesh)
             else:  # it runs where its operands are, and what it gives moves
                 self._where[k] = 0
                 if k != branch.last:
-                    self._pin(k, place)
+                    self._pin(k, submesh)
         readers = {n for v in g.nodes[branch.last].results for n, _ in g.uses[v]}
         if branch.ends or not self._where[branch.last] or readers & nodes:
             return
-        meet = sorted(n for n in readers if self._counted >> n & 1)
-        if forked and meet and all(self._meets(n) for n in meet):
-            for n in meet:
+        shared_readers = sorted(n for n in readers if self._counted >> n & 1)
+        if forked and shared_readers and all(self._meets(n) for n in shared_readers):
+            for n in shared_readers:
                 self._pin(n, 0)
         else:
             self._pin(branch.last, 0)
@@ -251,17 +253,17 @@ class _Placing:
         operands = [v for v in g.nodes[node].operands if v >= 0]
         return g.nodes[node].kind == "op" and len(self._made(node)) == len(operands)
 
-    def _pin(self, node: int, place: int) -> None:
+    def _pin(self, node: int, submesh: int) -> None:
         """Put the result of a node on a mesh, where it is a single tensor."""
-        mesh = self._places[place]
+        mesh = self._submeshes[submesh]
         if node in self._names and len(self._g.nodes[node].results) == 1:
             title, nowhere = glob.escape(self._names[node]), (None,) * len(mesh.axes)
             rule = PlanRule("value", title, nowhere, mesh.name, function=self._rule_name)
             self._rules.append(rule)
 
-    def _arguments(self, node: int, place: int) -> None:
+    def _arguments(self, node: int, submesh: int) -> None:
         """Put the tensors that a call takes from elsewhere on a mesh."""
-        g, mesh = self._g, self._places[place]
+        g, mesh = self._g, self._submeshes[submesh]
         calls = [
             binding
             for binding in g.bindings

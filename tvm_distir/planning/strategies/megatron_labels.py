@@ -10,7 +10,7 @@ from typing import Any
 from tvm import relax
 
 from tvm_distir.core.ir import R
-from tvm_distir.core.ir.attributes import ROLE_ATTR, TRAINING_ATTR
+from tvm_distir.core.ir.attributes import STAGE_KIND_ATTR, TRAINING_ATTR
 from tvm_distir.core.plan import MeshSpec
 
 from .consumers import Consumers
@@ -20,7 +20,7 @@ from .model_info import check_divisible
 from .transformer_weights import KnownWeight, cut_dim
 
 FUSED_WEIGHTS = ("fused", "fused_gate_up")
-COLUMN_ROLES = ("query", "key_value", "gate_up", "head")
+COLUMN_PROJECTIONS = ("query", "key_value", "gate_up", "head")
 
 
 def segments_of(
@@ -28,11 +28,11 @@ def segments_of(
 ) -> FusedSegments | None:
     """Return the segments of a fused weight, None where it has to be replicated."""
     attrs: Any = fn.attrs or {}
-    may_be_fused = weight.role in (*FUSED_WEIGHTS, "gate_up")
-    if not may_be_fused or TRAINING_ATTR in attrs or ROLE_ATTR in attrs:
+    may_be_fused = weight.projection in (*FUSED_WEIGHTS, "gate_up")
+    if not may_be_fused or TRAINING_ATTR in attrs or STAGE_KIND_ATTR in attrs:
         return None
     segments = fused_segments(weight, consumers)
-    if weight.role == "gate_up" and segments is not None and len(segments.sizes) == 1:
+    if weight.projection == "gate_up" and segments is not None and len(segments.sizes) == 1:
         return None
     return segments
 
@@ -45,23 +45,25 @@ def label_of(
     segments: FusedSegments | None,
 ) -> int:
     """Return the label of a known weight along the axis, its sizes checked."""
-    parameter, role = weight.parameter, weight.role
+    parameter, projection = weight.parameter, weight.projection
     numbers = tensor_axes(mesh, axis)
-    count = mesh.axes[axis] if role == "key_value" else math.prod(mesh.shape[n] for n in numbers)
-    if role in FUSED_WEIGHTS or segments is not None:
-        if role == "fused" and not weight.is_bias:
+    count = (
+        mesh.axes[axis] if projection == "key_value" else math.prod(mesh.shape[n] for n in numbers)
+    )
+    if projection in FUSED_WEIGHTS or segments is not None:
+        if projection == "fused" and not weight.is_bias:
             _check_fused(weight, count, axis, consumers)
         if segments is None or not segments.divided_by(count):
             return R
         return parameter.ndim - 1 if weight.is_bias else cut_dim(weight)
     if weight.is_bias:
-        if role not in COLUMN_ROLES or parameter.ndim < 1:
+        if projection not in COLUMN_PROJECTIONS or parameter.ndim < 1:
             return R
-        if role != "head":
+        if projection != "head":
             _check_width(weight, parameter.ndim - 1, count, axis)
         return parameter.ndim - 1
     dim = cut_dim(weight)
-    if role in ("embedding", "head"):
+    if projection in ("embedding", "head"):
         return dim
     _check_heads(weight, count, axis, consumers)
     _check_width(weight, dim, count, axis)
@@ -71,14 +73,16 @@ def label_of(
 def _check_width(weight: KnownWeight, dim: int, count: int, axis: str) -> None:
     shape = weight.parameter.shape
     if shape is not None:
-        place = f"{weight.parameter.place} (megatron)"
-        check_divisible(shape[dim], count, f"dim {dim} of size", axis, place)
+        location = f"{weight.parameter.location} (megatron)"
+        check_divisible(shape[dim], count, f"dim {dim} of size", axis, location)
 
 
 def _check_heads(weight: KnownWeight, count: int, axis: str, consumers: Consumers) -> None:
-    if weight.role not in ("query", "key_value"):
+    if weight.projection not in ("query", "key_value"):
         return
-    problem = "the number of heads" if weight.role == "query" else "the number of key/value heads"
+    problem = (
+        "the number of heads" if weight.projection == "query" else "the number of key/value heads"
+    )
     for heads in heads_of(weight, consumers):
         _refuse_heads(weight, heads, count, axis, problem)
 
@@ -99,6 +103,6 @@ def _refuse_heads(weight: KnownWeight, heads: int, count: int, axis: str, proble
         count,
         problem,
         axis,
-        f"{weight.parameter.place} (megatron)",
+        f"{weight.parameter.location} (megatron)",
         f'Give "{axis}" a size that divides {heads}: {", ".join(map(str, fitting))}.',
     )

@@ -37,12 +37,12 @@ from .model_info import (
     tensor_parameters,
 )
 from .registry import plan_maker
-from .replicated_warning import Projection, warn_of_whole
+from .replicated_warning import Projection, warn_of_replicated
 from .residual_stream import SEQ_DIM, sequence_rules
 from .training_parts import boundary_positions
 from .transformer_weights import GATE_UP, QUERY, ROW, KnownWeight, known_weight
 
-_WHY_WHOLE = {
+_WHY_REPLICATED = {
     "fused": "query, key and value are fused, and the devices do not divide each of them",
     "fused_gate_up": "gate and up are fused, and the devices do not divide both",
     "key_value": "a single head, which all devices need",
@@ -147,7 +147,7 @@ class _Rules:
             labels[parameter.position] = label
         warn_of_full_caches(full_caches, "megatron", self.axis)
         if self.sequence:
-            rows = [w for w in known.values() if w.role == "row" and not w.is_bias]
+            rows = [w for w in known.values() if w.projection == "row" and not w.is_bias]
             with self.faults.gathered():
                 self.rules += sequence_rules(rows, self.consumers, rule_name, self.mesh, self.names)
         return list(_projections(others, known, labels, fn, self.consumers))
@@ -158,16 +158,20 @@ class _Rules:
     ) -> int:  # fmt: skip
         """Add the rule of a parameter; return its label along the axis."""
         reads, segments = weight is None or bool(weight.uses), None
-        if weight is not None and reads and not (self.one_head and weight.role == "key_value"):
+        if (
+            weight is not None
+            and reads
+            and not (self.one_head and weight.projection == "key_value")
+        ):
             with self.faults.gathered():
                 segments = segments_of(weight, fn, self.consumers)
                 label = label_of(weight, self.mesh, self.axis, self.consumers, segments)
-        repeated = is_cache or (weight is not None and weight.role == "key_value")
+        repeated = is_cache or (weight is not None and weight.projection == "key_value")
         cut = {n: R if repeated and n != self.axes[0] else label for n in self.axes}
         sizes = segments.sizes if segments is not None and label != R else ()
         sizes = sizes if len(sizes) > 1 else ()
         rule = replace(parameter_rule(parameter, self.mesh, cut, stays), segments=sizes)
-        self.divides_heads |= bool(sizes) and weight is not None and weight.role == "fused"
+        self.divides_heads |= bool(sizes) and weight is not None and weight.projection == "fused"
         if reads:
             self.agreed.setdefault((parameter.name, parameter.shape), rule)
         else:
@@ -189,14 +193,14 @@ class _Rules:
             placement, segments = other.placement, other.segments
             rules[number] = replace(rules[number], placement=placement, segments=segments)
         for projections in read:
-            warn_of_whole(projections, "megatron", self.axis)
+            warn_of_replicated(projections, "megatron", self.axis)
         regather = tuple(self.names) if self.sequence else ()
         return Plan((self.mesh,), tuple(dict.fromkeys(rules)), regather=regather)
 
 
 def _check_complete(known: Sequence[KnownWeight], all_weights: Sequence[Parameter]) -> None:
     """Refuse a model without both kinds of projections (DIST0233)."""
-    roles = {w.role for w in known if not w.is_bias}
+    roles = {w.projection for w in known if not w.is_bias}
     into = {"query", "gate_up", *FUSED_WEIGHTS} & roles
     if into and "row" in roles:
         return
@@ -207,7 +211,7 @@ def _check_complete(known: Sequence[KnownWeight], all_weights: Sequence[Paramete
         "DIST0233",
         f"there is no {missing}: looked for {', '.join(looked)} among "
         f"{names_of(all_weights) or 'none'}",
-        place=f"{entry} (megatron)",
+        location=f"{entry} (megatron)",
         remedy="Rename the weights accordingly, or write the plan by hand.",
     )
 
@@ -233,5 +237,7 @@ def _projections(
             continue
         why = ""
         if labels[parameter.position] == R:
-            why = _WHY_WHOLE.get(weight.role if weight is not None else "", "its name is unknown")
+            why = _WHY_REPLICATED.get(
+                weight.projection if weight is not None else "", "its name is unknown"
+            )
         yield Projection(parameter, why)

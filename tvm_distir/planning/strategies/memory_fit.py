@@ -103,7 +103,7 @@ def fitted(
         "DIST0803",
         f"the step requires {least / GIB:.3g} GiB on a device at least, measured in "
         f"{len(choices.peaks)} choices, and {bound / GIB:.3g} GiB are available",
-        place="train_step (recompute)",
+        location="train_step (recompute)",
         remedy="Give more memory_gib, a strategy that replicates less, or smaller micro-batches.",
     )
     error.least_bytes = least

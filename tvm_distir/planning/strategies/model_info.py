@@ -60,7 +60,7 @@ class Parameter:
     dtype: str
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """Return the place for messages."""
         return f"{self.entry}/{self.name}"
 
@@ -80,12 +80,12 @@ def as_mesh_spec(mesh: MeshLike) -> MeshSpec:
 
 def mesh_axis(mesh: MeshSpec, axis: str, strategy: str, option: str = "axis") -> int:
     """Return the number of the axis that an option of a strategy names (MeshError DIST0206)."""
-    place = f'strategy "{strategy}"'
+    location = f'strategy "{strategy}"'
     try:
-        return mesh.axis_number(axis, place)
+        return mesh.axis_number(axis, location)
     except MeshError as error:
         remedy = f"{error.remedy} Choose one with {strategy}:{option}=NAME."
-        raise MeshError(error.code, error.what, place=place, remedy=remedy) from None
+        raise MeshError(error.code, error.what, location=location, remedy=remedy) from None
 
 
 def entries(mod: ir.IRModule) -> list[tuple[str, relax.Function, str | None]]:
@@ -100,7 +100,7 @@ def entries(mod: ir.IRModule) -> list[tuple[str, relax.Function, str | None]]:
     if not public:
         raise PlanError(
             "DIST0225", "the module has no public function",
-            place="module", remedy='Give the entry a "global_symbol".',
+            location="module", remedy='Give the entry a "global_symbol".',
         )  # fmt: skip
     only = len(public) == 1
     return [(name, public[name], None if only else name) for name in public]
@@ -155,7 +155,7 @@ def same_size(first: Any, second: Any) -> bool:
 
 
 def check_divisible(
-    size: Any, count: int, subject: str, axis: str, place: str, remedy: str | None = None
+    size: Any, count: int, subject: str, axis: str, location: str, remedy: str | None = None
 ) -> None:
     """Refuse a known size that ``count`` does not divide (PlanError DIST0234)."""
     if not isinstance(size, int) or size % count == 0:
@@ -167,7 +167,7 @@ def check_divisible(
         "DIST0234",
         f'{subject} {size} is not divisible by the mesh axis "{axis}" ({count}): '
         f"{size} = {quotient} x {count} + {rest}",
-        place=place,
+        location=location,
         remedy=remedy or f"Change it to {choices}, or choose an axis size that divides {size}.",
     )
 

@@ -122,7 +122,7 @@ def check_forward(schedule: Schedule) -> None:
             "DIST0233",
             f"the module is not a training step, and the strategy divides it into "
             f"{schedule.micro_batches} micro-batches and {schedule.chunks} stages per rank",
-            place=f'strategy "{PIPELINE}"',
+            location=f'strategy "{PIPELINE}"',
             remedy="Use the options axis and layers only, or create a training step with --train, "
             "or train_step(..., schedule=...).",
         )
@@ -135,7 +135,8 @@ def check_layers(layers: str) -> None:
             "DIST0233",
             f'layers="{shortened(layers)}" divides forward passes, and the module is a training '
             "step",
-            place=f'strategy "{PIPELINE}"', remedy='Create the step with the "cuts" of a schedule.',
+            location=f'strategy "{PIPELINE}"',
+            remedy='Create the step with the "cuts" of a schedule.',
         )  # fmt: skip
 
 
@@ -161,7 +162,7 @@ def schedule_of(specs: Sequence[StrategySpec], axes: Mapping[str, int] | None) -
     if len(pipelines) > 1:
         raise PlanError(
             "DIST0232", "two pipelines",
-            place="strategy", remedy="Give the number of chunks with chunks=.",
+            location="strategy", remedy="Give the number of chunks with chunks=.",
         )  # fmt: skip
     return _schedule(axes or {}, **checked(pipelines[0]).options)
 
@@ -192,7 +193,7 @@ def check_micro_batches(count: int, other: int, subject: str) -> None:
     if count != other:
         raise UsageError(
             "DIST0151", f"{count} micro-batches are given, and the {subject} has {other}",
-            place="micro_batches", remedy="Remove either of them.",
+            location="micro_batches", remedy="Remove either of them.",
         )  # fmt: skip
 
 
@@ -217,7 +218,7 @@ def _schedule(
     if stages not in (0, size or 1):
         raise PlanError(
             "DIST0236", f'stages={stages}, and the mesh axis "{axis}" has {size} devices',
-            place=f'strategy "{PIPELINE}"', remedy="Remove stages, or change the mesh.",
+            location=f'strategy "{PIPELINE}"', remedy="Remove stages, or change the mesh.",
         )  # fmt: skip
     base = Schedule(schedule, size or 1, micro_batches, chunks, stash=stash)
     return replace(base, offload=_stages(offload, base.stage_count))
@@ -231,7 +232,7 @@ def _stages(text: str, count: int) -> tuple[int, ...]:
     if not numbers:
         raise PlanError(
             "DIST0236", f'offload="{shortened(text)}" names no stages',
-            place=f'strategy "{PIPELINE}"',
+            location=f'strategy "{PIPELINE}"',
             remedy="Write none, all, or numbers of stages joined by a slash: 0/1.",
         )  # fmt: skip
     return numbers
@@ -243,7 +244,7 @@ def on_stages(mod: ir.IRModule, mesh: MeshSpec, target_schedule: Schedule, axis:
     if pipeline is None:
         raise PlanError(
             "DIST0233", "the module is not a pipelined training step",
-            place=f'strategy "{PIPELINE}"',
+            location=f'strategy "{PIPELINE}"',
             remedy="Create it with --train, or train_step(..., schedule=...).",
         )  # fmt: skip
     schedule = pipeline.schedule
@@ -254,14 +255,14 @@ def on_stages(mod: ir.IRModule, mesh: MeshSpec, target_schedule: Schedule, axis:
             f"the step has {schedule.stages} stages, {schedule.micro_batches} micro-batches and "
             f"{schedule.chunks} chunks, the strategy requires {target_schedule.stages}, "
             f"{target_schedule.micro_batches} and {target_schedule.chunks}",
-            place=f'strategy "{PIPELINE}"',
+            location=f'strategy "{PIPELINE}"',
             remedy="Create the step with the schedule that the strategy requires.",
         )
     if target_schedule.stash and not schedule.stash:
         raise PlanError(
             "DIST0233",
             "the step sums gradients over all micro-batches, the strategy requires stash",
-            place=f'strategy "{PIPELINE}"',
+            location=f'strategy "{PIPELINE}"',
             remedy="Create the step with a schedule that sets stash.",
         )
     stage, devices = _stage_mesh(mesh, axis)

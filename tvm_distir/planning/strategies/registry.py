@@ -134,7 +134,7 @@ def plan_maker(function: Callable[Arguments, Plan]) -> Callable[Arguments, Plan]
                 "DIST0231",
                 f'the option "{name}" has no default, or a default whose type cannot be written '
                 "as text",
-                place=f'strategy "{function.__name__}"',
+                location=f'strategy "{function.__name__}"',
                 remedy="Give it a default that is a string, a number or a bool.",
             )
 
@@ -173,7 +173,7 @@ def find_strategy(name: str) -> StrategyInfo:
     if name not in STRATEGIES:
         raise PlanError(
             "DIST0230", f'there is no strategy "{name}"',
-            place="strategy", remedy=nearest(name, strategy_names()),
+            location="strategy", remedy=nearest(name, strategy_names()),
         )  # fmt: skip
     info = getattr(STRATEGIES.load(name), _MARK, None)
     if not isinstance(info, StrategyInfo):
@@ -200,7 +200,8 @@ def parse(text: str) -> tuple[StrategySpec, ...]:
         if not name or (colon and not rest.strip()):
             raise PlanError(
                 "DIST0235", f'"{text}" has an empty {"list of options" if name else "name"}',
-                place="strategy", remedy='Write NAME, NAME:key=value,... or several joined by "+".',
+                location="strategy",
+                remedy='Write NAME, NAME:key=value,... or several joined by "+".',
             )  # fmt: skip
         options: dict[str, Any] = {}
         for item in rest.split(",") if colon else []:
@@ -209,13 +210,13 @@ def parse(text: str) -> tuple[StrategySpec, ...]:
             if not equals or not key:
                 raise PlanError(
                     "DIST0235", f'"{item.strip()}" is not key=value',
-                    place=f'strategy "{name}"',
+                    location=f'strategy "{name}"',
                     remedy="Join options with commas: axis=tp,sequence=1.",
                 )  # fmt: skip
             if key in options:
                 raise PlanError(
                     "DIST0235", f'the option "{key}" is given twice',
-                    place=f'strategy "{name}"', remedy="Remove one.",
+                    location=f'strategy "{name}"', remedy="Remove one.",
                 )  # fmt: skip
             options[key] = value.strip()
         specs.append(checked(StrategySpec(name, options)))
@@ -230,7 +231,7 @@ def checked(spec: StrategySpec) -> StrategySpec:
         if key not in known:
             raise PlanError(
                 "DIST0231", f'the strategy has no option "{key}"',
-                place=f'strategy "{spec.name}"', remedy=nearest(key, known),
+                location=f'strategy "{spec.name}"', remedy=nearest(key, known),
             )  # fmt: skip
         term = Token(value) if isinstance(value, str) else as_term(value)
         try:
@@ -238,6 +239,6 @@ def checked(spec: StrategySpec) -> StrategySpec:
         except Unreadable as fault:
             raise PlanError(
                 "DIST0231", f"{key}={shortened(term)} is not {fault.expects}",
-                place=f'strategy "{spec.name}"', remedy=fault.remedy or known[key].fault_remedy,
+                location=f'strategy "{spec.name}"', remedy=fault.remedy or known[key].fault_remedy,
             ) from None  # fmt: skip
     return StrategySpec(spec.name, options)

@@ -27,12 +27,12 @@ class Projection:
     Attributes
     ----------
     parameter : Parameter
-    why_whole : str
+    why_replicated : str
         The reason why it is not sharded; empty where it is.
     """
 
     parameter: Parameter
-    why_whole: str
+    why_replicated: str
 
     @property
     def elements(self) -> int:
@@ -40,7 +40,7 @@ class Projection:
         return math.prod(n for n in self.parameter.shape or () if isinstance(n, int))
 
 
-def warn_of_whole(projections: Iterable[Projection], strategy: str, axis: str) -> None:
+def warn_of_replicated(projections: Iterable[Projection], strategy: str, axis: str) -> None:
     """Warn where projections of layers stay replicated on every device, with their names.
 
     Parameters
@@ -51,20 +51,20 @@ def warn_of_whole(projections: Iterable[Projection], strategy: str, axis: str) -
         The strategy and the axis that the message names.
     """
     known = [projection for projection in projections if _NUMBER.search(projection.parameter.name)]
-    whole = [weight for weight in known if weight.why_whole]
+    replicated = [weight for weight in known if weight.why_replicated]
     total = sum(weight.elements for weight in known)
-    share = sum(weight.elements for weight in whole) / total if total else 0.0
+    share = sum(weight.elements for weight in replicated) / total if total else 0.0
     if share < LEAST_SHARE:
         return
     groups: dict[tuple[str, str], int] = {}
-    for weight in whole:
+    for weight in replicated:
         pattern = _NUMBER.sub("*", weight.parameter.name)
-        groups[pattern, weight.why_whole] = groups.get((pattern, weight.why_whole), 0) + 1
+        groups[pattern, weight.why_replicated] = groups.get((pattern, weight.why_replicated), 0) + 1
     shown = [f"{name} ({count}: {why})" for (name, why), count in list(groups.items())[:SHOWN]]
     more = f" and {len(groups) - SHOWN} more" if len(groups) > SHOWN else ""
     warnings.warn(
-        f'{strategy} over "{axis}" shards {len(known) - len(whole)} of {len(known)} weights of the '
-        "layers' matrix products; each device stores the others unsharded, "
+        f'{strategy} over "{axis}" shards {len(known) - len(replicated)} of {len(known)} weights '
+        "of the layers' matrix products; each device stores the others unsharded, "
         f"{share:.0%} of their elements, and computes all of their products: "
         f"{'; '.join(shown)}{more}. "
         "tensor_parallel shards weights of any name.",

@@ -39,16 +39,16 @@ def sequence_rules(
     for weight in rows:
         for use in weight.uses:
             residual = consumers.residual(use.function, use.result)
-            place = f"{weight.parameter.place} (megatron:sequence=1)"
+            location = f"{weight.parameter.location} (megatron:sequence=1)"
             if residual is None:
                 raise PlanError(
                     "DIST0233",
                     "the projection's result is not added to a value of its shape, so that the "
                     "residual stream is unknown",
-                    place=place,
+                    location=location,
                     remedy="Use megatron without sequence=1, or write the plan by hand.",
                 )
-            _check_sequence(residual.total, count, axes[0], place)
+            _check_sequence(residual.total, count, axes[0], location)
             fn = consumers.functions[residual.function]
             where = residual.function if is_private(fn) else rule_name
             if is_private(fn) and residual.before in list(fn.params):
@@ -67,16 +67,16 @@ def sequence_rules(
     return list(rules.values())
 
 
-def _check_sequence(total: Any, count: int, axis: str, place: str) -> None:
+def _check_sequence(total: Any, count: int, axis: str, location: str) -> None:
     shape = static_shape(total.ty)
     if shape is None or len(shape) != 3:
         raise PlanError(
             "DIST0233", f"the residual stream has the shape {shape}, not (batch, seq, hidden)",
-            place=place, remedy="Use megatron without sequence=1.",
+            location=location, remedy="Use megatron without sequence=1.",
         )  # fmt: skip
     if shape[SEQ_DIM] < count:
         raise PlanError(
             "DIST0234",
             f'the sequence {shape[SEQ_DIM]} is shorter than the mesh axis "{axis}" ({count})',
-            place=place, remedy="Use fewer devices along it.",
+            location=location, remedy="Use fewer devices along it.",
         )  # fmt: skip

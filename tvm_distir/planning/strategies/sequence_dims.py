@@ -92,19 +92,19 @@ def _sequence_inputs(
     data: Sequence[Parameter], mesh: MeshSpec, axis: str, dim: int, name: str, strategy: str
 ) -> list[int]:
     """Return the positions of data inputs with the sequence: ``dim`` of the first with it."""
-    place = f"{name} ({strategy})"
+    location = f"{name} ({strategy})"
     able = [p for p in data if p.shape is not None and 0 <= dim < len(p.shape)]
     if not able:
         raise PlanError(
             "DIST0233", f"no data input has a dim {dim}: {names_of(data) or 'there is none'}",
-            place=place, remedy=f'Set the sequence dim with "{strategy}:dim=0".',
+            location=location, remedy=f'Set the sequence dim with "{strategy}:dim=0".',
         )  # fmt: skip
     size = (able[0].shape or ())[dim]
     if isinstance(size, int) and size < mesh.axes[axis]:
         raise PlanError(
             "DIST0234",
             f'the sequence {size} is shorter than the mesh axis "{axis}" ({mesh.axes[axis]})',
-            place=able[0].place, remedy="Use fewer devices along it.",
+            location=able[0].location, remedy="Use fewer devices along it.",
         )  # fmt: skip
     return [p.position for p in able if same_size((p.shape or ())[dim], size)]
 
@@ -128,9 +128,9 @@ class Product:
     meeting: bool
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """Return the place for messages."""
-        return self.tied.graph.place(self.node)
+        return self.tied.graph.location(self.node)
 
     @property
     def shape(self) -> tuple[Any, ...]:
@@ -190,9 +190,11 @@ def products(tied: TiedDims) -> Iterator[Product]:
         if rule is None or not single or k not in tied.names:
             continue
         walked = {(i, d) for f in rule.factors for i, d in enumerate(f.ins)}
-        whole = any((i, d) not in walked for i, v in enumerate(node.operands) for d in tied.dims(v))
+        unsharded = any(
+            (i, d) not in walked for i, v in enumerate(node.operands) for d in tied.dims(v)
+        )
         sums = rule.op == LOOK_UP or any(f.kind == "sum" for f in rule.factors)
         product = sums and len(node.operands) > 1 and tied.dims(node.results[0])
-        if whole or product:
+        if unsharded or product:
             pairs = any(len(tied.dims(v)) > 1 for v in (*node.operands, *node.results))
-            yield Product(tied, k, pairs or whole)
+            yield Product(tied, k, pairs or unsharded)

@@ -62,7 +62,7 @@ def spatial_parallel(
     if not 0 <= dim < IMAGE_NDIM:
         raise PlanError(
             "DIST0231", f"dim={dim} is not a dim of an image",
-            place='strategy "spatial_parallel"', remedy=f"Use the default, {ROWS_DIM}.",
+            location='strategy "spatial_parallel"', remedy=f"Use the default, {ROWS_DIM}.",
         )  # fmt: skip
     rules, images, seen = [], 0, list[Parameter]()
     for name, fn, rule_name in entries(mod):
@@ -77,6 +77,6 @@ def spatial_parallel(
     if not images:
         raise PlanError(
             "DIST0233", f"no data input has four dims: {names_of(seen) or 'there is none'}",
-            place="main (spatial_parallel)", remedy='Shard the batch instead: "data_parallel".',
+            location="main (spatial_parallel)", remedy='Shard the batch instead: "data_parallel".',
         )  # fmt: skip
     return Plan((spec,), tuple(rules))

@@ -37,7 +37,7 @@ def slashed_numbers(text: str) -> tuple[int, ...]:
 
 def unfit(problem: str, remedy: str) -> PlanError:
     """Return the error of a module that is not divided into stages."""
-    return PlanError("DIST0233", problem, place='strategy "pipeline"', remedy=remedy)
+    return PlanError("DIST0233", problem, location='strategy "pipeline"', remedy=remedy)
 
 
 class StageDivision:

@@ -77,7 +77,7 @@ def find_state_axes(
     if len(set(numbers)) < len(numbers):
         raise PlanError(
             "DIST0231", f"axis={option} has an axis twice",
-            place=f'strategy "{strategy}"', remedy="Remove one.",
+            location=f'strategy "{strategy}"', remedy="Remove one.",
         )  # fmt: skip
     ordered = tuple(mesh.axis_names[number] for number in sorted(numbers))
     return StateAxes(ordered, tuple(name for name in ordered if name not in sequence))

@@ -103,7 +103,7 @@ def tensor_parallel(
     if slack < 0:
         raise PlanError(
             "DIST0231", f"slack={slack} is negative",
-            place='strategy "tensor_parallel"',
+            location='strategy "tensor_parallel"',
             remedy=f"Give a percentage of 0 or more, by default {SLACK_PERCENT}.",
         )  # fmt: skip
     ranks = spec.shape[number]
@@ -225,8 +225,12 @@ def _report(trial: CandidatePlacement, bounds: Bounds, axis: str) -> None:
     if cost.flops > bounds.flops:
         missed.append(f"does {cost.flops} FLOPs, not {bounds.flops}")
     if missed:
-        whole = [f"{place} ({why})" for place, why in list(bounds.whole.items())[:SHOWN]]
-        because = f" Weights that no op can use sharded: {', '.join(whole)}." if whole else ""
+        replicated = [
+            f"{position} ({why})" for position, why in list(bounds.replicated.items())[:SHOWN]
+        ]
+        because = (
+            f" Weights that no op can use sharded: {', '.join(replicated)}." if replicated else ""
+        )
         warnings.warn(
             f'tensor_parallel over "{axis}": each device {" and ".join(missed)}.{because}',
             stacklevel=3,

@@ -17,7 +17,7 @@ from typing import Any
 from tvm import ir, relax
 
 from tvm_distir.core.ir import relax_functions, unpack
-from tvm_distir.core.ir.attributes import ROLE_ATTR, param_names, training_notes
+from tvm_distir.core.ir.attributes import STAGE_KIND_ATTR, param_names, training_notes
 from tvm_distir.core.plan import (
     ACTIVATION,
     GRADIENT,
@@ -65,7 +65,9 @@ def term_names(fn: relax.Function) -> dict[str, str]:
 def boundary_positions(fn: relax.Function) -> list[int]:
     """Return the parameters of a stage's function that come from other stages, or none."""
     attrs: Any = fn.attrs or {}
-    notes = list(map(str, unpack(attrs[ROLE_ATTR]["params"]))) if ROLE_ATTR in attrs else []
+    notes = (
+        list(map(str, unpack(attrs[STAGE_KIND_ATTR]["params"]))) if STAGE_KIND_ATTR in attrs else []
+    )
     return [i for i, n in enumerate(notes) if n.partition(":")[0] in (ACTIVATION, GRADIENT)]
 
 
@@ -126,14 +128,14 @@ def with_updates(mod: ir.IRModule, plan: Plan) -> Plan:
     }
     for name, fn in functions.items():
         updated, states = training_notes(fn, "updated"), training_notes(fn, "states")
-        again = training_notes(fn, "again")
+        gathered_twice = training_notes(fn, "again")
         find = _Finder.of(rules, name)
         for parameter in param_names(fn) if updated else ():
             rule = find(parameter)
             if rule is None or parameter not in updated:
                 continue
-            if parameter in again:
-                rules.append(replace(rule, kind="value", name=str(again[parameter])))
+            if parameter in gathered_twice:
+                rules.append(replace(rule, kind="value", name=str(gathered_twice[parameter])))
             values = [(str(updated[parameter]), rule)]
             for state in map(str, states.get(parameter, ())[:]):
                 placed = find.exactly(state)
@@ -165,7 +167,7 @@ def _between_stages(mod: ir.IRModule, rules: Sequence[PlanRule]) -> list[PlanRul
         kind = ACTIVATION if source < target else GRADIENT
         names = dict(zip(stages[target].params, param_names(reader), strict=True))
         find = _Finder.of(rules, stages[target].function)
-        values = unpack(maker.attrs[ROLE_ATTR]["values"])
+        values = unpack(maker.attrs[STAGE_KIND_ATTR]["values"])
         for slot, value in zip(stages[source].results, values, strict=True):
             rule = find(names[slot]) if slot.startswith(f"{kind}:") else None
             if rule is not None:

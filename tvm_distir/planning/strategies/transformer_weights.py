@@ -55,20 +55,20 @@ class KnownWeight:
     """Known weight: its role, and how its consumers use it."""
 
     parameter: Parameter
-    role: str
+    projection: str
     is_bias: bool
     uses: tuple[WeightConsumer, ...]
 
 
 @functools.lru_cache(maxsize=1 << 16)
-def role_of(name: str) -> tuple[str, bool] | None:
+def projection_of(name: str) -> tuple[str, bool] | None:
     """Return the role of a parameter by its name, and whether it is a bias; None for others."""
     match = re.fullmatch(r"(?:(.*?)_)??(weight|bias|q_weight|q_scale)", plain_name(name))
     while match is not None:
         stem = match[1] or ""
-        for role, words in ROLES.items():
+        for projection, words in ROLES.items():
             if any(stem == word or stem.endswith("_" + word) for word in words):
-                return role, match[2] == "bias"
+                return projection, match[2] == "bias"
         # the weight of a projection "SelfAttention_q", or the quantized one of "SelfAttention"
         match = re.fullmatch(r"(.*_q)_(weight)", plain_name(name)) if match[2][:2] == "q_" else None
     return None
@@ -82,13 +82,15 @@ def known_weight(
     Stacked weights of experts, (experts, in, out), have names without ``.weight``.
     """
     stacked = parameter.ndim == 3
-    role = role_of(parameter.name) or (role_of(f"{parameter.name}.weight") if stacked else None)
-    if role is None:
+    projection = projection_of(parameter.name) or (
+        projection_of(f"{parameter.name}.weight") if stacked else None
+    )
+    if projection is None:
         return None
     uses = consumers.uses(parameter.entry, fn.params[parameter.position])
     if stacked and any(use.kind != "matmul" for use in uses):
         return None
-    return KnownWeight(parameter, role[0], role[1], tuple(uses))
+    return KnownWeight(parameter, projection[0], projection[1], tuple(uses))
 
 
 def cut_dim(weight: KnownWeight) -> int:
@@ -96,22 +98,26 @@ def cut_dim(weight: KnownWeight) -> int:
 
     There has to be a consumer.
     """
-    place = f"{weight.parameter.place} (megatron)"
+    location = f"{weight.parameter.location} (megatron)"
     dims: list[int] = []
     for use in weight.uses:
-        dim = use.contracted if weight.role == "row" else use.kept
-        if use.kind == "other" or dim is None or (use.kind == "take" and weight.role == "row"):
+        dim = use.contracted if weight.projection == "row" else use.kept
+        if (
+            use.kind == "other"
+            or dim is None
+            or (use.kind == "take" and weight.projection == "row")
+        ):
             raise PlanError(
                 "DIST0233",
                 f"the weight is consumed by {use.op}, bound to "
                 f"{use.function}/{getattr(use.result, 'name', '?')}, "
                 "not by a matmul or take, so that the dim to shard is unknown",
-                place=place, remedy="Write a rule for this weight.",
+                location=location, remedy="Write a rule for this weight.",
             )  # fmt: skip
         dims.append(dim)
     if len(set(dims)) != 1:
         raise PlanError(
             "DIST0233", f"its consumers shard dims {dims}, so that the dim to shard is ambiguous",
-            place=place, remedy="Write a rule for this weight.",
+            location=location, remedy="Write a rule for this weight.",
         )  # fmt: skip
     return dims[0]

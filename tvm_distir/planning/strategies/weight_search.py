@@ -27,7 +27,7 @@ from .model_info import Parameter
 SLACK_PERCENT = 10
 """The percentage by which a device may hold and compute more than an equal share."""
 
-PRICES = (2.0, 8.0, 64.0, 512.0)
+EXCHANGE_COSTS = (2.0, 8.0, 64.0, 512.0)
 """Multiples of the first prices tried until the bounds hold, where these do not."""
 
 CUTS = 3
@@ -52,17 +52,17 @@ class Bounds:
     ----------
     param_bytes, flops : int
         Bounds: the parts that can be cut over the ranks, with slack, and the others.
-    whole : mapping of str to str
+    replicated : mapping of str to str
         Weights that no op takes cut, and why. They count as cut all the same, where a dim has
         enough entries: they can lie cut and be gathered where they are used.
-    whole_flops : mapping of str to int
+    unsharded_flops : mapping of str to int
         FLOPs no rule can shard, by op.
     """
 
     param_bytes: int
     flops: int
-    whole: Mapping[str, str]
-    whole_flops: Mapping[str, int]
+    replicated: Mapping[str, str]
+    unsharded_flops: Mapping[str, int]
 
     def excess(self, cost: DeviceCost) -> float:
         """Return the ratio by which a device cost exceeds the bounds; 0 within them."""
@@ -82,13 +82,13 @@ def bounds_for(
     slack: int,
 ) -> Bounds:
     """Return the bounds (DIST0233 when no op takes any weight sharded)."""
-    whole: dict[str, str] = {}
+    replicated: dict[str, str] = {}
     cut, fixed, used = 0, 0, False
     for name, parameters in weights.items():
         for i, parameter in parameters.items():
             reasons = explorer.obstacles(name, i)
             if reasons:
-                whole[parameter.place] = "; ".join(reasons)
+                replicated[parameter.location] = "; ".join(reasons)
             used = used or not reasons
             size = explorer.weight_bytes(name, i)
             if explorer.storage_dim(name, i) is None:
@@ -96,19 +96,20 @@ def bounds_for(
             else:
                 cut += size
     if not used:
-        why = [f"{place}: {reason}" for place, reason in list(whole.items())[:SHOWN]]
+        why = [f"{position}: {reason}" for position, reason in list(replicated.items())[:SHOWN]]
         raise PlanError(
             "DIST0233",
             "no weight can be sharded" + (f" ({'. '.join(why)})" if why else ": there is none"),
-            place='strategy "tensor_parallel"', remedy='Shard the data instead: "data_parallel".',
+            location='strategy "tensor_parallel"',
+            remedy='Shard the data instead: "data_parallel".',
         )  # fmt: skip
-    whole_flops = explorer.whole_flops()
-    alone, rest = explorer.alone().flops, sum(whole_flops.values())
+    unsharded_flops = explorer.unsharded_flops()
+    alone, rest = explorer.alone().flops, sum(unsharded_flops.values())
 
     def share(amount: int) -> int:
         return amount * (100 + slack) // (100 * ranks)
 
-    return Bounds(fixed + share(cut), rest + share(alone - rest), whole, whole_flops)
+    return Bounds(fixed + share(cut), rest + share(alone - rest), replicated, unsharded_flops)
 
 
 def find(explorer: PlacementSearch, bounds: Bounds, parts: int) -> CandidatePlacement:
@@ -128,15 +129,15 @@ def find(explorer: PlacementSearch, bounds: Bounds, parts: int) -> CandidatePlac
             return best
         for stored in _storable(explorer, best.labels, over):
             explorer.store(stored)
-            again = _used_as_they_lie(explorer, bounds, parts)
-            best = min(best, again, key=lambda trial: bounds.order(explorer, trial))
+            repeated = _used_as_they_lie(explorer, bounds, parts)
+            best = min(best, repeated, key=lambda trial: bounds.order(explorer, trial))
         explorer.store(best.stored)
         return best
 
 
 def _used_as_they_lie(explorer: PlacementSearch, bounds: Bounds, parts: int) -> CandidatePlacement:
-    plain, prices = search(explorer, bounds)
-    wide, _ = search(explorer, bounds, parts, prices)
+    plain, cost_tables = search(explorer, bounds)
+    wide, _ = search(explorer, bounds, parts, cost_tables)
     return min(plain, wide, key=lambda trial: bounds.order(explorer, trial))
 
 
@@ -213,7 +214,7 @@ def search(
         return excess
 
     def attempt(memory_share: float, worked: float, launch: int = explorer.costs.launch) -> bool:
-        unit = explorer.costs.wire * alone.wire_bytes
+        unit = explorer.costs.wire * alone.sent_bytes
         costs = replace(
             explorer.costs,
             memory=1,
@@ -246,7 +247,7 @@ def search(
 def _least(holds: Callable[[float], bool]) -> float:
     """Return the least multiple of prices that holds, of those tried above 1; or the largest."""
     failed = 1.0
-    for multiple in PRICES:
+    for multiple in EXCHANGE_COSTS:
         if holds(multiple):
             return _lowest(holds, multiple, failed)
         failed = multiple

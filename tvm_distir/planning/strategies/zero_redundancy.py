@@ -109,7 +109,7 @@ def stored_in_parts(
     if stage not in STAGES:
         raise PlanError(
             "DIST0231", f"stage={stage} is not 1, 2 or 3",
-            place=f'strategy "{strategy}"',
+            location=f'strategy "{strategy}"',
             remedy="Use 1 to shard the optimizer states, 2 for gradients too, 3 for weights too.",
         )  # fmt: skip
     numbers = [spec.axis_number(name) for name in axes.names]
@@ -202,4 +202,4 @@ def _nothing(name: str, stage: int, strategy: str) -> PlanError:
     else:
         problem = f"there are no optimizer states{' and no gradients' if stage == 2 else ''}"
         remedy = 'Use a training step (--train --optimizer adam), or use "zero:stage=3".'
-    return PlanError("DIST0233", problem, place=f"{name} ({strategy})", remedy=remedy)
+    return PlanError("DIST0233", problem, location=f"{name} ({strategy})", remedy=remedy)

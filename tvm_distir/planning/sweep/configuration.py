@@ -143,6 +143,6 @@ WORDS: Mapping[str, str] = {k: v for k, v in _USUAL.items() if isinstance(v, str
 """Columns of words, and what holds where they are not given."""
 
 
-def refused(problem: str, remedy: str, place: str = "configuration") -> SimulationError:
+def refused(problem: str, remedy: str, location: str = "configuration") -> SimulationError:
     """Return the error of an invalid configuration."""
-    return SimulationError("DIST0751", problem, place=place, remedy=remedy)
+    return SimulationError("DIST0751", problem, location=location, remedy=remedy)

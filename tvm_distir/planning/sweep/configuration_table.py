@@ -67,8 +67,8 @@ def read_table(path: str | Path, keys: Collection[str], micro_batches: int = 1) 
             raise wrong(f"{path}:{number}", problem, "Give each column a value.")
     columns = zip(*(row for _, row in lines[1:]), strict=True)
     cells = {name: list(map(str.strip, c)) for name, c in zip(names, columns, strict=True)}
-    places = [f"{path}:{number}" for number, _ in lines[1:]]
-    return _table(cells, keys, places, micro_batches)
+    positions = [f"{path}:{number}" for number, _ in lines[1:]]
+    return _table(cells, keys, positions, micro_batches)
 
 
 def record_table(records: object, keys: Collection[str], micro_batches: int = 1) -> Table:
@@ -93,20 +93,20 @@ def record_table(records: object, keys: Collection[str], micro_batches: int = 1)
     if isinstance(records, str) or not isinstance(records, Sequence) or not records:
         problem = f"no configurations are given, but {shortened(repr(records))}"
         raise wrong("rows", problem, "Give a path, values by column, or a list of mappings.")
-    places = [f"rows[{number}]" for number in range(len(records))]
+    positions = [f"rows[{number}]" for number in range(len(records))]
     cells: dict[str, list[str]] = {}
-    for number, (place, record) in enumerate(zip(places, records, strict=True)):
+    for number, (position, record) in enumerate(zip(positions, records, strict=True)):
         if not isinstance(record, Mapping):
             problem = f"it is no mapping of values by column, but {shortened(repr(record))}"
-            raise wrong(place, problem, 'Give {"tp": 2, "dp": 4, ...}.')
+            raise wrong(position, problem, 'Give {"tp": 2, "dp": 4, ...}.')
         names = [ALIASES.get(str(name), str(name)) for name in record]
         for name, value in zip(names, record.values(), strict=True):
             if names.count(name) > 1:
-                raise wrong(place, f"the column {name!r} occurs twice", "Give each column once.")
+                raise wrong(position, f"the column {name!r} occurs twice", "Give each column once.")
             column = cells.setdefault(name, [""] * len(records))
             shown = int(value) if isinstance(value, bool) else value
             column[number] = "" if value is None else str(shown).strip()
-    return _table(cells, keys, places, micro_batches)
+    return _table(cells, keys, positions, micro_batches)
 
 
 def grid_table(
@@ -146,13 +146,13 @@ def grid_table(
 
 
 def _table(
-    cells: dict[str, list[str]], keys: Collection[str], places: Sequence[str], micro_batches: int
+    cells: dict[str, list[str]], keys: Collection[str], locations: Sequence[str], micro_batches: int
 ) -> Table:
-    size = len(places)
+    size = len(locations)
     if GLOBAL_BATCH not in cells:
         cells.setdefault("micro_batches", [str(micro_batches)] * size)
     numbers = {
-        name: _numbers(name, cells.pop(name), least, places)
+        name: _numbers(name, cells.pop(name), least, locations)
         if name in cells
         else np.full(size, usual, np.int64)
         for name, usual in INTEGERS.items()
@@ -165,55 +165,55 @@ def _table(
     sizes = {name: cells.pop(name) for name in list(cells) if name in keys or name.startswith(DIM)}
     table = Table(size, numbers, words, sizes)
     samples = cells.pop(GLOBAL_BATCH, None)
-    _check_devices(table, places)
+    _check_devices(table, locations)
     if samples is not None:
-        _divide(table, _numbers(GLOBAL_BATCH, samples, 1, places))
+        _divide(table, _numbers(GLOBAL_BATCH, samples, 1, locations))
     for column in sizes.values():
         for row, value in enumerate(column):
             if not value:
                 table.faults.setdefault(row, "a size of the model is missing")
-    _check_others(cells, table, keys, places)
+    _check_others(cells, table, keys, locations)
     table.others = cells
     return table
 
 
 def _check_others(
-    cells: dict[str, list[str]], table: Table, keys: Collection[str], places: Sequence[str]
+    cells: dict[str, list[str]], table: Table, keys: Collection[str], locations: Sequence[str]
 ) -> None:
     """Refuse columns that would seem to have an effect, and compare the numbers of devices."""
     known = {*INTEGERS, *WORDS, *ALIASES, GLOBAL_BATCH, DEVICES, *keys}
     for name in (name for name in cells if is_misplaced(name, known)):
-        raise _no_column(places[0], name, known - {DEVICES})
+        raise _no_column(locations[0], name, known - {DEVICES})
     if DEVICES not in cells:
         return
-    devices = _numbers(DEVICES, cells.pop(DEVICES), 1, places)
+    devices = _numbers(DEVICES, cells.pop(DEVICES), 1, locations)
     for row in np.flatnonzero((devices > 0) & (devices != table.devices)).tolist():
         problem = f"devices={devices[row]} is not tp x pp x dp = {table.devices[row]}"
         table.faults.setdefault(row, problem)
 
 
-def _numbers(name: str, column: Sequence[str], least: int, places: Sequence[str]) -> Ints:
+def _numbers(name: str, column: Sequence[str], least: int, locations: Sequence[str]) -> Ints:
     """Return a column of integers, with defaults for empty cells."""
     known: dict[str, int] = {"": INTEGERS.get(name, 0)}
-    for text, place in zip(column, places, strict=True):
+    for text, position in zip(column, locations, strict=True):
         if text in known:
             continue
         value = parse_int(text.removesuffix(".0"), least)
         if value is None:
             raise wrong(
-                place, f'{name} is "{shortened(text)}"',
+                position, f'{name} is "{shortened(text)}"',
                 f"Give an integer from {least} to {MAX_INT}.",
             )  # fmt: skip
         known[text] = value
     return np.array([known[text] for text in column], np.int64)
 
 
-def _check_devices(table: Table, places: Sequence[str]) -> None:
+def _check_devices(table: Table, locations: Sequence[str]) -> None:
     for name in ("tp", "pp", "dp"):
         over = np.flatnonzero(table.numbers[name] > MAX_DEVICES)
         if over.size:
             raise wrong(
-                places[over[0]], f"{name} is {table.numbers[name][over[0]]}",
+                locations[over[0]], f"{name} is {table.numbers[name][over[0]]}",
                 f"Use at most {MAX_DEVICES:,} devices.",
             )  # fmt: skip
     for row in np.flatnonzero(table.devices > MAX_DEVICES).tolist():
@@ -237,12 +237,12 @@ def _divide(table: Table, samples: Ints) -> None:
     numbers["micro_batches"] = counts
 
 
-def _no_column(place: str, name: str, known: Collection[str]) -> SimulationError:
+def _no_column(location: str, name: str, known: Collection[str]) -> SimulationError:
     """Return the error of an unknown column, with the nearest known one."""
     remedy = _REMEDIES.get(name) or nearest(name, known)
-    return wrong(place, f'there is no column "{shortened(name)}"', remedy)
+    return wrong(location, f'there is no column "{shortened(name)}"', remedy)
 
 
-def wrong(place: str, problem: str, remedy: str) -> SimulationError:
+def wrong(location: str, problem: str, remedy: str) -> SimulationError:
     """Return an error about a table."""
-    return SimulationError("DIST0750", problem, place=place, remedy=remedy)
+    return SimulationError("DIST0750", problem, location=location, remedy=remedy)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tvm_distir.support import UsageError, write_whole
+from tvm_distir.support import UsageError, write_atomically
 
 SETTINGS = ".sweep.json"
 """The suffix of the file beside the rows that records what they depend on."""
@@ -64,7 +64,7 @@ class CsvOutput:
             self._write(self.path, csv_text([self.header]))
 
     def _other(self, problem: str, remedy: str) -> UsageError:
-        return UsageError("DIST0151", f"{self.path} {problem}", place="-o", remedy=remedy)
+        return UsageError("DIST0151", f"{self.path} {problem}", location="-o", remedy=remedy)
 
     def _read(self) -> None:
         try:
@@ -81,15 +81,15 @@ class CsvOutput:
                 f"contains a sweep with other settings ({', '.join(differ)})",
                 "Use the same settings, or give another file: predictions are not reused.",
             )
-        whole = text[: text.rfind("\n") + 1]  # an interrupted write leaves part of a line
-        rows = list(csv.reader(io.StringIO(whole)))
+        complete = text[: text.rfind("\n") + 1]  # an interrupted write leaves part of a line
+        rows = list(csv.reader(io.StringIO(complete)))
         if not rows or rows[0] != self.header:
             raise self._other("has other columns", "Remove --resume, or give another file.")
         for row in rows[1:]:
             if len(row) == len(self.header):
                 self.known[tuple(row[: self.keys])] = row[self.keys :]
-        if len(whole) != len(text):
-            self._write(self.path, whole)
+        if len(complete) != len(text):
+            self._write(self.path, complete)
 
     def add(self, rows: Iterable[Sequence[object]]) -> None:
         """Append rows."""
@@ -106,13 +106,13 @@ class CsvOutput:
 
     def _fault(self, path: Path, error: OSError) -> UsageError:
         return UsageError(
-            "DIST0153", f"{path} cannot be written: {error.strerror or error}", place="-o",
+            "DIST0153", f"{path} cannot be written: {error.strerror or error}", location="-o",
             remedy="Give a path in an existing, writable folder.",
         )  # fmt: skip
 
     def _write(self, path: Path, text: str) -> None:
         """Write a file completely or not at all."""
         try:
-            write_whole(path, text)
+            write_atomically(path, text)
         except OSError as error:
             raise self._fault(path, error) from error

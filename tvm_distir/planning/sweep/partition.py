@@ -76,17 +76,17 @@ class TemplateLearner:
     def _parts(self, rows: Ints, depth: int) -> Iterator[RowGroup]:
         position = {int(row): number for number, row in enumerate(rows)}
         known = [position[row] for row in self._kinds if row in position]
-        places = spanning(self.symbols.values[:, rows], known)
-        if places is None or rows.size < WORTH * len(places):
+        positions = spanning(self.symbols.values[:, rows], known)
+        if positions is None or rows.size < WORTH * len(positions):
             for equal_rows in self._equal(rows):
                 yield self._single(equal_rows)
             return
-        samples = [int(rows[place]) for place in places]
+        samples = [int(rows[sample]) for sample in positions]
         kinds = [self._kind(row) for row in samples]
         if len(set(kinds)) == 1:
             yield self._part(rows, samples, kinds[0])
             return
-        below = best_split(self._features[:, rows], places, kinds) if depth else None
+        below = best_split(self._features[:, rows], positions, kinds) if depth else None
         if below is None:
             yield RowGroup(rows, why="ops differ between rows that have equal sizes")
             return

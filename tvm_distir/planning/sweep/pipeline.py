@@ -219,13 +219,13 @@ def check_model_given(model: str, dims: Mapping[str, int]) -> None:
     if not isinstance(model, str):
         raise UsageError(
             "DIST0151", f"a sweep requires the name of a model, which its rows change, and the "
-            f"argument is of type {type(model).__name__}", place="sweep",
+            f"argument is of type {type(model).__name__}", location="sweep",
             remedy='Give a file or "zoo:NAME?key=value". For a single module call '
             "td.simulate(td.distribute(mod, plan), system), or td.search(mod, devices, system).",
         )  # fmt: skip
     if model.partition("::")[0].endswith(".py"):
         raise UsageError(
-            "DIST0151", "the batch of a TVMScript module is fixed", place="sweep",
+            "DIST0151", "the batch of a TVMScript module is fixed", location="sweep",
             remedy="Sweep an ONNX file, an archive of torch.export, or a model of the zoo.",
         )  # fmt: skip
     keys = model_keys(model)
@@ -233,6 +233,6 @@ def check_model_given(model: str, dims: Mapping[str, int]) -> None:
         check_zoo_dims(model, keys[0], dims)
     if keys is not None and "batch" in keys[1]:
         raise UsageError(
-            "DIST0151", "the batch follows from each row", place=model,
+            "DIST0151", "the batch follows from each row", location=model,
             remedy="Remove batch=, and give the columns micro_batch and dp.",
         )  # fmt: skip

@@ -71,8 +71,8 @@ class Predictor:
                 yield self._predict(batch, peaks, selected[at : at + MOST_ROWS])
 
     def _predict(self, batch: Batch, peaks: Peaks, rows: Ints) -> Predicted:
-        quantities, whole = self.structure.at(self.symbols.values[:, rows])
-        rows, quantities = rows[whole], quantities[:, whole]
+        quantities, full = self.structure.at(self.symbols.values[:, rows])
+        rows, quantities = rows[full], quantities[:, full]
         axes = np.stack([self.table.numbers[axis][rows] for axis in ("dp", "tp")])
         sizes, shape = np.unique(axes, axis=1, return_inverse=True)
         shapes = [meshes_of(batch.program, dp, tp) for dp, tp in sizes.T.tolist()]

@@ -40,8 +40,8 @@ def spanning(symbols: Ints, known: Sequence[int]) -> list[int] | None:
     _, first = np.unique(symbols, axis=1, return_index=True)
     first = np.unique(np.concatenate((first, np.array(known, np.int64))))
     logs = np.log(symbols[:, first].astype(np.float64)).T
-    place = {int(column): number for number, column in enumerate(first)}
-    chosen = [place[column] for column in known]
+    position = {int(column): number for number, column in enumerate(first)}
+    chosen = [position[column] for column in known]
     if not chosen:
         chosen = [int(np.argmin(np.linalg.norm(logs - np.median(logs, axis=0), axis=1)))]
     rest = logs - logs[chosen[0]]
@@ -57,13 +57,13 @@ def spanning(symbols: Ints, known: Sequence[int]) -> list[int] | None:
         rest = _without(rest, rest[index])
         rank += 1
     least = np.linalg.matrix_rank(logs[chosen] - logs[chosen[0]], _CLOSE) + 1 + HELD_OUT
-    apart = np.min([np.linalg.norm(logs - logs[index], axis=1) for index in chosen], axis=0)
+    distances = np.min([np.linalg.norm(logs - logs[index], axis=1) for index in chosen], axis=0)
     while len(chosen) < least:
-        index = int(np.argmax(apart))
-        if apart[index] < _CLOSE:
+        index = int(np.argmax(distances))
+        if distances[index] < _CLOSE:
             return None
         chosen.append(index)
-        apart = np.minimum(apart, np.linalg.norm(logs - logs[index], axis=1))
+        distances = np.minimum(distances, np.linalg.norm(logs - logs[index], axis=1))
     return [int(first[index]) for index in chosen]
 
 

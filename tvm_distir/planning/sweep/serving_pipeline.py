@@ -137,7 +137,7 @@ def serves(model: str) -> bool:
     for key in (BATCH, POOLS):
         if key in keys:
             raise UsageError(
-                "DIST0151", f"{key} follows from each row", place=model,
+                "DIST0151", f"{key} follows from each row", location=model,
                 remedy=f"Remove {key}=, and give the columns batch and dp.",
             )  # fmt: skip
     return True

@@ -118,13 +118,13 @@ def sweep(
     for option, word, words in (("cuts", cuts, CUTS), ("decide", decide, DECIDE)):
         if word not in words:
             problem = f'"{word}" is not one of {", ".join(words)}'
-            raise UsageError("DIST0152", problem, place=option, remedy=nearest(word, words))
+            raise UsageError("DIST0152", problem, location=option, remedy=nearest(word, words))
     resolved = System.required(system)
     check_products(Profile.resolve(resolved.kernels), resolved)
     check_model_given(model, dims or {})
     if serves(model) and train is not None:
         raise UsageError(
-            "DIST0151", "a serving step has no gradients", place=model,
+            "DIST0151", "a serving step has no gradients", location=model,
             remedy="Remove entry=serve, or --train.",
         )  # fmt: skip
     folder = None if cache is None else Path(cache)

@@ -99,8 +99,8 @@ class SweepRun:
 
     def _alike(self, rows: Ints) -> Ints:
         """Return the rows whose recomputation need not be measured row by row."""
-        again = self.table.words["recompute"]
-        return np.array([n for n in rows.tolist() if not is_auto(again[n])], np.int64)
+        repeated = self.table.words["recompute"]
+        return np.array([n for n in rows.tolist() if not is_auto(repeated[n])], np.int64)
 
     def _refuse(self) -> None:
         """Finish rows that the table itself refuses."""
@@ -145,8 +145,8 @@ class SweepRun:
             cells = self.outcomes[row]
             assert cells is not None
             following = map(self.table.row, chosen[number:])
-            whole = self.lookahead.get(self.table.row(row), following)
-            difference = Difference(row, float(cells[0]), int(cells[1]), whole)
+            full = self.lookahead.get(self.table.row(row), following)
+            difference = Difference(row, float(cells[0]), int(cells[1]), full)
             result.append(difference)
             self.progress.checked = len(result)
             if not difference.within:

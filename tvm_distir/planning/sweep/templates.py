@@ -43,9 +43,9 @@ class TemplateMatch:
         """Return the values of :data:`.outcome.COLUMNS`."""
         times = (self.time_ps / PICOSECONDS).tolist()
         fits = (self.peak_bytes <= capacity_bytes).astype(np.int64).tolist()
-        bounds = [BOUNDS[place] for place in self.bound.tolist()]
-        ways, states = [STRUCTURE] * len(times), [OK] * len(times)
-        columns = (times, self.peak_bytes.tolist(), fits, bounds, ways, states)
+        bounds = [BOUNDS[position] for position in self.bound.tolist()]
+        sources, states = [STRUCTURE] * len(times), [OK] * len(times)
+        columns = (times, self.peak_bytes.tolist(), fits, bounds, sources, states)
         return list(zip(*columns, strict=True))
 
 
@@ -58,19 +58,19 @@ class Difference:
     row : int
     time_s, peak_bytes
         The prediction by its structure.
-    whole : RowOutcome
+    full : RowOutcome
         The outcome of the full pipeline.
     """
 
     row: int
     time_s: float
     peak_bytes: int
-    whole: RowOutcome
+    full: RowOutcome
 
     @property
     def equal(self) -> bool:
         """Return whether both are the same to the picosecond and the byte."""
-        result = self.whole
+        result = self.full
         return (result.status, result.time_s, result.peak_bytes) == (
             OK,
             self.time_s,
@@ -80,17 +80,17 @@ class Difference:
     @property
     def shares(self) -> tuple[float, float]:
         """Return the differences of time and memory, as shares of the pipeline's."""
-        result = self.whole
+        result = self.full
         return self.time_s / result.time_s - 1, self.peak_bytes / result.peak_bytes - 1
 
     @property
     def within(self) -> bool:
         """Return whether they differ by no more than :data:`BOUND`."""
-        return self.whole.status == OK and max(map(abs, self.shares)) <= BOUND
+        return self.full.status == OK and max(map(abs, self.shares)) <= BOUND
 
     def error(self) -> SimulationError:
         """Return the error of too large a difference."""
-        result = self.whole
+        result = self.full
         problem = (
             result.status
             if result.status != OK
@@ -100,7 +100,7 @@ class Difference:
             "DIST0753",
             f"its template predicts {self.time_s} s and {self.peak_bytes} bytes, the full pipeline "
             f"{problem}",
-            place=f"row {self.row + 1}",
+            location=f"row {self.row + 1}",
             remedy="Report it, or run every row through the pipeline with --row-by-row.",
         )
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 
-def write_whole(path: str | Path, content: str | bytes | Callable[[BinaryIO], object]) -> None:
+def write_atomically(path: str | Path, content: str | bytes | Callable[[BinaryIO], object]) -> None:
     """Write a new file beside a path and move it there, with the mode of an ordinary new file.
 
     Parameters

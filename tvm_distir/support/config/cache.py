@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from tvm_distir.support.errors.tree import DistIRError
 
-from .atomic import write_whole
+from .atomic import write_atomically
 from .files import file_fault
 
 T = TypeVar("T")
@@ -77,7 +77,7 @@ class CacheFile:
         """Replace the content, completely or not at all."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(self.path, content)
+            write_atomically(self.path, content)
         except OSError as error:
             self._warn("cannot be written, and nothing is cached", error)
 
@@ -94,7 +94,7 @@ class CacheFile:
                     stored = self._decoded(decode)
                 except _FAULTS:
                     stored = None
-                write_whole(self.path, merge(stored))
+                write_atomically(self.path, merge(stored))
         except OSError as error:
             self._warn("cannot be written, and nothing is cached", error)
 

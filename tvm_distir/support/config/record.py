@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tvm_distir.support.errors.tree import OutputError
 
-from .atomic import write_whole
+from .atomic import write_atomically
 
 RECORD = ".tvm-distir.json"
 _BLOCK_BYTES = 1 << 20
@@ -87,7 +87,7 @@ class OutputRecord:
                 "DIST0160",
                 f"{self.folder} holds {', '.join(foreign[:_SHOWN])}{more}, which tvm-distir did "
                 "not write or which was edited since, and which would be replaced",
-                place=location,
+                location=location,
                 remedy="Give another folder, or replace them with --force.",
             )
 
@@ -105,7 +105,7 @@ class OutputRecord:
         self.digests.update(digests)
         files = dict(sorted(self.digests.items()))
         text = json.dumps({"schema_version": 1, "files": files}, indent=1) + "\n"
-        write_whole((folder or self.folder) / RECORD, text)
+        write_atomically((folder or self.folder) / RECORD, text)
 
     def add(self, names: Iterable[str]) -> None:
         """Add files that were written, and write the record."""

@@ -42,7 +42,7 @@ class Faults:
     """
 
     def __init__(self, location: str, common: DistIRError) -> None:
-        self._place = location
+        self._location = location
         self._common = common
         self._errors: list[DistIRError] = []
 
@@ -77,7 +77,7 @@ class Faults:
         raise type(first)(
             first.code,
             f"{len(violations)} faults",
-            place=self._place,
+            location=self._location,
             remedy=remedies.pop() if len(remedies) == 1 else "Correct each of them.",
             violations=violations,
         ) from self._errors[0]

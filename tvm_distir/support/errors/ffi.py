@@ -78,7 +78,7 @@ def _beginner(cls: type[Carried]) -> Callable[[type, str], Carried]:
 
     def begin(_: type, message: str) -> Carried:
         error: Carried = cls.__new__(cls)
-        error.restore({"code": "DIST0901", "what": message, "place": "", "remedy": ""})
+        error.restore({"code": "DIST0901", "what": message, "location": "", "remedy": ""})
         return error
 
     return begin

@@ -25,11 +25,11 @@ class Violation:
 
     code: str
     what: str
-    place: str = ""
+    location: str = ""
     remedy: str = ""
 
     def __str__(self) -> str:
-        head = f"{self.code} {self.place}" if self.place else self.code
+        head = f"{self.code} {self.location}" if self.location else self.code
         return f"{head}: {self.what}{f' [{self.remedy}]' if self.remedy else ''}"
 
 
@@ -42,7 +42,7 @@ class DistIRError(Exception):
         ``DISTnnnn`` of :data:`tvm_distir.support.errors.codes.CODES`.
     what : str
         The fault as a sentence, which may lack the final stop.
-    place : str
+    location : str
         The place: ``function/binding (op)``, a file, a key of a plan.
     remedy : str
         The remedy that the user has.
@@ -62,18 +62,18 @@ class DistIRError(Exception):
         code: str,
         what: str,
         *,
-        place: str = "",
+        location: str = "",
         remedy: str = "",
         violations: Iterable[Violation] = (),
     ) -> None:
         super().__init__(code, what)
-        self.code, self.place = code, place
+        self.code, self.location = code, location
         self.what, self.remedy = what.strip(), remedy.strip()
         self._listed = tuple(violations)
         self._carrier: object = None
 
     def __str__(self) -> str:
-        violation = Violation(self.code, self.what, self.place, self.remedy)
+        violation = Violation(self.code, self.what, self.location, self.remedy)
         lines = [str(entry) for entry in (violation, *self._listed[:_SHOWN])]
         if len(self._listed) > _SHOWN:
             lines.append(f"... and {len(self._listed) - _SHOWN} more")
@@ -82,13 +82,13 @@ class DistIRError(Exception):
     @property
     def violations(self) -> tuple[Violation, ...]:
         """Return the single faults, of which there is at least one."""
-        return self._listed or (Violation(self.code, self.what, self.place, self.remedy),)
+        return self._listed or (Violation(self.code, self.what, self.location, self.remedy),)
 
     def placed(self: Self, where: Callable[[str], str]) -> Self:
         """Return the same error with its places mapped by ``where``."""
         fields = self.to_dict()
         for entry in (fields, *fields["violations"]):
-            entry["place"] = where(entry["place"])
+            entry["location"] = where(entry["location"])
         return _rebuilt(type(self), fields)
 
     def to_dict(self) -> dict[str, Any]:
@@ -97,7 +97,7 @@ class DistIRError(Exception):
             "class": type(self)._registered().__name__,
             "code": self.code,
             "what": self.what,
-            "place": self.place,
+            "location": self.location,
             "remedy": self.remedy,
             "violations": [asdict(violation) for violation in self._listed],
         }
@@ -109,7 +109,7 @@ class DistIRError(Exception):
 
     def restore(self, fields: Mapping[str, Any]) -> None:
         """Restore the fields that :meth:`to_dict` wrote."""
-        text = {key: str(fields[key]) for key in ("code", "what", "place", "remedy")}
+        text = {key: str(fields[key]) for key in ("code", "what", "location", "remedy")}
         listed = fields.get("violations", ())
         DistIRError.__init__(
             self,
@@ -148,7 +148,7 @@ class DistIRError(Exception):
         self._carrier = carrier
 
 
-_FIELDS = ("code", "what", "place", "remedy", "_listed", "_carrier")
+_FIELDS = ("code", "what", "location", "remedy", "_listed", "_carrier")
 
 
 def _rebuilt(cls: type[Self], fields: Mapping[str, object]) -> Self:

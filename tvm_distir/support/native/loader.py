@@ -73,7 +73,7 @@ def library_path() -> Path:
         raise DependencyError(
             "DIST0110",
             f"{LIBRARY_VARIABLE}={NO_LIBRARY} switches it off, and this has no reference in Python",
-            place="native library",
+            location="native library",
             remedy=f"Unset {LIBRARY_VARIABLE}, or use the engine virtual or threads.",
         )
     if named:
@@ -82,7 +82,7 @@ def library_path() -> Path:
             raise DependencyError(
                 "DIST0110",
                 f"{LIBRARY_VARIABLE} names {named}, which is not a file",
-                place="native library",
+                location="native library",
                 remedy=f"Build it (cmake -S . -B build && cmake --build build), or unset "
                 f"{LIBRARY_VARIABLE}.",
             )
@@ -95,7 +95,7 @@ def library_path() -> Path:
     raise DependencyError(
         "DIST0110",
         f"there is no {LIBRARY_NAME} (looked for {', '.join(looked)})",
-        place="native library",
+        location="native library",
         remedy=f"{_REBUILD} Or set the path of a library in {LIBRARY_VARIABLE}, or use the engine "
         "virtual or threads, which do without it.",
     )
@@ -189,15 +189,15 @@ def _load(path: Path) -> Module:
         module = tvm_ffi.load_module(str(path))
     except Exception as err:  # the loader reports what dlopen says in several classes
         problem = f"it cannot be loaded: {str(err).strip().splitlines()[-1]}"
-        raise DependencyError("DIST0110", problem, place=location, remedy=_REBUILD) from err
+        raise DependencyError("DIST0110", problem, location=location, remedy=_REBUILD) from err
     try:
         version = int(module["abi_version"]())
     except AttributeError as err:
         raise DependencyError(
-            "DIST0110", "it does not report its version: it is another library", place=location,
+            "DIST0110", "it does not report its version: it is another library", location=location,
             remedy=_REBUILD,
         ) from err  # fmt: skip
     if version != ABI_VERSION:
         problem = f"its interface has version {version}, this package requires {ABI_VERSION}"
-        raise DependencyError("DIST0110", problem, place=location, remedy=_REBUILD)
+        raise DependencyError("DIST0110", problem, location=location, remedy=_REBUILD)
     return module

@@ -88,6 +88,6 @@ def _missing(problem: str) -> DependencyError:
     return DependencyError(
         "DIST0115",
         f"this TVM has {problem}; the native library accesses it",
-        place="native library",
+        location="native library",
         remedy=f"Install the versions that the plugin supports: {REMEDY}.",
     )

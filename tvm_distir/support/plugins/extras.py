@@ -21,7 +21,7 @@ def missing_extra(problem: str, location: str, extra: str) -> DependencyError:
         The extra of this package that installs it.
     """
     remedy = f'Install the extra: pip install "tvm_distir[{extra}]".'
-    return DependencyError("DIST0111", problem, place=location, remedy=remedy)
+    return DependencyError("DIST0111", problem, location=location, remedy=remedy)
 
 
 def optional_module(name: str, location: str, extra: str) -> Any:

@@ -96,7 +96,7 @@ def read_calls(text: str, location: str) -> tuple[Call, ...]:
 
 class _Reader:
     def __init__(self, text: str, location: str) -> None:
-        self.text, self.place = text, location
+        self.text, self.location = text, location
         self.at = 0
 
     def calls(self) -> tuple[Call, ...]:
@@ -165,6 +165,6 @@ class _Reader:
         raise UsageError(
             "DIST0152",
             problem or f"{expected} is expected, not {excerpt}",
-            place=self.place,
+            location=self.location,
             remedy="Write name{option=value,...}, with commas between several.",
         )

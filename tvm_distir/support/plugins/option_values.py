@@ -36,31 +36,31 @@ def parse_mesh(text: str, option: str = "--mesh") -> dict[str, int]:
         DIST0201 for no axis, or a size that is not a positive integer.
     """
     if not text.strip():
-        raise MeshError("DIST0201", "the mesh has no axis", place=option, remedy=MESH_REMEDY)
+        raise MeshError("DIST0201", "the mesh has no axis", location=option, remedy=MESH_REMEDY)
     axes: dict[str, int] = {}
     for part in text.split(","):
         name, equals, size = (word.strip() for word in part.partition("="))
         if not equals or not _AXIS.fullmatch(name):
             problem = f'"{shortened(part)}" is not an axis and its size'
-            raise UsageError("DIST0152", problem, place=option, remedy=MESH_REMEDY)
+            raise UsageError("DIST0152", problem, location=option, remedy=MESH_REMEDY)
         if name in axes:
             problem = f'the axis "{name}" is given twice'
             remedy = "Give each axis a unique name."
-            raise UsageError("DIST0152", problem, place=option, remedy=remedy)
+            raise UsageError("DIST0152", problem, location=option, remedy=remedy)
         count = parse_int(size, 1)
         if count is None:
             raise MeshError(
                 "DIST0201",
                 f'axis "{name}" has size "{shortened(size)}", which is not a positive integer '
                 f"of at most {MAX_INT}",
-                place=option,
+                location=option,
                 remedy=MESH_REMEDY,
             )
         axes[name] = count
     if math.prod(axes.values()) > MAX_DEVICES:
         problem = f"a mesh of {' x '.join(map(str, axes.values()))} devices is too large"
         remedy = f"A mesh has at most {MAX_DEVICES:,} devices."
-        raise MeshError("DIST0201", problem, place=option, remedy=remedy)
+        raise MeshError("DIST0201", problem, location=option, remedy=remedy)
     return axes
 
 
@@ -71,7 +71,7 @@ def parse_count(text: str, option: str, remedy: str = "") -> int:
         raise UsageError(
             "DIST0152",
             f'"{shortened(text)}" is not a positive integer of at most {MAX_INT}',
-            place=option,
+            location=option,
             remedy=remedy or f"Give a positive integer, e.g. {option} 8.",
         )
     return number
@@ -98,7 +98,7 @@ def parse_dims(items: list[str] | None, option: str = "--dim") -> dict[str, int]
             problem = f'the dim "{shortened(name)}" is given twice'
         if problem is not None or size is None:
             raise UsageError(
-                "DIST0152", str(problem), place=option, remedy=f"Write e.g. {option} seq=1024."
+                "DIST0152", str(problem), location=option, remedy=f"Write e.g. {option} seq=1024."
             )
         dims[name] = size
     return dims
@@ -110,7 +110,7 @@ def parse_number(text: str, option: str) -> float:
     if not math.isfinite(number):
         problem = f'"{shortened(text)}" is not a number'
         remedy = f"Give a number, e.g. {option} 1.0."
-        raise UsageError("DIST0152", problem, place=option, remedy=remedy)
+        raise UsageError("DIST0152", problem, location=option, remedy=remedy)
     return number
 
 
@@ -120,7 +120,7 @@ def parse_bytes(text: str, option: str) -> int:
     if size is None:
         problem = f'"{shortened(text)}" is not a number of bytes'
         remedy = f"Give an integer, e.g. {option} 26214400; 0 disables it."
-        raise UsageError("DIST0152", problem, place=option, remedy=remedy)
+        raise UsageError("DIST0152", problem, location=option, remedy=remedy)
     return size
 
 
@@ -134,5 +134,7 @@ def parse_seed(text: str) -> int:
     seed = parse_int(text, 0, 2**32 - 1)
     if seed is None:
         problem = f'"{shortened(text)}" is not an integer from 0 to 4294967295'
-        raise UsageError("DIST0152", problem, place="--seed", remedy="Give a seed, e.g. --seed 0.")
+        raise UsageError(
+            "DIST0152", problem, location="--seed", remedy="Give a seed, e.g. --seed 0."
+        )
     return seed

@@ -52,7 +52,7 @@ class Offer:
         return DependencyError(
             "DIST0114",
             problem,
-            place=f"{self.package}, entry point {self.name} = {self.target}",
+            location=f"{self.package}, entry point {self.name} = {self.target}",
             remedy="Repair this package, or uninstall it.",
         )
 

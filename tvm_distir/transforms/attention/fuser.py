@@ -16,9 +16,9 @@ from tvm.relax import Expr, Var, op
 from tvm_distir.core.ir import known_shape
 from tvm_distir.core.ir.operators import (
     UNSEEN,
-    AttentionForm,
+    AttentionOptions,
     attention,
-    nn_attention_form,
+    nn_attention_options,
 )
 from tvm_distir.core.rewriting import (
     BlockWriter,
@@ -98,7 +98,7 @@ class Fuser:
                 continue
             try:
                 match = matcher.match(var)
-                _form(match)
+                _sharding(match)
                 _check_types(match)
             except Unmatched as why:
                 if len(known_shape(var.ty) or ()) > 3:
@@ -158,8 +158,8 @@ class Fuser:
             )
         more = self._bias(match, "bias")
         more += [] if match.sinks is None else [match.sinks]
-        form, name = _form(match), "attention"
-        pair = self._emit(attention(q, k, v, *more, **vars(form)), name)
+        options, name = _sharding(match), "attention"
+        pair = self._emit(attention(q, k, v, *more, **vars(options)), name)
         out = relax.TupleGetItem(pair, 0)
         if layout == "positions first":
             self._writer.bind(var, self._writer.builder.normalize(out))
@@ -171,8 +171,8 @@ class Fuser:
 
     def _replace(self, var: Var, call: ir.Call) -> bool:
         """Bind the result of ``nn.attention`` to that of the op."""
-        form, bias = nn_attention_form(call, SimpleNamespace(emit=self._emit_bias))
-        if form is None:
+        options, bias = nn_attention_options(call, SimpleNamespace(emit=self._emit_bias))
+        if options is None:
             LOG.info("%s: nn.attention %s stays: it has a window", self._name, var.name)
             return False
         k, v = (
@@ -181,7 +181,7 @@ class Fuser:
         )
         if int(k.ty.shape[2]) != int(v.ty.shape[2]):
             k, v = call.args[1:3]
-        pair = self._emit(attention(call.args[0], k, v, *bias, **vars(form)), "attention")
+        pair = self._emit(attention(call.args[0], k, v, *bias, **vars(options)), "attention")
         self._writer.bind(var, self._writer.builder.normalize(relax.TupleGetItem(pair, 0)))
         return True
 
@@ -219,23 +219,23 @@ class Fuser:
         if not any(n != 1 for n in groups):
             flat = [batch, 1, rows, columns]
         else:
-            whole = [batch, *heads, rows, columns]
+            full = [batch, *heads, rows, columns]
             if lead or groups != heads:
-                term = self._emit(op.broadcast_to(term, whole), name)
+                term = self._emit(op.broadcast_to(term, full), name)
             flat = [batch, math.prod(heads), rows, columns]
         if len(shape) == len(flat) and all(map(equal_sizes, shape, flat)):
             return term
         return self._emit(op.reshape(term, flat), name)
 
 
-def _form(match: Match) -> AttentionForm:
+def _sharding(match: Match) -> AttentionOptions:
     """Return the attributes of the op."""
     band = match.band
     if band == Band():
-        return AttentionForm(match.scale, cap=match.cap)
+        return AttentionOptions(match.scale, cap=match.cap)
     offset = band.below or 0
     window = 0 if band.above is None else offset - band.above
-    return AttentionForm(match.scale, True, window, offset, match.cap)
+    return AttentionOptions(match.scale, True, window, offset, match.cap)
 
 
 def _check_types(match: Match) -> None:

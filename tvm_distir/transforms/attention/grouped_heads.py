@@ -74,7 +74,7 @@ class GroupedHeads:
         left, right = product.args
         if len({len(known_shape(side.ty) or ()) for side in product.args}) != 1:
             return None
-        rows = self._whole(left, (*shape[:4], -1))
+        rows = self._integer(left, (*shape[:4], -1))
         if rows is not None and shape[4] == merged[3]:
             weights, order = self._unmoved(rows)
             if weights in self._weights and order[:2] == [0, 1] and order[4] == 4:
@@ -85,7 +85,7 @@ class GroupedHeads:
             scores = self._emit(op.matmul(rows, keys, out_dtype=dtype or None), name)
             self._scores.add(scores)
             return op.permute_dims(scores, [*range(_RANK)])  # which is the scores themselves
-        columns = self._whole(right, (*shape[:2], -1, *shape[3:]))
+        columns = self._integer(right, (*shape[:2], -1, *shape[3:]))
         if columns is None or shape[2] != merged[2]:
             return None
         weights, order = self._unmoved(columns)
@@ -99,7 +99,7 @@ class GroupedHeads:
         mixed = self._emit(op.matmul(weights, self._expanded(values, name)), name)
         return op.permute_dims(mixed, list(order))
 
-    def _whole(self, expr: Expr, shape: tuple[int, ...]) -> Any:
+    def _integer(self, expr: Expr, shape: tuple[int, ...]) -> Any:
         """Return the operand of five dims whose reshape a value is; -1 is any size."""
         view = self._value_of(expr)
         wide = known_shape(view.args[0].ty) if op_name(view) == "reshape" else None
@@ -128,8 +128,8 @@ class GroupedHeads:
 
     def _computed(self, call: Any, kind: str, name: str) -> Any:
         """Return what is computed of permuted scores as a permutation of what scores give."""
-        for place in _MAIN_OPERANDS[kind]:
-            scores, order = self._unmoved(call.args[place])
+        for position in _MAIN_OPERANDS[kind]:
+            scores, order = self._unmoved(call.args[position])
             if scores not in self._scores and scores not in self._weights:
                 continue
             if order[3] == 2:
@@ -137,7 +137,7 @@ class GroupedHeads:
                 if swapped is None:
                     return None
                 scores, order = swapped, [_HEADS_BEFORE_POSITIONS[i] for i in order]
-            others = [None if i == place else self._placed(x, order, name)
+            others = [None if i == position else self._placed(x, order, name)
                       for i, x in enumerate(call.args)]  # fmt: skip
             if order[3:] != [3, 4] and kind == "nn.softmax":
                 return None

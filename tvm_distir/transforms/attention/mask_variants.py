@@ -48,11 +48,11 @@ def divided_by_masks(
         calls = _calls(result, gv)
         reader = reader_of(result)
         masks = [tuple(reader(caller).of(arg) for arg in call.args) for caller, _, call in calls]
-        places = [n for n, several in enumerate(zip(*masks, strict=True)) if len({*several}) > 1]
+        positions = [n for n, several in enumerate(zip(*masks, strict=True)) if len({*several}) > 1]
         variants: dict[tuple[Fact | None, ...], ir.GlobalVar] = {}
         targets: dict[Var, ir.GlobalVar] = {}
         for (_, var, _call), known in zip(calls, masks, strict=True):
-            key = tuple(known[n] for n in places)
+            key = tuple(known[n] for n in positions)
             if key not in variants:
                 variants[key] = gv if not variants else _variant(gv, names)
             targets[var] = variants[key]

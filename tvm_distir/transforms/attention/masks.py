@@ -225,8 +225,8 @@ def _moved(fact: Fact | None, value: Expr) -> Fact | None:
     extent = old[fact.dim]
     if op_name(value) in ("broadcast_to", "add", "subtract", "astype"):
         return fact if shape[fact.dim] == extent else None
-    places = [d - len(shape) for d, n in enumerate(shape) if n == extent]
-    return Line(places[0], fact.start) if math.prod(shape) == extent and places else None
+    positions = [d - len(shape) for d, n in enumerate(shape) if n == extent]
+    return Line(positions[0], fact.start) if math.prod(shape) == extent and positions else None
 
 
 def _constant(const: Any) -> Fact | None:

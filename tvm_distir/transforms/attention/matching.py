@@ -141,12 +141,12 @@ class Matcher:
         """Return whether a value is an operand without its last column."""
         if op_name(value) != "strided_slice":
             return False
-        whole, part = known_shape(value.args[0].ty), known_shape(value.ty)
+        full, part = known_shape(value.args[0].ty), known_shape(value.ty)
         begins, strides = (
             [int(getattr(n, "value", n)) for n in getattr(arg, "fields", ())]
             for arg in (*value.args[2:5:2], ())[:2]
         )
-        shorter = whole is not None and part == (*whole[:-1], whole[-1] - 1)
+        shorter = full is not None and part == (*full[:-1], full[-1] - 1)
         return shorter and not any(begins) and set(strides) <= {1}
 
     def _scores(self, expr: Expr, match: Match) -> None:
@@ -236,8 +236,8 @@ class Matcher:
     def _leads_to_product(self, expr: Expr) -> bool:
         value: Any = self._values.get(expr) if isinstance(expr, ir.Var) else None
         while op_name(value) in ("astype", "multiply", "divide", "where", "add", "tanh"):
-            place = 1 if op_name(value) == "where" else 0
-            value = self._values.get(value.args[place])
+            position = 1 if op_name(value) == "where" else 0
+            value = self._values.get(value.args[position])
         return op_name(value) == "matmul"
 
     def _unscaled(self, expr: Expr, match: Match) -> Var:

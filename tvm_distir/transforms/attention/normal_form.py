@@ -200,10 +200,10 @@ class _Normalizer:
     def _by_single_masks(self, call: ir.Call, name: str) -> Any:
         """Return a choice by two masks that both must hold as two choices."""
         mask, scores, low = call.args
-        both, whole = self._value(mask), known_shape(call.ty)
-        if op_name(both) not in ("logical_and", "bitwise_and") or whole is None:
+        both, full = self._value(mask), known_shape(call.ty)
+        if op_name(both) not in ("logical_and", "bitwise_and") or full is None:
             return None
-        if known_shape(scores.ty) != whole or not is_scalar(low, lambda x: x <= LOW):
+        if known_shape(scores.ty) != full or not is_scalar(low, lambda x: x <= LOW):
             return None
         inner = self._writer.builder.normalize(op.where(both.args[1], scores, low))
         return op.where(both.args[0], self._emit(self._rewritten(inner, name), name), low)

@@ -71,7 +71,7 @@ def RingAttention(axes: Sequence[str] = ()) -> Rewrite:
             raise LoweringError(
                 "DIST0511",
                 f"no attention gathers keys and values along {' or '.join(axes)}",
-                place=", ".join(str(gv.name_hint) for gv, _ in relax_functions(mod)),
+                location=", ".join(str(gv.name_hint) for gv, _ in relax_functions(mod)),
                 remedy=REMEDY,
             )
         return new
@@ -110,7 +110,9 @@ class _Ring(Editor):
             problem = (
                 "its keys and values are gathered along different axes, or in different blocks"
             )
-            raise LoweringError("DIST0511", problem, place=f"{self.name}/{var.name}", remedy=REMEDY)
+            raise LoweringError(
+                "DIST0511", problem, location=f"{self.name}/{var.name}", remedy=REMEDY
+            )
         return self._around(var, value, RingBlocks(self.emit, value, keys, values, var.name), keys)
 
     def _around(self, var: Var, call: ir.Call, ring: RingBlocks, keys: GatheredTensor) -> Expr:
@@ -170,7 +172,7 @@ class _Ring(Editor):
         return LoweringError(
             "DIST0511",
             f"{op_name(value)} reads products with keys that are gathered along a ring axis. {why}",
-            place=f"{self.name}/{var.name}",
+            location=f"{self.name}/{var.name}",
             remedy="Make a training step of a model whose attention is an op: "
             f"td.train_step(FuseAttention()(model)). {REMEDY}",
         )

@@ -22,7 +22,7 @@ from tvm.relax import BindingBlock, Expr, Var, op
 from tvm_distir.core.ir import known_shape
 from tvm_distir.core.ir.operators import (
     UNSEEN,
-    AttentionForm,
+    AttentionOptions,
     accumulated,
     attention,
     attention_backward,
@@ -66,7 +66,7 @@ class RingBlocks:
     ) -> None:
         self._emit, self._name, self._keys = emit, name, keys
         self._blocks = [keys.block, values.block]
-        self._form = AttentionForm.of(call)
+        self._options = AttentionOptions.of(call)
         self._tensors, self._bias, self._shift = attention_operands(call)
         self._sinks = attention_sinks(call)
         if keys.padded:
@@ -75,12 +75,12 @@ class RingBlocks:
     def forward(self) -> list[Var]:
         """Write the result, in the type of the queries, and the log-sum-exp."""
         q = self._tensors[0]
-        call = attention(q, *self._blocks, *self._masks(0), **vars(self._form))
+        call = attention(q, *self._blocks, *self._masks(0), **vars(self._options))
         result, top = self._fields(call, 2)
         self._hand_on(0)
         result, total = self._wide(result), None
         for step in range(1, self._keys.count):
-            call = attention(q, *self._blocks, *self._masks(step), **vars(self._form))
+            call = attention(q, *self._blocks, *self._masks(step), **vars(self._options))
             part, lse = self._fields(call, 2)
             self._hand_on(step)
             part, (top, old, new) = self._wide(part), self._below(top, lse)
@@ -112,7 +112,7 @@ class RingBlocks:
         moving: list[Var] = []
         for step in range(self._keys.count):
             operands = (q, *self._blocks, *rest, *self._masks(step))
-            parts = self._fields(attention_backward(*operands, **vars(self._form)), 3)
+            parts = self._fields(attention_backward(*operands, **vars(self._options)), 3)
             self._hand_on(step)
             query, *by_block = map(self._wide, parts)
             by_query = query if by_query is None else self._bind(op.add(by_query, query))
@@ -133,7 +133,7 @@ class RingBlocks:
         parts = []
         for step in range(self._keys.count):
             operands = (self._tensors[0], *self._blocks, *self._tensors[3:], *self._masks(step))
-            part = self._bind(attention_bias_gradient(*operands, **vars(self._form)))
+            part = self._bind(attention_bias_gradient(*operands, **vars(self._options)))
             self._hand_on(step)
             parts.append(self._wide(part))
         if not self._is_same_for_keys():
@@ -170,7 +170,7 @@ class RingBlocks:
         dtype = accumulated(str((self._tensors[0] if bias is None else bias).ty.dtype))
         if bias is not None:
             if not self._is_same_for_keys():
-                bias = self._bind(op.take(bias, self._places(step), axis=3, mode="clip"))
+                bias = self._bind(op.take(bias, self._positions(step), axis=3, mode="clip"))
             bias = self._bind(op.maximum(self._wide(bias), scalar(HIDDEN, dtype)))
         if keys.padded:
             valid = self._bind(op.reshape(self._are_keys(step), (1, 1, 1, keys.rows)))
@@ -178,7 +178,7 @@ class RingBlocks:
             bias = self._bind(op.where(valid, shown, scalar(PADDING, dtype)))
         if bias is not None:
             masks.append(bias)
-        if self._form.causal:
+        if self._options.causal:
             shift = int64(0) if self._shift is None else self._shift
             masks.append(self._bind(op.subtract(shift, self._first_row(step))))
         return masks
@@ -193,9 +193,9 @@ class RingBlocks:
         return self._bind(op.where(valid, block, scalar(0.0, str(block.ty.dtype))))
 
     def _are_keys(self, step: int) -> Any:
-        return self._bind(op.less(self._places(step), int64(self._keys.whole)))
+        return self._bind(op.less(self._positions(step), int64(self._keys.extent)))
 
-    def _places(self, step: int) -> Any:
+    def _positions(self, step: int) -> Any:
         """Return the positions of the keys at hand."""
         rows = self._bind(op.arange(0, self._keys.rows, 1, "int64"))
         return self._bind(op.add(rows, self._first_row(step)))
@@ -216,13 +216,13 @@ class RingBlocks:
     def _in_order(self, of_blocks: Sequence[Any], dim: int) -> Any:
         """Return what was computed of all blocks with the keys in their order."""
         count, rows = self._keys.count, self._keys.rows
-        owner = np.arange(self._keys.whole) // rows
+        owner = np.arange(self._keys.extent) // rows
         step = self._bind(op.subtract(self._rank, int64(owner - count)))
         step = self._bind(op.floor_mod(step, int64(count)))
-        place = self._bind(op.multiply(step, int64(rows)))
-        place = self._bind(op.add(place, int64(np.arange(self._keys.whole) % rows)))
+        position = self._bind(op.multiply(step, int64(rows)))
+        position = self._bind(op.add(position, int64(np.arange(self._keys.extent) % rows)))
         joined = self._bind(op.concat(list(of_blocks), axis=dim))
-        return self._bind(op.take(joined, place, axis=dim, mode="clip"))
+        return self._bind(op.take(joined, position, axis=dim, mode="clip"))
 
     def _fields(self, call: ir.Call, count: int) -> list[Var]:
         fields = self._bind(call)

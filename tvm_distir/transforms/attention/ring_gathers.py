@@ -35,7 +35,7 @@ class GatheredTensor:
         The mesh axis of the gather.
     dim : int
         The dim that is gathered.
-    whole : int
+    extent : int
         Extent of the dim without padding.
     """
 
@@ -43,7 +43,7 @@ class GatheredTensor:
     mesh: DeviceMesh
     axis: int
     dim: int
-    whole: int
+    extent: int
 
     @property
     def rows(self) -> int:
@@ -58,11 +58,11 @@ class GatheredTensor:
     @property
     def padded(self) -> bool:
         """Return whether the last blocks have rows that pad the tensor."""
-        return self.rows * self.count > self.whole
+        return self.rows * self.count > self.extent
 
     def is_cut_as(self, other: GatheredTensor) -> bool:
         """Return whether the devices hold the same rows of another tensor."""
-        mine, others = ((x.axis, str(x.mesh), x.rows, x.whole) for x in (self, other))
+        mine, others = ((x.axis, str(x.mesh), x.rows, x.extent) for x in (self, other))
         return mine == others
 
 
@@ -77,9 +77,9 @@ def match_ring_gather(var: Var, values: Mapping[Var, Expr], axes: Axes) -> Gathe
     axes : mapping of str to collection of int
         The axes that are rings, by the mesh's text.
     """
-    whole = known_shape(var.ty) if isinstance(var, ir.Var) else None
-    value: Any = values.get(var) if whole is not None else None
-    if whole is None or "float" not in str(var.ty.dtype):
+    extent = known_shape(var.ty) if isinstance(var, ir.Var) else None
+    value: Any = values.get(var) if extent is not None else None
+    if extent is None or "float" not in str(var.ty.dtype):
         return None
     if op_name(value) == "strided_slice":
         if not _from_zero(value):
@@ -91,9 +91,9 @@ def match_ring_gather(var: Var, values: Mapping[Var, Expr], axes: Axes) -> Gathe
     if axis not in axes.get(str(mesh), ()):
         return None
     padded, dim = [int(n) for n in value.ty.shape], int(value.attrs["dim"])
-    if any(a != b for d, (a, b) in enumerate(zip(padded, whole, strict=True)) if d != dim):
+    if any(a != b for d, (a, b) in enumerate(zip(padded, extent, strict=True)) if d != dim):
         return None
-    return GatheredTensor(value.args[0], mesh, axis, dim, int(whole[dim]))
+    return GatheredTensor(value.args[0], mesh, axis, dim, int(extent[dim]))
 
 
 def _from_zero(call: ir.Call) -> bool:
@@ -112,16 +112,16 @@ def reads_gathered_keys(value: Expr, values: Mapping[Var, Expr], axes: Axes) -> 
         return match_ring_gather(value.args[1], values, axes) is not None
     if op_name(value) not in ("nn.softmax", "max"):
         return False
-    waiting, seen, shape = [value.args[0]], set(), str(value.args[0].ty.shape)
-    while waiting:
-        scores: Any = waiting.pop()
+    pending, seen, shape = [value.args[0]], set(), str(value.args[0].ty.shape)
+    while pending:
+        scores: Any = pending.pop()
         if scores in seen or not isinstance(scores, ir.Var) or _shape(scores) != shape:
             continue
         seen.add(scores)
         call: Any = values.get(scores)
         if op_name(call) == "matmul" and _is_of_keys(call, values, axes):
             return True
-        waiting.extend(call.args if isinstance(call, ir.Call) else [call])
+        pending.extend(call.args if isinstance(call, ir.Call) else [call])
     return False
 
 

@@ -89,7 +89,7 @@ def _choose(functions: dict[str, relax.Function], names: Sequence[str] | None) -
             if branch_of(functions.get(name)) is not None:
                 problem = "is a branch of an If"
             problem = f'the function "{name}" to inline {problem}'
-            raise PlanError("DIST0225", problem, place="module", remedy=nearest(name, private))
+            raise PlanError("DIST0225", problem, location="module", remedy=nearest(name, private))
     chosen = private if names is None else [name for name in private if name in names]
     for name in chosen:
         problem = "the function contains DTensors, and its boundary may reduce partial sums"
@@ -108,31 +108,31 @@ def _callees_first(functions: dict[str, relax.Function], chosen: list[str]) -> l
     done: dict[str, None] = {}
     for start in sorted(functions):
         path = [start]
-        waiting = [iter([c for c in _called(functions[start]) if c in chosen])]
+        pending = [iter([c for c in _called(functions[start]) if c in chosen])]
         while path:
-            callee = next(waiting[-1], None)
+            callee = next(pending[-1], None)
             if callee is None:
                 done[path.pop()] = None
-                waiting.pop()
+                pending.pop()
             elif callee in path:
                 circle = " -> ".join([*path[path.index(callee) :], callee])
                 problem = f"functions call each other recursively: {circle}"
                 remedy = "Unroll the recursion."
-                raise PropagationError("DIST0408", problem, place=callee, remedy=remedy)
+                raise PropagationError("DIST0408", problem, location=callee, remedy=remedy)
             elif callee not in done:
                 path.append(callee)
-                waiting.append(iter([c for c in _called(functions[callee]) if c in chosen]))
+                pending.append(iter([c for c in _called(functions[callee]) if c in chosen]))
     return list(done)
 
 
 def _still_used(functions: dict[str, relax.Function], chosen: list[str]) -> set[str]:
     """Return the names of the functions that stay: those not inlined and those they reference."""
     remaining = {name for name in functions if name not in chosen}
-    waiting = sorted(remaining)
-    while waiting:
-        for gv in relax.analysis.all_global_vars(functions[waiting.pop()]):
+    pending = sorted(remaining)
+    while pending:
+        for gv in relax.analysis.all_global_vars(functions[pending.pop()]):
             name = str(gv.name_hint)
             if name in functions and name not in remaining:
                 remaining.add(name)
-                waiting.append(name)
+                pending.append(name)
     return remaining

@@ -37,13 +37,13 @@ def _kernel(index: list[int], rows: list[int], cache: list[int], *, dtype: str) 
     pools, pages, positions = cache[:3]
     width = rows[2] * rows[3]
 
-    def write(places: Any, values: Any, out: Any) -> None:
+    def write(indices: Any, values: Any, out: Any) -> None:
         with parallel(rows[0] * rows[1] * width, is_on_gpu()) as element:
             token, feature = element // width, element % width
-            pool, page, row = (places[token * 3 + i] for i in range(3))
-            place = ((pool * pages + page) * positions + row) * width + feature
+            pool, page, row = (indices[token * 3 + i] for i in range(3))
+            offset = ((pool * pages + page) * positions + row) * width + feature
             with T.If(pool < pools), T.Then():
-                out[place] = values[element]
+                out[offset] = values[element]
 
     operands = [te.placeholder(index, "int64", "index"), te.placeholder(rows, dtype, "rows")]
     result = written_kernel("append_in_place", operands, ("cache", cache, dtype), write)

@@ -118,12 +118,12 @@ def _topk(builder: BlockBuilder, call: ir.Call) -> Expr:
     best = relax.op.topk(key, int(a.k), axis, "indices", bool(a.largest), dtype)
     if kind == "indices":
         return best
-    places = builder.emit(best)
-    values = builder.emit(_gather(builder, call.args[0], axis, places))
-    return values if kind == "values" else relax.Tuple([values, places])
+    positions = builder.emit(best)
+    values = builder.emit(_gather(builder, call.args[0], axis, positions))
+    return values if kind == "values" else relax.Tuple([values, positions])
 
 
-def _extreme_place(largest: bool) -> Legalize:
+def _extreme_index(largest: bool) -> Legalize:
     name = "argmax" if largest else "argmin"
 
     def legalize(builder: BlockBuilder, call: ir.Call) -> Expr:
@@ -149,8 +149,8 @@ def _first_extreme(x: te.Tensor, axis: int | None, keepdims: bool, largest: bool
     least, most = tirx.min_value(kind), tirx.max_value(kind)
     best, worst = (most, least) if largest else (least, most)
 
-    def pair(*place: Expr) -> Any:
-        value = x(*place[:front], along, *place[back:])
+    def pair(*position: Expr) -> Any:
+        value = x(*position[:front], along, *position[back:])
         key = _key_of(value, kind, best) if is_float else value
         reduced: tuple[Expr, Expr] = combine((tirx.Cast("int64", along), key), along)
         return reduced
@@ -165,13 +165,13 @@ def _first_extreme(x: te.Tensor, axis: int | None, keepdims: bool, largest: bool
         return tirx.max_value("int64"), worst
 
     combine = te.comm_reducer(earlier, nowhere, name="first_extreme")
-    places, _ = te.compute(result_shape, pair, name="extreme")
-    return te.compute(result_shape, lambda *place: places(*place), name="place")
+    positions, _ = te.compute(result_shape, pair, name="extreme")
+    return te.compute(result_shape, lambda *position: positions(*position), name="place")
 
 
 def _te_sign(x: te.Tensor) -> te.Tensor:
-    def sign(*place: Expr) -> Expr:
-        value = x(*place)
+    def sign(*position: Expr) -> Expr:
+        value = x(*position)
         zero, unit, minus = (tirx.const(n, x.dtype) for n in (0, 1, -1))
         signed = tirx.Select(value > zero, unit, tirx.Select(value < zero, minus, zero))
         return tirx.Select(is_nan(value), value, signed)
@@ -183,16 +183,16 @@ def _sign(builder: BlockBuilder, call: ir.Call) -> Expr:
     return builder.call_te(_te_sign, call.args[0], primfunc_name_hint="tir_sign")
 
 
-def _te_take(table: te.Tensor, places: te.Tensor, axis: int | None) -> te.Tensor:
+def _te_take(table: te.Tensor, positions: te.Tensor, axis: int | None) -> te.Tensor:
     if axis is None:
         table, axis = topi.reshape(table, (math.prod(table.shape),)), 0
     axis %= len(table.shape)
-    end = axis + len(places.shape)
+    end = axis + len(positions.shape)
 
     def element(*at: Expr) -> Expr:
-        return table(*at[:axis], places(*at[axis:end]), *at[end:])
+        return table(*at[:axis], positions(*at[axis:end]), *at[end:])
 
-    shape = [*table.shape[:axis], *places.shape, *table.shape[axis + 1 :]]
+    shape = [*table.shape[:axis], *positions.shape, *table.shape[axis + 1 :]]
     return te.compute(shape, element, name="T_take")
 
 
@@ -224,8 +224,8 @@ LEGALIZATIONS: dict[str, Legalize] = {
     "relax.sort": _of_floats(_sort),
     "relax.argsort": _of_floats(_argsort),
     "relax.topk": _of_floats(_topk),
-    "relax.argmax": _extreme_place(largest=True),
-    "relax.argmin": _extreme_place(largest=False),
+    "relax.argmax": _extreme_index(largest=True),
+    "relax.argmin": _extreme_index(largest=False),
     "relax.sign": _of_floats(_sign),
     "relax.take": _take,
     "relax.grad.take_backward": take_backward,

@@ -48,15 +48,15 @@ def te_take_backward(
     after = math.prod(shape[axis + 1 :]) if axis is not None else 1
     rows, count = math.prod(shape) // (before * after), int(indices.shape[0])
 
-    def write(terms: Any, places: Any, out: Any) -> None:
+    def write(terms: Any, positions: Any, out: Any) -> None:
         with parallel(math.prod(shape), on_gpu) as element:
             out[element] = tirx.const(0, dtype)
         with parallel(before * after, on_gpu) as column:
             outer, inner = column // after, column % after
             with T.serial(count) as number:
-                place = (outer * rows + places[number]) * after + inner
+                position = (outer * rows + positions[number]) * after + inner
                 term = terms[(outer * count + number) * after + inner]
-                out[place] = out[place] + term.astype(dtype)
+                out[position] = out[position] + term.astype(dtype)
 
     result = "out_buf", table.shape, dtype
     return written_kernel("take_backward", [grad, indices], result, write, tag="take_backward")

@@ -20,7 +20,7 @@ from tvm_distir.core.ir.operators import (
     ATTENTION_BIAS_OP,
     ATTENTION_OP,
     UNSEEN,
-    AttentionForm,
+    AttentionOptions,
     accumulated,
     attention_operands,
     attention_sinks,
@@ -44,7 +44,7 @@ class _Written:
     """
 
     def __init__(self, builder: BlockBuilder, call: ir.Call, narrow: bool) -> None:
-        self.builder, self.form = builder, AttentionForm.of(call)
+        self.builder, self.options = builder, AttentionOptions.of(call)
         self.tensors, self.bias, self.shift = attention_operands(call)
         q, k = (x.ty for x in self.tensors[:2])
         self.batch, self.rows, self.heads, _ = q.shape
@@ -104,28 +104,28 @@ class _Written:
         q, k = self.queries(self.tensors[0]), self.keys(self.tensors[1])
         k = self.emit(op.permute_dims(k, [0, 1, 3, 2]))
         scores = self.by_head(self.product(q, k), self.columns)
-        scores = self.emit(op.multiply(scores, self.const(self.form.scale)))
-        if self.form.cap:
-            ratio = self.emit(op.divide(scores, self.const(self.form.cap)))
+        scores = self.emit(op.multiply(scores, self.const(self.options.scale)))
+        if self.options.cap:
+            ratio = self.emit(op.divide(scores, self.const(self.options.cap)))
             self.bounded = self.emit(op.tanh(ratio))
-            scores = self.emit(op.multiply(self.bounded, self.const(self.form.cap)))
+            scores = self.emit(op.multiply(self.bounded, self.const(self.options.cap)))
         if self.bias is None:
             return scores
         return self.emit(op.add(scores, self.widened(self.bias)))
 
     def seen(self) -> Any:
         """Return which keys a query sees, ``(S, T)``; None: all."""
-        if not self.form.causal:
+        if not self.options.causal:
             return None
         if self._seen is None:
-            rows = op.arange(self.form.offset, self.rows + self.form.offset, 1, "int64")
+            rows = op.arange(self.options.offset, self.rows + self.options.offset, 1, "int64")
             rows = self.emit(op.reshape(self.emit(rows), (self.rows, 1)))
             if self.shift is not None:
                 rows = self.emit(op.add(rows, self.shift))
             columns = self.emit(op.arange(0, self.columns, 1, "int64"))
             seen = self.emit(op.less_equal(columns, rows))
-            if self.form.window:
-                first = self.emit(op.subtract(rows, relax.const(self.form.window, "int64")))
+            if self.options.window:
+                first = self.emit(op.subtract(rows, relax.const(self.options.window, "int64")))
                 near = self.emit(op.greater(columns, first))
                 seen = self.emit(op.logical_and(seen, near))
             self._seen = seen
@@ -174,7 +174,7 @@ def _forward(builder: BlockBuilder, call: ir.Call, narrow: bool = False) -> Expr
     total = w.emit(op.sum(raised, [3], keepdims=True))
     if sinks is not None:
         total = w.emit(op.add(total, w.emit(op.exp(w.emit(op.subtract(sinks, top))))))
-    if w.form.causal:
+    if w.options.causal:
         total = w.emit(op.maximum(total, w.const(_LEAST_SUM)))
     weights = w.paired(w.emit(op.divide(raised, total)), w.columns)
     mixed = w.by_head(w.product(weights, w.keys(v)), v.ty.shape[3])
@@ -189,10 +189,10 @@ def _backward(builder: BlockBuilder, call: ir.Call, narrow: bool = False) -> Exp
     q, k, v, _, do, _ = w.tensors
     weights, by_scores = w.score_gradients()
     weights = w.paired(weights, w.columns)
-    if w.form.cap:  # the derivative of tanh
+    if w.options.cap:  # the derivative of tanh
         slope = w.emit(op.subtract(w.const(1.0), w.emit(op.multiply(w.bounded, w.bounded))))
         by_scores = w.emit(op.multiply(by_scores, slope))
-    by_scores = w.paired(w.emit(op.multiply(by_scores, w.const(w.form.scale))), w.columns)
+    by_scores = w.paired(w.emit(op.multiply(by_scores, w.const(w.options.scale))), w.columns)
     by_query = w.by_head(w.product(by_scores, w.keys(k)), q.ty.shape[3])
     turned = w.emit(op.permute_dims(by_scores, [0, 1, 3, 2]))
     by_key = w.product(turned, w.queries(q))

@@ -17,7 +17,7 @@ from tvm_distir.core.ir.operators import (
     KV_APPEND_OP,
     PAGED_ATTENTION_OP,
     UNSEEN,
-    PagedAttentionForm,
+    PagedAttentionOptions,
     accumulated,
     attention,
     start_operand,
@@ -72,9 +72,9 @@ def append_operands(builder: BlockBuilder, call: ir.Call) -> tuple[Expr, Expr]:
     cache, new = call.args[:2]
     w = _Pages(builder, call, cache)
     _, count, heads, width = (int(n) for n in new.ty.shape)
-    places = w.queries(count)
-    column = w.emit(op.floor_divide(places, _const(w.page_size)))
-    row = w.emit(op.subtract(places, w.emit(op.multiply(column, _const(w.page_size)))))
+    columns = w.queries(count)
+    column = w.emit(op.floor_divide(columns, _const(w.page_size)))
+    row = w.emit(op.subtract(columns, w.emit(op.multiply(column, _const(w.page_size)))))
     page = w.emit(op.gather_elements(w.pages, column, axis=1))
     pool = w.emit(op.broadcast_to(w.pools_of_requests(), (w.batch, count)))
     if w.start is not None:
@@ -102,7 +102,7 @@ class _Attention(_Pages):
 
     def __init__(self, builder: BlockBuilder, call: ir.Call) -> None:
         super().__init__(builder, call, call.args[1])
-        self.form = PagedAttentionForm.of(call.attrs)
+        self.options = PagedAttentionOptions.of(call.attrs)
         self.q, self.k, self.v = call.args[:3]
         self.dtype = accumulated(str(self.q.ty.dtype))
 
@@ -114,8 +114,8 @@ class _Attention(_Pages):
         """Return the positions of all requests, ``(B, T, K, D)``."""
         *_, heads, width = (int(n) for n in cache.ty.shape)
         first = self.emit(op.multiply(self.pools_of_requests(), _const(self.count)))
-        places = self.emit(op.add(self.pages, first))
-        flat = self.emit(op.reshape(places, (self.batch * self.columns,)))
+        columns = self.emit(op.add(self.pages, first))
+        flat = self.emit(op.reshape(columns, (self.batch * self.columns,)))
         shape = (self.pools * self.count, self.rows, heads, width)
         rows = self.emit(op.take(self.emit(op.reshape(cache, shape)), flat, axis=0))
         rows = self.emit(op.reshape(rows, (self.batch, self.columns * self.rows, heads, width)))
@@ -123,14 +123,14 @@ class _Attention(_Pages):
 
     def bias(self, count: int) -> Expr:
         """Return zero where a query sees a position, ``(B, 1, S, T)``."""
-        places = np.arange(self.columns)[:, None] * self.page_size + np.arange(self.rows)[None, :]
-        positions: Expr = _const(places.reshape(1, 1, 1, -1))
+        columns = np.arange(self.columns)[:, None] * self.page_size + np.arange(self.rows)[None, :]
+        positions: Expr = _const(columns.reshape(1, 1, 1, -1))
         if self.start is not None:
             positions = self.emit(op.add(positions, self.start))
         queries = self.emit(op.reshape(self.queries(count), (self.batch, 1, count, 1)))
         seen = self.emit(op.less_equal(positions, queries))
-        if self.form.window:
-            first = self.emit(op.subtract(queries, _const(self.form.window)))
+        if self.options.window:
+            first = self.emit(op.subtract(queries, _const(self.options.window)))
             seen = self.emit(op.logical_and(seen, self.emit(op.greater(positions, first))))
         return self.emit(op.where(seen, *(scalar(x, self.dtype) for x in (0.0, UNSEEN))))
 
@@ -139,10 +139,10 @@ class _Attention(_Pages):
         batch, count, heads, group, width = (int(n) for n in self.q.ty.shape)
         q = self.emit(op.reshape(self.q, (batch, count, heads * group, width)))
         keys, values = self.read(self.k), self.read(self.v)
-        if self.form.value_width:
-            values = self.emit(op.strided_slice(values, [3], [0], [self.form.value_width]))
+        if self.options.value_width:
+            values = self.emit(op.strided_slice(values, [3], [0], [self.options.value_width]))
         operands = self.typed(q, self.dtype), keys, values, self.bias(count)
-        call = attention(*operands, scale=self.form.scale, cap=self.form.score_cap)
+        call = attention(*operands, scale=self.options.scale, cap=self.options.score_cap)
         call = self.builder.normalize(call)
         mixed, lse = WRITTEN_ATTENTION[ATTENTION_OP](self.builder, call).fields
         mixed = self.typed(mixed, str(self.q.ty.dtype))

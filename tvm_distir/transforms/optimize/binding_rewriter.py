@@ -281,10 +281,10 @@ class Editor:
 
     def _release(self, value: Expr) -> None:
         """Drop the reads of a value that is no longer bound, recursively."""
-        waiting = [value]
-        while waiting:
-            for used in variables(waiting.pop()):
+        pending = [value]
+        while pending:
+            for used in variables(pending.pop()):
                 self.readers[used] -= 1
                 source = self.known.get(used)
                 if not self.readers[used] and source is not None and is_pure(source):
-                    waiting.append(source)
+                    pending.append(source)

@@ -221,7 +221,7 @@ def _fill(
             close(deps)
             deps = frozenset()
         merges = kind in joined and (operands is None or value.args[0] in operands)
-        size = _whole_bytes(var, value) if merges else None
+        size = _larger_bytes(var, value) if merges else None
         if kind is None or size is None or size >= most_bytes:
             if deps:
                 waits[var] = deps
@@ -229,8 +229,8 @@ def _fill(
         key, operand = _key(var, value, kind, runs.get(var, ())), value.args[0]
         if key in open_:
             bucket = buckets[open_[key]]
-            again = kind == "all_gather" and operand in bucket.operands
-            if again or bucket.size_bytes + size > most_bytes:
+            repeated = kind == "all_gather" and operand in bucket.operands
+            if repeated or bucket.size_bytes + size > most_bytes:
                 close([open_[key]])
         if key not in open_:
             open_[key] = len(buckets)
@@ -243,7 +243,7 @@ def _fill(
     return {var: bucket for var, bucket in bucket_of.items() if len(bucket.members) > 1}
 
 
-def _whole_bytes(var: Var, value: ir.Call) -> int | None:
+def _larger_bytes(var: Var, value: ir.Call) -> int | None:
     """Return the bytes of the larger side of a collective, or None if a size is unknown."""
     ends = var, value.args[0]
     if any(known_shape(end.ty) is None for end in ends):

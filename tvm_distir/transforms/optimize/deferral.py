@@ -29,7 +29,7 @@ from tvm_distir.core.rewriting import (
 from tvm_distir.core.rewriting.native import pruned
 
 from .call_sites import CallSites, all_known, axes_of, laid_out
-from .deferred_calls import DeferredResults, waiting
+from .deferred_calls import DeferredResults, pending
 from .lifting import in_flight
 
 _SPLIT = ir.Op.get("relax.split")
@@ -65,7 +65,7 @@ def _defer(mod: ir.IRModule) -> ir.IRModule:
     for gv, fn in callees_first(mod, calls.callees):
         values = (b.value for block in fn.body.blocks for b in block.bindings[:])
         if any(callee in deferred for callee in map(callee_of, values)):
-            fn = functions[gv] = waiting(fn, deferred)
+            fn = functions[gv] = pending(fn, deferred)
         phase = fn.attrs is not None and PHASE_ATTR in fn.attrs
         if phase or not is_private(fn) or gv in calls.barred or not _read_by_fields(calls, gv):
             continue
@@ -116,9 +116,9 @@ def _deferrable(
     fields = {n: field for n, field in enumerate(result.fields) if field in moved_vars}
     if not fields:
         return None
-    kept_places = [n for n in range(len(result.fields)) if n not in fields]
+    kept_positions = [n for n in range(len(result.fields)) if n not in fields]
     outputs = {start: _output(start) for start, _ in groups}
-    results = [*(result.fields[n] for n in kept_places), *outputs.values()]
+    results = [*(result.fields[n] for n in kept_positions), *outputs.values()]
     rest = [
         type(block)(
             [
@@ -129,14 +129,14 @@ def _deferrable(
         )
         for block in fn.body.blocks
     ]
-    whole = tuple_of(results)
-    blocks, _ = pruned(rest, whole)
-    new = with_body(fn, fn.params, blocks, whole, bool(fn.is_pure), fn.attrs)
-    new = in_flight(new, {"results": range(len(kept_places), len(results))})
+    result_tuple = tuple_of(results)
+    blocks, _ = pruned(rest, result_tuple)
+    new = with_body(fn, fn.params, blocks, result_tuple, bool(fn.is_pure), fn.attrs)
+    new = in_flight(new, {"results": range(len(kept_positions), len(results))})
     return DeferredResults(
         retyped(gv, new.ty),
         new,
-        {old: place for place, old in enumerate(kept_places)},
+        {old: position for position, old in enumerate(kept_positions)},
         tuple(outputs),
         tuple(b for b in bindings if b.var in moved_vars),
         fields,

@@ -73,7 +73,7 @@ class _Pending:
     unseen: set[Var]
 
 
-def waiting(fn: relax.Function, deferred: Mapping[ir.GlobalVar, DeferredResults]) -> relax.Function:
+def pending(fn: relax.Function, deferred: Mapping[ir.GlobalVar, DeferredResults]) -> relax.Function:
     """Return a caller that waits for what its callees leave in flight."""
     blocks = _Caller(fn, deferred).run()
     return with_body(fn, fn.params, blocks, fn.body.body, bool(fn.is_pure), fn.attrs)
@@ -158,13 +158,13 @@ class _Caller:
     def _wait(self, pending: _Pending) -> None:
         """Write the waits for the reductions of a call, and the layout of their results."""
         results, env = pending.found, dict[Any, Any]()
-        for place, started in enumerate(results.started, len(results.kept)):
+        for position, started in enumerate(results.started, len(results.kept)):
             env[started] = make_var(str(started.name), started.ty, self.hidden)
-            item = relax.TupleGetItem(pending.call, place)
+            item = relax.TupleGetItem(pending.call, position)
             self.written.append(make_binding(env[started], typed(item, started.ty)))
         named: dict[Var, list[Var]] = {}
-        for place, var in results.fields.items():
-            named.setdefault(var, []).extend(pending.items.get(place, ()))
+        for position, var in results.fields.items():
+            named.setdefault(var, []).extend(pending.items.get(position, ()))
         for binding in results.layout:
             names = named.get(binding.var, [])
             fresh = [] if names else [make_var(str(binding.var.name), binding.var.ty, self.hidden)]

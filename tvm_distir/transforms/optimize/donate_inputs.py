@@ -79,7 +79,7 @@ def _donated(mod: ir.IRModule, patterns: Sequence[str]) -> dict[ir.GlobalVar, se
         if not is_pattern(pattern) and not any(match_name(pattern, name) for name in names):
             problem = f'no input is called "{pattern}"'
             remedy = f"The inputs are {', '.join(sorted(set(names)))}."
-            raise UsageError("DIST0152", problem, place="DonateInputs", remedy=remedy)
+            raise UsageError("DIST0152", problem, location="DonateInputs", remedy=remedy)
     calls = CallSites(mod).of
     for gv, fn in reversed(callees_first(mod)):
         if is_private(fn) and gv in calls:

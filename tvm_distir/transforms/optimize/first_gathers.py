@@ -66,8 +66,8 @@ def _updated(name: str, fn: relax.Function, pipeline: Pipeline | None) -> dict[i
     """Return the position of the new value of each updated parameter, by the parameter's."""
     names = {plain_name(updated): updated for updated in training_notes(fn, "updated")}
     io = fn.attrs[IO_ATTR]
-    places = {int(k): str(v) for k, v in training_notes(fn, "places").items()}
-    whole = {k: plain_name(v) for k, v in places.items()} or dict(enumerate(names, 1))
+    positions = {int(k): str(v) for k, v in training_notes(fn, "places").items()}
+    full = {k: plain_name(v) for k, v in positions.items()} or dict(enumerate(names, 1))
     if pipeline is not None:
         note = next((note for note in pipeline.stages if note.function == name), None)
         if note is None:
@@ -79,7 +79,7 @@ def _updated(name: str, fn: relax.Function, pipeline: Pipeline | None) -> dict[i
             if slot in known and plain_name(slot) in names
         }
     results = {
-        whole.get(int(item["index"]), ""): number for number, item in enumerate(io["outputs"][:])
+        full.get(int(item["index"]), ""): number for number, item in enumerate(io["outputs"][:])
     }
     params = [plain_name(str(item["name"])) for item in io["inputs"][:]]
     return {n: results[param] for n, param in enumerate(params) if param in results}
@@ -111,21 +111,21 @@ class _FirstGathers:
         params, fields = list(fn.params), list(result.fields)
         used = [v for value in self.values.values() for v in variables(value)]
         gathers: dict[Var, tuple[Var, ir.Call]] = {}
-        for number, place in self.updated.items():
-            var = fields[place]
+        for number, position in self.updated.items():
+            var = fields[position]
             value = self.values.get(var)
             if value is None or collective_op(value) != "all_gather":
                 continue
             if var in used or fields.count(var) > 1:
                 continue
-            placement = self._sharded(number, place, value)
+            placement = self._sharded(number, position, value)
             if placement is None:
                 continue
             shard = make_var(str(params[number].name), value.args[0].ty, False)
             gathers[params[number]] = shard, value
-            params[number], fields[place] = shard, value.args[0]
+            params[number], fields[position] = shard, value.args[0]
             self.inputs[number]["placement"] = placement
-            self.outputs[place]["placement"] = placement
+            self.outputs[position]["placement"] = placement
         if not gathers:
             return fn
         first, env = BlockWriter(relax.BlockBuilder(), False), dict[Any, Any]()
@@ -134,18 +134,18 @@ class _FirstGathers:
             env[param] = first.add(gather, f"{param.name}_gathered")
         blocks = [first.block(), *(self._block(block, gathers, env) for block in fn.body.blocks)]
         fields = [substitute(field, env) for field in fields]
-        whole = tuple_of(fields)
-        blocks, new_result = let_out(blocks, whole)
+        full = tuple_of(fields)
+        blocks, new_result = let_out(blocks, full)
         blocks, _ = pruned(blocks, new_result)
         io = {**dict(fn.attrs[IO_ATTR].items()), "inputs": self.inputs, "outputs": self.outputs}
         new = with_body(fn, params, blocks, new_result, bool(fn.is_pure))
         return new.with_attr(IO_ATTR, io)
 
-    def _sharded(self, number: int, place: int, gather: ir.Call) -> str | None:
+    def _sharded(self, number: int, position: int, gather: ir.Call) -> str | None:
         """Return the placement of the shards of a weight, None where there is no text for it."""
         read, written = (
             parse_placement(str(item["placement"]))
-            for item in (self.inputs[number], self.outputs[place])
+            for item in (self.inputs[number], self.outputs[position])
         )
         axes, dim = call_axes(gather), int(gather.attrs["dim"])
         if read != written or dim in read or any(read[axis] != R for axis in axes):

@@ -11,7 +11,7 @@ from typing import Any
 from tvm import ir
 from tvm.relax import Expr, Var
 
-from tvm_distir.core.collectives import wire_bytes
+from tvm_distir.core.collectives import sent_bytes
 from tvm_distir.core.ir import Labels, blocks_fault, local_shape, mesh_key, parse_placement
 from tvm_distir.core.ir.operators import call_axes, dist_op_name, ops
 from tvm_distir.core.ops import size_bytes
@@ -110,8 +110,8 @@ def _scattered(edit: _Fuse, var: Var, first: ir.Call, second: ir.Call) -> ir.Cal
 
 def _exchanged(_: _Fuse, __: Var, first: ir.Call, second: ir.Call) -> ir.Call | None:
     """Fuse a gather of a single dim and a slice of another into an ``all_to_all``."""
-    (axes, gathered), (again, dim) = axes_dim(first), axes_dim(second)
-    if axes != again or gathered == dim:
+    (axes, gathered), (other_axes, dim) = axes_dim(first), axes_dim(second)
+    if axes != other_axes or gathered == dim:
         return None
     return ops.all_to_all(first.args[0], second.attrs["device_mesh"], axes, gathered, dim)
 
@@ -204,7 +204,7 @@ def dim_to_scatter(reduction: ir.Call, send: ir.Call) -> int | None:
     def price(kind: str, scattered: Labels) -> tuple[int, int]:
         """Return the most elements that a device moves, and the total."""
         part = size_bytes(tuple(local_shape(shape, scattered, source[0])), dtype)
-        reduced = wire_bytes(kind, part, count)
+        reduced = sent_bytes(kind, part, count)
         received = received_elements(shape, (source, scattered), (target, peer))
         moved = [size_bytes((n,), dtype) for n in received]
         return reduced + max(moved), reduced * len(source[1]) + sum(moved)
@@ -227,5 +227,5 @@ def _scattered_labels(
     if blocks_fault(labels, axes, dim):
         return None
     scattered = tuple(dim if a in axes else x for a, x in enumerate(labels))
-    whole, part = (math.prod(local_shape(shape, x, mesh)) for x in (labels, scattered))
-    return scattered if part * math.prod(mesh[a] for a in axes) == whole else None
+    full, part = (math.prod(local_shape(shape, x, mesh)) for x in (labels, scattered))
+    return scattered if part * math.prod(mesh[a] for a in axes) == full else None

@@ -17,7 +17,7 @@ from tvm import ir, relax
 from tvm.relax import Binding, Expr, Var
 
 from tvm_distir.core.ir import FieldLeaves, branch_of, flat_types, is_private
-from tvm_distir.core.ir.attributes import FORWARD_PHASE, PHASE_ATTR, ROLE_ATTR
+from tvm_distir.core.ir.attributes import FORWARD_PHASE, PHASE_ATTR, STAGE_KIND_ATTR
 from tvm_distir.core.ir.operators import call_axes, dist_op_name
 from tvm_distir.core.rewriting import callee_of, forward_bindings, variables
 from tvm_distir.core.rewriting.native import ALIAS, FUNCTION_CALL, ITEM, TUPLE, Member, union_find
@@ -195,7 +195,7 @@ class KeptGathers:
 def forward_part(member: Member) -> Sequence[Binding]:
     """Return the bindings of a function that may run in the forward pass."""
     fn = member.fn
-    if is_private(fn) or (fn.attrs and ROLE_ATTR in fn.attrs):
+    if is_private(fn) or (fn.attrs and STAGE_KIND_ATTR in fn.attrs):
         return member.reading.bindings
     return forward_bindings(fn)
 
@@ -204,9 +204,9 @@ def forward_functions(members: Sequence[Member]) -> set[str]:
     """Return the names of the functions that run in the forward pass, perhaps not only there."""
     names = set[str]()
     by_name = {member.name: member for member in members}
-    waiting = [member for member in members if not is_private(member.fn)]
-    while waiting:
-        member = waiting.pop()
+    pending = [member for member in members if not is_private(member.fn)]
+    while pending:
+        member = pending.pop()
         attrs = member.fn.attrs
         phase = attrs[PHASE_ATTR] if attrs and PHASE_ATTR in attrs else FORWARD_PHASE
         if member.name in names or phase != FORWARD_PHASE:
@@ -215,5 +215,5 @@ def forward_functions(members: Sequence[Member]) -> set[str]:
         for binding in forward_part(member):
             callee = callee_of(binding.value)
             if callee is not None and str(callee.name_hint) in by_name:
-                waiting.append(by_name[str(callee.name_hint)])
+                pending.append(by_name[str(callee.name_hint)])
     return names

@@ -36,9 +36,9 @@ def due_ranks(
         if feeds[i]:
             due[i] = max(due[d] for d in node.deps)
             if node.starts and node.size_bytes > sum(nodes[o].size_bytes for o in node.reads):
-                place = _in_time(nodes, spent_ps, i, blocking)
-                first[i] = place > due[i]
-                due[i] = max(due[i], place)
+                position = _in_time(nodes, spent_ps, i, blocking)
+                first[i] = position > due[i]
+                due[i] = max(due[i], position)
     for i in reversed(range(len(nodes))):
         if feeds[i] and not nodes[i].starts:
             due[i] = min(due[r] for r in nodes[i].readers)
@@ -55,13 +55,13 @@ def _in_time(
 
     Nothing overlaps with a blocking start, which takes as much time of the network as it gives.
     """
-    place = min((r for done in nodes[start].readers for r in nodes[done].readers), default=start)
+    position = min((r for done in nodes[start].readers for r in nodes[done].readers), default=start)
     left_ps = spent_ps[start]
-    while left_ps > 0 and place > 0:
-        place -= 1
-        if nodes[place].done_of is None and place != start and place not in blocking:
-            left_ps += spent_ps[place] if nodes[place].starts else -spent_ps[place]
-    return place
+    while left_ps > 0 and position > 0:
+        position -= 1
+        if nodes[position].done_of is None and position != start and position not in blocking:
+            left_ps += spent_ps[position] if nodes[position].starts else -spent_ps[position]
+    return position
 
 
 class ListSchedule:

@@ -13,7 +13,7 @@ from tvm.relax import Expr, Var
 
 from tvm_distir.core.ir import R, as_dtensor, labels_of, mesh_key
 from tvm_distir.core.ir.operators import call_axes, dist_op_name, ops
-from tvm_distir.core.ops import call_form, carried, rule_of, sums
+from tvm_distir.core.ops import call_sharding, carried, rule_of, sums
 from tvm_distir.core.passes import Rewrite, module_pass
 from tvm_distir.core.redistribution import local_bytes
 from tvm_distir.core.rewriting import rebuild, substitute
@@ -146,10 +146,12 @@ class _Merge(Editor):
         have = [sums(axes) if e in args else () for e in operands]
         try:
             rule = rule_of(new, self.mod)
-            form = call_form(new, [_replicated_type(var.ty, axes)], self.mod, self.name, var)
+            sharding = call_sharding(
+                new, [_replicated_type(var.ty, axes)], self.mod, self.name, var
+            )
         except (PropagationError, MeshError):
             return False
-        handed, needed = carried(rule, have, (), form)
+        handed, needed = carried(rule, have, (), sharding)
         return handed == sums(axes) and not needed
 
 

@@ -142,12 +142,12 @@ class _Gathers(Editor):
         if any(labels_of(e.ty.placement)[a] != d for e, d in tied.items() for a in axes):
             return None
         mesh = gather.attrs["device_mesh"]
-        whole = {
+        gathered = {
             e: self.builder.normalize(ops.all_gather(e, mesh, axes, d)) for e, d in tied.items()
         }
-        if sum(local_bytes(g.ty) for g in whole.values()) >= local_bytes(gather.ty):
+        if sum(local_bytes(g.ty) for g in gathered.values()) >= local_bytes(gather.ty):
             return None
-        env = {e: self.emit(g, f"{e.name}_whole") for e, g in whole.items()}
+        env = {e: self.emit(g, f"{e.name}_whole") for e, g in gathered.items()}
         new = rebuild(value, value.op, [substitute(a, env) for a in value.args], gather.ty)
         return self.normalize(new)
 

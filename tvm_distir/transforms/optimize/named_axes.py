@@ -13,21 +13,21 @@ from tvm_distir.support import MeshError, nearest
 
 
 def numbers_of_axes(
-    mod: ir.IRModule, axes: Sequence[str], place: str
+    mod: ir.IRModule, axes: Sequence[str], location: str
 ) -> dict[str, tuple[int, ...]]:
     """Return, per mesh text, the numbers of the axes with the given names.
 
     Raises
     ------
     MeshError
-        DIST0206 if no mesh has such an axis; ``place`` says who asks.
+        DIST0206 if no mesh has such an axis; ``location`` says who asks.
     """
     names = mesh_axes(mod)
     known = {name for row in names for name in row}
     for axis in axes:
         if axis not in known:
             problem = f'no mesh has an axis "{axis}"'
-            raise MeshError("DIST0206", problem, place=place, remedy=nearest(axis, known))
+            raise MeshError("DIST0206", problem, location=location, remedy=nearest(axis, known))
     return {
         str(mesh): tuple(i for i, name in enumerate(row) if name in axes)
         for mesh, row in zip(meshes(mod), names, strict=True)

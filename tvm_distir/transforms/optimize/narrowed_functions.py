@@ -56,13 +56,13 @@ def _narrow_result(fn: relax.Function, read: set[int] | None) -> tuple[Expr, tup
         return result, ()
     count = len(fn.ret_ty.fields)
     every = tuple(range(count))
-    whole = result_value(fn)
-    if read is None or len(read) == count or not isinstance(whole, relax.Tuple):
+    full = result_value(fn)
+    if read is None or len(read) == count or not isinstance(full, relax.Tuple):
         return result, every
     fields = tuple(sorted(read)) or (0,)
     if fields == every:
         return result, every
-    items = [whole.fields[i] for i in fields]
+    items = [full.fields[i] for i in fields]
     return tuple_of(items), fields
 
 
@@ -133,10 +133,10 @@ class ChangedCalls:
     def _binding(self, binding: Binding) -> Binding:
         var, value = binding.var, binding.value
         if type(value) is relax.TupleGetItem:
-            whole = value.tuple_value
-            fields = self.fields.get(whole)
+            source = value.tuple_value
+            fields = self.fields.get(source)
             if fields is not None:
-                item = relax.TupleGetItem(self.env[whole], fields.index(int(value.index)))
+                item = relax.TupleGetItem(self.env[source], fields.index(int(value.index)))
                 return make_binding(var, typed(item, var.ty))
         elif type(value) is ir.Call:
             op = value.op

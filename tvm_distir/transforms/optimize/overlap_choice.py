@@ -11,7 +11,7 @@ from tvm import ir, relax
 from tvm.relax import Var
 
 from tvm_distir.core.ir import is_private
-from tvm_distir.core.ir.attributes import IO_ATTR, ROLE_ATTR
+from tvm_distir.core.ir.attributes import IO_ATTR, STAGE_KIND_ATTR
 from tvm_distir.core.ir.operators import call_axes, started_op
 from tvm_distir.core.plan import ACTIVATION, GRADIENT, data_positions
 
@@ -81,7 +81,11 @@ def _data_axes(calls: CallSites) -> set[int]:
     for gv, fn in calls.functions.items():
         if not fn.attrs or IO_ATTR not in fn.attrs:
             continue
-        roles = [str(r) for r in fn.attrs[ROLE_ATTR]["params"]] if ROLE_ATTR in fn.attrs else []
+        roles = (
+            [str(r) for r in fn.attrs[STAGE_KIND_ATTR]["params"]]
+            if STAGE_KIND_ATTR in fn.attrs
+            else []
+        )
         for position in data_positions(fn, str(gv.name_hint)):
             role = roles[position].partition(":")[0] if position < len(roles) else ""
             if role in (ACTIVATION, GRADIENT):

@@ -37,7 +37,7 @@ class BucketWriter:
         self.writer, self.buckets = writer, buckets
         self.values: dict[Var, ir.Call] = {}
         self.members_of: dict[Var, set[int]] = {}
-        self.waiting: dict[int, list[int]] = {}
+        self.pending: dict[int, list[int]] = {}
         self.left: dict[int, set[int]] = {}
 
     def run(self, rows: list[Any]) -> None:
@@ -62,12 +62,12 @@ class BucketWriter:
             self.members_of[var] = deps
             self.left[position] = set(deps)
             for dep in deps:
-                self.waiting.setdefault(dep, []).append(position)
+                self.pending.setdefault(dep, []).append(position)
 
     def _let_go(self, number: int, bucket: Bucket, rows: list[Any]) -> None:
         for member in bucket.members:
             del self.members_of[member]
-        for position in self.waiting.pop(number, []):
+        for position in self.pending.pop(number, []):
             self.left[position].discard(number)
             binding, var = rows[position][:2]
             if self.left[position]:

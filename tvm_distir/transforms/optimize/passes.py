@@ -56,7 +56,7 @@ def OptimizeCollectives(*, without: Sequence[str] = ()) -> Rewrite:
     for name in without:
         if name not in NAMES:
             problem = f'there is no pass "{name}"'
-            raise UsageError("DIST0152", problem, place="without", remedy=nearest(name, NAMES))
+            raise UsageError("DIST0152", problem, location="without", remedy=nearest(name, NAMES))
     steps = [step for name, step in STEPS.items() if name not in without]
 
     def optimize_collectives(mod: ir.IRModule) -> ir.IRModule:

@@ -180,7 +180,7 @@ class _Caller:
             return costs.picoseconds(first + number)
 
         for earlier, number in zip([-1, *calls], calls):
-            begun[self._place(bindings, spent_ps, earlier, number)].append(number)
+            begun[self._locate(bindings, spent_ps, earlier, number)].append(number)
         flying: dict[int, Var] = {}
         for number, binding in enumerate(bindings):
             for later in begun[number]:
@@ -190,7 +190,7 @@ class _Caller:
             writer.bindings.append(binding)
         return writer.block()
 
-    def _place(
+    def _locate(
         self, bindings: list[Binding], spent_ps: Callable[[int], int], earlier: int, number: int
     ) -> int:
         """Return the last binding before which a start still leaves enough time.
@@ -201,14 +201,14 @@ class _Caller:
         value = bindings[number].value
         lifted = self.named[value.op].lifted
         needs = {var for n in lifted.given for var in variables(value.args[n])}
-        left_ps, place = lifted.wire_ps, number
-        while left_ps > 0 and place > max(earlier, 0):
-            binding = bindings[place - 1]
+        left_ps, position = lifted.sent_ps, number
+        while left_ps > 0 and position > max(earlier, 0):
+            binding = bindings[position - 1]
             if binding.var in needs or started_op(binding.value) is not None:
                 break
-            place -= 1
-            left_ps -= spent_ps(place)
-        return place
+            position -= 1
+            left_ps -= spent_ps(position)
+        return position
 
     def _begin(self, writer: BlockWriter, binding: Binding) -> Var:
         begun, old = self.named[binding.value.op], binding.value.args[:]

@@ -35,7 +35,7 @@ from .named_axes import numbers_of_axes
 
 
 @module_pass("legalized")
-def GatherAgain(axes: Sequence[str] = ()) -> Rewrite:
+def RegatherActivations(axes: Sequence[str] = ()) -> Rewrite:
     """Save activations before their gather, and re-gather them in the backward pass.
 
     Before, in a step whose layer gathers a norm's result along ``tp`` for its products::
@@ -69,7 +69,7 @@ def GatherAgain(axes: Sequence[str] = ()) -> Rewrite:
     """
 
     def gather_again(mod: ir.IRModule) -> ir.IRModule:
-        numbers = numbers_of_axes(mod, axes, "GatherAgain")
+        numbers = numbers_of_axes(mod, axes, "RegatherActivations")
         members = read_module(mod) if axes else []
         kept_gathers = KeptGathers(members, numbers)
         if not kept_gathers:
@@ -159,8 +159,8 @@ class _Regathering:
         if isinstance(value, relax.Tuple):
             return substitute(value, self.gathered_values)
         if isinstance(value, relax.TupleGetItem):
-            whole = self.gathered_values.get(value.tuple_value)
-            return value if whole is None else typed(relax.TupleGetItem(whole, value.index), ty)
+            source = self.gathered_values.get(value.tuple_value)
+            return value if source is None else typed(relax.TupleGetItem(source, value.index), ty)
         callee = self.renamed.get(value.op)
         if callee is None:
             return value

@@ -160,9 +160,9 @@ class _MeshProgram:
         )
         rows = {param: dict(source._row_of[param]) for param in origin.params}
         unsharded = all(label < 0 for label in (*sent, *received))
-        alike = self.shape == source.shape and sent == received
-        if all(map(source._is_integer_data, rows)) and (alike or unsharded):
-            if alike:
+        is_equal = self.shape == source.shape and sent == received
+        if all(map(source._is_integer_data, rows)) and (is_equal or unsharded):
+            if is_equal:
                 return rows
             replicated = placement_text((-1,) * len(self.shape))
             if any(_is_sharded(row) for row in rows.values()):
@@ -213,10 +213,10 @@ class _MeshProgram:
 
     def _input(self, param: Var, row: Mapping[str, Any]) -> Var:
         """Return the parameter for an input of another program, new where there is none."""
-        index, place = int(row["index"]), parse_placement(str(row["placement"]))
+        index, position = int(row["index"]), parse_placement(str(row["placement"]))
         for have, known in zip(self.params, self.rows, strict=True):
             if int(known["index"]) == index and str(known["name"]) == str(row["name"]):
-                same = parse_placement(str(known["placement"])) == place
+                same = parse_placement(str(known["placement"])) == position
                 return have if same else relax.Var(param.name, _local_type(row, self.shape))
         return relax.Var(param.name, _local_type(row, self.shape))
 
@@ -283,6 +283,6 @@ def _before_transposes(bindings: list[Binding], labels: tuple[int, ...]) -> tupl
 
 def _local_type(row: Mapping[str, Any], sizes: tuple[int, ...]) -> ir.Type:
     """Return the type of the part of an input on a device."""
-    whole, dtype = [int(n) for n in row["shape"]], str(row["dtype"])
-    part = shard(whole, parse_placement(str(row["placement"])), sizes, dtype)
+    full, dtype = [int(n) for n in row["shape"]], str(row["dtype"])
+    part = shard(full, parse_placement(str(row["placement"])), sizes, dtype)
     return relax.TensorType(list(part.local), dtype)

@@ -23,7 +23,7 @@ from tvm_distir.core.ir import (
     shard_counts,
 )
 from tvm_distir.core.ir.operators import ops
-from tvm_distir.core.ops import Factor, call_form, rule_of
+from tvm_distir.core.ops import Factor, call_sharding, rule_of
 from tvm_distir.core.rewriting import rebuild, substitute
 from tvm_distir.support import PropagationError
 
@@ -103,8 +103,8 @@ def on_shards(
             if dim is not None and isinstance(expr.ty, DTensorType):
                 return None  # placed whole
             continue
-        whole = all(labels_of(expr.ty.placement)[a] == R for a in cut.axes)
-        if mesh_key(expr.ty.device_mesh) != mesh_key(mesh) or not whole:
+        full = all(labels_of(expr.ty.placement)[a] == R for a in cut.axes)
+        if mesh_key(expr.ty.device_mesh) != mesh_key(mesh) or not full:
             return None
         if edit.unfinished(expr) & set(cut.axes):
             return None
@@ -138,7 +138,7 @@ def _cut_type(ty: ir.Type, axes: Sequence[int], dim: int) -> ir.Type:
 
 def _follows(edit: Editor, var: Var, call: ir.Call) -> bool:
     try:
-        call_form(call, [call.ty], edit.mod, edit.name, var)
+        call_sharding(call, [call.ty], edit.mod, edit.name, var)
     except PropagationError:
         return False
     return True

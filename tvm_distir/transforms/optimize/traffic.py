@@ -14,7 +14,7 @@ import tvm
 from tvm import ir, relax
 from tvm.relax import Expr, Var
 
-from tvm_distir.core.collectives import wire_bytes
+from tvm_distir.core.collectives import sent_bytes
 from tvm_distir.core.ir import (
     is_private,
     mesh_axes,
@@ -47,13 +47,13 @@ class Traffic:
     ----------
     counts, result_bytes, wire_bytes : Counter
         Counts by :class:`TrafficKind`: how many, bytes of results, bytes that a device sends by the
-        ring formulae (:func:`~.volume.wire_bytes`). Transfers between meshes count at the
+        ring formulae (:func:`~.volume.sent_bytes`). Transfers between meshes count at the
         ``send``, as the size of a device's tensor.
     """
 
     counts: Counter[TrafficKind] = field(default_factory=Counter)
     result_bytes: Counter[TrafficKind] = field(default_factory=Counter)
-    wire_bytes: Counter[TrafficKind] = field(default_factory=Counter)
+    sent_bytes: Counter[TrafficKind] = field(default_factory=Counter)
 
     @property
     def total_count(self) -> int:
@@ -61,21 +61,21 @@ class Traffic:
         return sum(self.counts.values())
 
     @property
-    def total_wire_bytes(self) -> int:
+    def total_sent_bytes(self) -> int:
         """Return the bytes that each device sends."""
-        return sum(self.wire_bytes.values())
+        return sum(self.sent_bytes.values())
 
     def add(self, kind: TrafficKind, size_bytes: int) -> None:
         """Count a collective with results of ``size_bytes``."""
         self.counts[kind] += 1
         self.result_bytes[kind] += size_bytes
-        self.wire_bytes[kind] += wire_bytes(kind.op, size_bytes, kind.group_size)
+        self.sent_bytes[kind] += sent_bytes(kind.op, size_bytes, kind.group_size)
 
     def include(self, other: Traffic) -> None:
         """Add the counts of another instance."""
         for mine, theirs in zip(
-            (self.counts, self.result_bytes, self.wire_bytes),
-            (other.counts, other.result_bytes, other.wire_bytes),
+            (self.counts, self.result_bytes, self.sent_bytes),
+            (other.counts, other.result_bytes, other.sent_bytes),
         ):
             for kind, number in theirs.items():
                 mine[kind] += number
@@ -83,7 +83,7 @@ class Traffic:
     def to_text(self) -> str:
         """Return a line with the counts by kind and the total bytes sent."""
         words = [f"{number} {kind.op}({kind.axes})" for kind, number in sorted(self.counts.items())]
-        return f"{', '.join(words) or 'no collectives'}: {self.total_wire_bytes:,} bytes sent"
+        return f"{', '.join(words) or 'no collectives'}: {self.total_sent_bytes:,} bytes sent"
 
 
 def traffic(mod: ir.IRModule) -> Traffic:
@@ -173,7 +173,7 @@ class _Count:
 
 def _more_expensive(first: Traffic, other: Traffic) -> Traffic:
     """Return the traffic with more bytes, or else with more collectives."""
-    sizes = [(t.total_wire_bytes, t.total_count) for t in (first, other)]
+    sizes = [(t.total_sent_bytes, t.total_count) for t in (first, other)]
     return first if sizes[0] >= sizes[1] else other
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from tvm import ir, relax
 
 from tvm_distir.core.ir import branch_of, handle, is_private
-from tvm_distir.core.ir.attributes import WHOLE_ATTR
+from tvm_distir.core.ir.attributes import COMPLETE_ATTR
 from tvm_distir.core.passes import Rewrite, module_pass
 from tvm_distir.core.rewriting import make_binding, retyped, with_body, with_functions
 from tvm_distir.core.rewriting.native import (
@@ -33,7 +33,7 @@ def RemoveUnused() -> Rewrite:
 
     Pure bindings, collectives among them, and the parameters and the fields of the result of
     private functions that no function or caller reads; those of all branches of an ``If`` alike.
-    Functions that are to run whole (``dist.whole``) keep their results. No number changes.
+    Functions that are to run whole (``dist.full``) keep their results. No number changes.
 
     Returns
     -------
@@ -58,11 +58,11 @@ def removed(mod: ir.IRModule, readings: Readings | None = None) -> ir.IRModule:
             if any(callee in renamed for callee in member.reading.callees):
                 new = ChangedCalls(fn, name, narrowed_parts, renamed).run()
             if name in reads:
-                whole = None if new is not fn else _all_kept(member, reads[name])
-                if whole is None:
+                full = None if new is not fn else _all_kept(member, reads[name])
+                if full is None:
                     new, narrowed_parts[name] = narrowed(new, reads[name])
                 else:
-                    narrowed_parts[name] = whole
+                    narrowed_parts[name] = full
             if _size(new) != _size(fn):
                 renamed[member.gv] = retyped(member.gv, new.ty)
             bodies[name] = new
@@ -98,7 +98,7 @@ def _size(fn: relax.Function) -> tuple[int, int]:
 def _fields_read(members: Sequence[Member]) -> dict[str, set[int] | None]:
     """Return the result fields of private functions that callers read (None: all of them)."""
     fields_read: dict[str, set[int] | None] = {
-        m.name: None if WHOLE_ATTR in (m.fn.attrs or {}) else set()
+        m.name: None if COMPLETE_ATTR in (m.fn.attrs or {}) else set()
         for m in members
         if is_private(m.fn)
     }

@@ -85,15 +85,15 @@ class _Chooser:
         """Search for runs once and take those that pay off; return whether to search again."""
         runs = tandem_runs(self.symbols, self.min_bindings, 2)
         # First by what a run saves at most; worked out when its turn comes, and put back.
-        waiting = [
+        pending = [
             (-(run.count - 1) * run.period, False, number) for number, run in enumerate(runs)
         ]
-        heapq.heapify(waiting)
+        heapq.heapify(pending)
         repeats_of: dict[int, list[Repeat]] = {}
         covered = np.zeros(len(self.symbols), bool)
         disturbed = False
-        while waiting:
-            _, known, number = heapq.heappop(waiting)
+        while pending:
+            _, known, number = heapq.heappop(pending)
             run = runs[number]
             if covered[run.start : run.stop].any():
                 disturbed = True
@@ -101,7 +101,7 @@ class _Chooser:
             if not known:
                 repeats_of[number] = self._work_out(run)
                 if repeats_of[number]:
-                    heapq.heappush(waiting, (-saved(repeats_of[number]), True, number))
+                    heapq.heappush(pending, (-saved(repeats_of[number]), True, number))
                 continue
             for repeat in repeats_of[number]:
                 if any(covered[s : s + repeat.length].any() for s in repeat.starts):
@@ -130,7 +130,7 @@ class _Chooser:
 
     def _cuts(self, run: Run) -> list[tuple[int, int]]:
         """Return ways to split a run into parts, in order of the values that cross them."""
-        ways: list[tuple[int, int, int]] = []
+        candidates: list[tuple[int, int, int]] = []
         for count in (run.count, run.count - 1):
             if count < 2:
                 continue
@@ -139,8 +139,8 @@ class _Chooser:
             for i in range(count + 1):
                 cost += self.crossing[starts + i * run.period]
             order = np.argsort(cost, kind="stable")[:CUTS_TRIED]
-            ways += [(int(starts[i]), count, int(cost[i])) for i in order]
-        return [(start, count) for start, count, _ in ways]
+            candidates += [(int(starts[i]), count, int(cost[i])) for i in order]
+        return [(start, count) for start, count, _ in candidates]
 
     def _with_others(self, starts: list[int], length: int) -> list[int]:
         """Return the starts of a run's parts and of equal occurrences elsewhere."""

@@ -124,4 +124,4 @@ def refuse_dtensors(name: str, fn: relax.Function, problem: str, verb: str) -> N
     for var in [*fn.params, *(binding.var for binding in all_bindings(fn.body))]:
         if isinstance(var.ty, DTensorType):
             remedy = f"{verb} before propagation, or after lowering."
-            raise LevelError("DIST0451", problem, place=f"{name}/{var.name}", remedy=remedy)
+            raise LevelError("DIST0451", problem, location=f"{name}/{var.name}", remedy=remedy)

@@ -96,7 +96,7 @@ def OutlineRepeatedLayers(
         if value < least:
             problem = f"{option} is {value}"
             remedy = f"Give {least} or more."
-            raise UsageError("DIST0152", problem, place="OutlineRepeatedLayers", remedy=remedy)
+            raise UsageError("DIST0152", problem, location="OutlineRepeatedLayers", remedy=remedy)
 
     return lambda mod: outline_module(mod, min_repeats, min_bindings, functions)
 
@@ -127,7 +127,7 @@ def _choose(mod: ir.IRModule, names: Sequence[str] | None) -> set[str]:
         if name not in functions:
             problem = f'the function "{name}" to outline from does not exist'
             remedy = nearest(name, functions)
-            raise PlanError("DIST0225", problem, place="module", remedy=remedy)
+            raise PlanError("DIST0225", problem, location="module", remedy=remedy)
     if names is None:
         names = [name for name, fn in functions.items() if not is_private(fn)]
     for name in names:
@@ -223,9 +223,9 @@ class _Caller:
         if len(outputs) == 1:
             return [relax.VarBinding(outputs[0], typed(call, outputs[0].ty))]
         ty = relax.TupleType([var.ty for var in outputs])
-        whole = make_var(self.names.fresh(f"{outlined.name}_results"), ty, dataflow)
-        fields = [relax.VarBinding(v, relax.TupleGetItem(whole, i)) for i, v in enumerate(outputs)]
-        return [relax.VarBinding(whole, typed(call, ty)), *fields]
+        full = make_var(self.names.fresh(f"{outlined.name}_results"), ty, dataflow)
+        fields = [relax.VarBinding(v, relax.TupleGetItem(full, i)) for i, v in enumerate(outputs)]
+        return [relax.VarBinding(full, typed(call, ty)), *fields]
 
     def _attrs(self, attrs: dict[str, Any]) -> dict[str, Any]:
         """Remove the annotations of variables that were outlined."""

@@ -114,9 +114,9 @@ def _pieces(
 ) -> list[tuple[int, int, int]]:
     """Return runs of adjacent windows with the same distance, as (period, start, stop)."""
     order = np.argsort(names, kind="stable")
-    again = names[order[1:]] == names[order[:-1]]
+    repeated = names[order[1:]] == names[order[:-1]]
     distance = np.zeros(len(names), np.int64)
-    distance[order[1:][again]] = (order[1:] - order[:-1])[again]
+    distance[order[1:][repeated]] = (order[1:] - order[:-1])[repeated]
     edges = np.flatnonzero(np.diff(distance)) + 1
     first = np.concatenate([np.zeros(1, np.int64), edges])
     stop = np.concatenate([edges, np.full(1, len(names), np.int64)])

@@ -51,17 +51,17 @@ def shared_in_front(
     rank: dict[int, int] = {}
     ordered = sorted(repeats, key=lambda repeat: repeat.starts)
     for number, repeat in enumerate(ordered):
-        for place in _made_of(sequence, _shared(sequence, repeat)):
-            rank.setdefault(place, number)
+        for position in _made_of(sequence, _shared(sequence, repeat)):
+            rank.setdefault(position, number)
     blocks, at, moved = [], 0, False
     for block in fn.body.blocks:
-        places = range(at, at + len(block.bindings))
+        positions = range(at, at + len(block.bindings))
         at += len(block.bindings) + 1
-        order = list(places)
+        order = list(positions)
         if isinstance(block, relax.DataflowBlock):
-            order.sort(key=lambda place: rank.get(place, len(ordered)))
-        moved |= order != list(places)
-        blocks.append(type(block)([sequence.bindings[place] for place in order]))
+            order.sort(key=lambda position: rank.get(position, len(ordered)))
+        moved |= order != list(positions)
+        blocks.append(type(block)([sequence.bindings[position] for position in order]))
     if not moved:
         return None
     body = typed(relax.SeqExpr(blocks, fn.body.body), fn.body.ty)
@@ -78,13 +78,13 @@ def _shared(sequence: Sequence, repeat: Repeat) -> set[int]:
     }
 
 
-def _made_of(sequence: Sequence, places: set[int]) -> set[int]:
+def _made_of(sequence: Sequence, positions: set[int]) -> set[int]:
     """Return these positions and those of all values they depend on."""
-    result, waiting = set(places), list(places)
-    while waiting:
-        for var in variables(sequence.bindings[waiting.pop()].value):
-            place = sequence.position.get(var)
-            if place is not None and place not in result:
-                result.add(place)
-                waiting.append(place)
+    result, pending = set(positions), list(positions)
+    while pending:
+        for var in variables(sequence.bindings[pending.pop()].value):
+            position = sequence.position.get(var)
+            if position is not None and position not in result:
+                result.add(position)
+                pending.append(position)
     return result

@@ -124,7 +124,7 @@ def train_step(
         ``dist.training`` records which value updates which parameter, and which is the gradient of
         a weight, so that strategies place them alike. With a schedule, there is a public function
         per stage kind, ``stage0`` the first, and the attribute ``dist.pipeline``;
-        :func:`~.expand_passes.RunInTurn` makes a single ``main`` of it.
+        :func:`~.expand_passes.SerializePipeline` makes a single ``main`` of it.
 
     Raises
     ------

@@ -13,7 +13,7 @@ import pytest
 
 from tvm_distir.core.collectives.meaning import Collective, crossing_elements
 from tvm_distir.core.collectives.tiles import Transfer
-from tvm_distir.core.collectives.volume import wire_bytes, wire_share
+from tvm_distir.core.collectives.volume import sent_bytes, sent_share
 from tvm_distir.core.redistribution.costs import EXCHANGE_EXTRA, LAUNCH_BYTES, RingCosts
 
 Element = tuple[int, ...]
@@ -29,10 +29,10 @@ def test_collectives_send_the_blocks_of_their_rings(ranks: int, result_bytes: in
               "all_to_all": [part]}  # fmt: skip
     for kind, blocks in passed.items():
         expected = sum((ranks - 1) * size for size in blocks)
-        assert wire_bytes(kind, result_bytes, ranks) == math.ceil(expected)
-    assert wire_bytes("send", result_bytes, ranks) == result_bytes
+        assert sent_bytes(kind, result_bytes, ranks) == math.ceil(expected)
+    assert sent_bytes("send", result_bytes, ranks) == result_bytes
     permuted = 0 if ranks == 1 else result_bytes
-    assert wire_bytes("collective_permute", result_bytes, ranks) == permuted
+    assert sent_bytes("collective_permute", result_bytes, ranks) == permuted
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8])
@@ -40,7 +40,7 @@ def test_collectives_send_the_blocks_of_their_rings(ranks: int, result_bytes: in
 def test_a_share_is_the_bytes_of_the_collective(kind: str, ranks: int) -> None:
     """The value whole along the axis is what all-reduce and all-gather give, else ``n`` results."""
     result = 576 if kind in ("all_reduce", "all_gather") else 576 // ranks
-    assert wire_share(kind, 576, ranks) == wire_bytes(kind, result, ranks)
+    assert sent_share(kind, 576, ranks) == sent_bytes(kind, result, ranks)
 
 
 def _stored(shape: tuple[int, ...], side: Side) -> dict[int, set[Element]]:
@@ -104,7 +104,7 @@ def test_a_step_costs_what_it_sends_and_its_launch(kind: str) -> None:
     costs = RingCosts()
     for ranks in (2, 4):
         groups = [list(range(first, first + ranks)) for first in (0, ranks)]
-        assert costs.step(kind, 1000, groups) == wire_bytes(kind, 1000, ranks) + LAUNCH_BYTES
+        assert costs.step(kind, 1000, groups) == sent_bytes(kind, 1000, ranks) + LAUNCH_BYTES
         assert costs.step("exchange", 1000, groups) == 1000 + LAUNCH_BYTES + EXCHANGE_EXTRA
         assert costs.step("local_slice", 10**9, groups) == 1
         part = 1000 * (ranks - 1) // ranks  # what a rank lacks of the result of a gather

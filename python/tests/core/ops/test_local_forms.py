@@ -57,7 +57,7 @@ def test_a_rule_that_names_no_local_form_is_refused_where_tir_does_not_prove_it(
     with pytest.raises(PropagationError) as caught:
         rule_of(normal(getattr(op, name)(var(4, 6))))
     assert caught.value.code == "DIST0418"
-    assert caught.value.place == f"relax.{name}"
+    assert caught.value.location == f"relax.{name}"
     assert "local=SAME_OP" in caught.value.remedy
 
 

@@ -50,7 +50,7 @@ def test_calls_are_counted_by_what_may_be_cut():
     assert (relu.op, relu.count, relu.source) == ("relax.nn.relu", 2, "hand")
     assert relu.factors == ("S(0) -> S(0)", "S(1) -> S(1)")
     assert (packed.source, packed.factors) == ("none", ())
-    assert packed.whole[0].startswith("DIST0401 relax.call_pure_packed")
+    assert packed.global_shape[0].startswith("DIST0401 relax.call_pure_packed")
     assert softmax.factors == ("S(0) -> S(0)", "S(1) -> S(1) (stat)")
 
 
@@ -75,7 +75,7 @@ def test_drawn_samples_are_whole():
     operands = [var(4, 6), var(4, 1), var(4, 1, dtype="int64")]
     rule = rule_of(relax.BlockBuilder().normalize(relax.op.multinomial_from_uniform(*operands)))
     assert rule.factors == () and rule.linear == ()
-    assert "must sample the same" in rule.why_whole["in0.dim0"]
+    assert "must sample the same" in rule.why_replicated["in0.dim0"]
 
 
 def test_a_sample_takes_an_operation_and_is_replicated():

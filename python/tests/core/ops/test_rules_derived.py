@@ -254,7 +254,7 @@ def test_an_op_whose_attributes_name_extents_is_not_cut_there():
     call = relax.BlockBuilder().normalize(relax.op.nn.adaptive_avg_pool1d(var(2, 4, 8), 2))
     derived = derive_call(call, call_shape(call))
     assert {describe_factor(f) for f in derived.factors} == {"S(0) -> S(0)", "S(1) -> S(1)"}
-    assert "attributes" in derived.why_whole["in0.dim2"]
+    assert "attributes" in derived.why_replicated["in0.dim2"]
 
 
 def test_a_mean_is_not_cut_over_the_mean_when_derived():
@@ -270,7 +270,7 @@ def test_groups_counted_by_an_attribute_are_not_cut_when_derived():
     call = relax.BlockBuilder().normalize(call)
     derived = derive_call(call, call_shape(call))
     assert {describe_factor(f) for f in derived.factors} == {"S(0), R, R -> S(0)"}
-    assert "numbers" in derived.why_whole["in0.dim1"]
+    assert "numbers" in derived.why_replicated["in0.dim1"]
 
 
 def test_values_bound_inside_a_block_are_followed():
@@ -359,13 +359,13 @@ def test_a_start_that_is_not_neutral_forbids_the_sum():
     rule = _rule(started_at_two, [var(4, 8)], relax.TensorType([4], "float32"))
     assert [describe_factor(f) for f in rule.factors] == ["S(0) -> S(0)"]
     assert rule.linear == ()
-    assert "its reduction is not supported" in rule.why_whole["in0.dim1"]
+    assert "its reduction is not supported" in rule.why_replicated["in0.dim1"]
 
 
 def test_a_scan_is_whole():
     rule = _rule(scanned, [var(8)], relax.TensorType([8], "float32"))
     assert rule.factors == ()
-    assert set(rule.why_whole) == {"in0.dim0", "out0.dim0"}
+    assert set(rule.why_replicated) == {"in0.dim0", "out0.dim0"}
 
 
 def test_a_kernel_that_is_not_there_is_an_error():

@@ -60,8 +60,8 @@ def test_every_proof_proves_something():
     assert sorted({c.op for c in TABLE} - offering) == sorted(WHOLE)
     for c in TABLE:
         if c.op in WHOLE:
-            assert c.rule().why_whole or not c.operands, c.name
-            assert all(c.rule().why_whole.values())
+            assert c.rule().why_replicated or not c.operands, c.name
+            assert all(c.rule().why_replicated.values())
 
 
 def test_a_rule_without_a_case_would_be_found(monkeypatch):

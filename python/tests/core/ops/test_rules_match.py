@@ -75,9 +75,9 @@ def test_jointly_linear_operands():
 def test_the_message_says_what_would_fit_and_why():
     r = rule(op.sort(var(4, 6), -1))
     with pytest.raises(PropagationError) as caught:
-        match_factor(r, (1,), (1,), place="main/lv3")
+        match_factor(r, (1,), (1,), location="main/lv3")
     error = caught.value
-    assert (error.code, error.place) == ("DIST0405", "main/lv3")
+    assert (error.code, error.location) == ("DIST0405", "main/lv3")
     assert "in0.dim1: it is sorted" in error.what
     assert "S(0) -> S(0)" in error.remedy
 

@@ -71,4 +71,4 @@ def test_symbolic_extents(name):
 )
 def test_what_stays_whole_says_why(call, dim, why):
     rule = rule_of(relax.BlockBuilder().normalize(call))
-    assert why in rule.why_whole[dim]
+    assert why in rule.why_replicated[dim]

@@ -105,7 +105,7 @@ def test_symbolic_reshape_matches_dims_one_to_one():
 def test_dims_of_extent_one_are_never_cut():
     rule = rule_of(normal(op.add(var(1, 6), var(1, 6))))
     assert texts(rule) == ["S(1), S(1) -> S(1)"]
-    assert rule.why_whole == {
+    assert rule.why_replicated == {
         "in0.dim0": "its extent is 1",
         "in1.dim0": "its extent is 1",
         "out0.dim0": "its extent is 1",
@@ -118,7 +118,7 @@ def test_leading_part_of_a_split_dim():
         ("S(0) -> S(0)", 4, False),
         ("S(1) -> S(2)", 5, True),
     ]
-    assert "leading part" in rule.why_whole["out0.dim1"]
+    assert "leading part" in rule.why_replicated["out0.dim1"]
 
 
 def test_every_dim_is_in_one_factor_or_has_a_reason():
@@ -138,9 +138,9 @@ def test_every_dim_is_in_one_factor_or_has_a_reason():
                 cut = [d for d in cut if d is not None]
                 assert len(set(cut)) == len(cut)
                 prefix = f"{side[:-1]}{i}.dim"
-                whole = [int(k.removeprefix(prefix)) for k in rule.why_whole if prefix in k]
+                whole = [int(k.removeprefix(prefix)) for k in rule.why_replicated if prefix in k]
                 assert sorted([*cut, *whole]) == list(range(len(cut) + len(whole)))
-        assert all(rule.why_whole.values())
+        assert all(rule.why_replicated.values())
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ class Search:
 
     def __init__(self, shape, mesh, partial=True):
         self.shape, self.mesh = shape, mesh
-        self.whole = np.arange(math.prod(shape)).reshape(shape)
+        self.full = np.arange(math.prod(shape)).reshape(shape)
         self.coords = list(itertools.product(*(range(n) for n in mesh)))
         words = [R, *range(len(shape))] + ([P] if partial else [])
         self.states = list(itertools.product(words, repeat=len(mesh)))
@@ -49,7 +49,7 @@ class Search:
         self.edges = {s: list(self.moves(s)) for s in self.states}
 
     def shard(self, labels, coord):
-        x = self.whole
+        x = self.full
         for dim in range(x.ndim):
             for a, label in enumerate(labels):
                 if label == dim:

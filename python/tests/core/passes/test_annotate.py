@@ -421,7 +421,7 @@ def test_rules_that_do_not_fit_the_module(rule: dict[str, Any], code: str) -> No
     with pytest.raises((PlanError, MeshError)) as info:
         AnnotateSharding(Plan.from_dict(plan_of(rule)))(Blocks)
     assert info.value.code == code
-    assert info.value.place
+    assert info.value.location
     assert info.value.remedy
 
 
@@ -493,7 +493,7 @@ def test_all_rules_that_do_not_fit_are_told_at_once() -> None:
     with pytest.raises(PlanError) as info:
         AnnotateSharding(Plan.from_dict(data))(Forum)
     assert info.value.code == "DIST0228" and info.value.what == "6 faults"
-    matches = [(v.code, v.place) for v in info.value.violations]
+    matches = [(v.code, v.location) for v in info.value.violations]
     assert matches == [
         ("DIST0205", "main/x"),
         ("DIST0226", "main/A"),

@@ -97,7 +97,7 @@ def test_a_module_that_is_not_well_formed_is_said_first() -> None:
     broken = relax.Function(fn.params, twice, fn.ret_ty, True, fn.attrs)
     mod = tvm.IRModule({"main": broken})
     error = code_of(mod)
-    assert (error.code, error.place) == ("DIST0453", "main")
+    assert (error.code, error.location) == ("DIST0453", "main")
     assert "y is defined more than once" in error.what
     with pytest.raises(td.support.LevelError, match="DIST0453 main"):
         td.verify(mod, PLAN, engine="virtual")

@@ -93,7 +93,7 @@ def test_no_sequence_is_faster_on_a_system():
     search, plans = Search(shape, mesh), Planner(RedistributionTimes(system))
     ids = {(0,): [[0, 2], [1, 3]], (1,): [[0, 1], [2, 3]], (0, 1): [[0, 1, 2, 3]]}
 
-    def price(move, state):
+    def cost(move, state):
         after, elements, _, kind = move
         if kind in ("local_slice", "partial"):
             return FREE
@@ -119,7 +119,7 @@ def test_no_sequence_is_faster_on_a_system():
         return round(1e12 * max(times)) + 8 * moving
 
     for before, after in itertools.permutations(search.states, 2):
-        want = search.cheapest(before, after, 1.0, price, 4)
+        want = search.cheapest(before, after, 1.0, cost, 4)
         got = plans.plan(shape, before, after, mesh).cost
         assert abs(got - want) <= 4, (before, after)
 

@@ -434,7 +434,7 @@ def test_legalizing_twice_is_refused_where_it_would_count_twice():
     with pytest.raises(LevelError) as caught:
         LegalizeRedistribute()(mod)
     assert caught.value.code == "DIST0451"
-    assert caught.value.place == "main/b (dist.all_reduce)"
+    assert caught.value.location == "main/b (dist.all_reduce)"
 
 
 def test_annotated_modules_are_refused():
@@ -484,7 +484,7 @@ def test_a_fault_of_the_planner_names_the_binding():
     LegalizeRedistribute()(mod)
     with pytest.raises(LoweringError) as caught:
         LegalizeRedistribute(memory_bytes=16)(mod)
-    assert (caught.value.code, caught.value.place) == ("DIST0509", "main/z (dist.redistribute)")
+    assert (caught.value.code, caught.value.location) == ("DIST0509", "main/z (dist.redistribute)")
 
 
 def test_control_flow_is_refused():

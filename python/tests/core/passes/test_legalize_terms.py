@@ -10,13 +10,13 @@ import math
 import pytest
 
 from tests.core.passes import redistribute_harness as h
-from tests.core.passes import redistribute_whole as whole
+from tests.core.passes import redistribute_whole as full
 from tvm_distir.core.ir.placement import P, R
 from tvm_distir.core.passes.legalize.passes import LegalizeRedistribute
 from tvm_distir.core.passes.lower.passes import LowerDistIR
 from tvm_distir.core.redistribution.planner import plan_steps
 from tvm_distir.core.redistribution.shards import terms_move
-from tvm_distir.core.redistribution.wire import step_wire
+from tvm_distir.core.redistribution.transfer import step_transfer
 from tvm_distir.transforms.optimize.traffic import traffic
 
 ENDS = [
@@ -35,7 +35,7 @@ def test_rows_move_once_under_a_later_axis():
     """10 rows over 2 x 2: 3, 2, 3 and 2; the later axis has halves, which are no blocks of both."""
     (step,) = plan_steps((10, 4), (P, 0), (0, 0), (2, 2))
     assert (step.kind, step.axes) == ("reduce_scatter", (0,))
-    wire = step_wire((10, 4), (P, 0), step, (2, 2), "float32")
+    wire = step_transfer((10, 4), (P, 0), step, (2, 2), "float32")
     # Device (1, 0) has rows 0 to 4 of one term, and wants both terms of rows 5 to 7.
     assert (wire.kind, wire.axes, wire.payload_bytes) == ("exchange", (0, 1), (3 + 3) * 16)
 
@@ -55,12 +55,12 @@ def test_all_types_and_reductions_on_two_engines(dtype):
         cases = [
             h.Case(*end, devices, dtype, op) for end, op in itertools.product(list(ends), h.OPS)
         ]
-        assert not whole.faults(cases)
+        assert not full.faults(cases)
 
 
 def test_bytes_are_the_same_before_and_after_lowering():
     case = h.Case((10, 4), (P, 0), (0, 0), (2, 2), (0, 1, 2, 3))
-    legal = LegalizeRedistribute()(whole.module_of([case]))
+    legal = LegalizeRedistribute()(full.module_of([case]))
     before, after = traffic(legal), traffic(LowerDistIR()(legal))
-    assert before.total_wire_bytes == after.total_wire_bytes == 96
+    assert before.total_sent_bytes == after.total_sent_bytes == 96
     assert [kind.op for kind in after.counts] == ["exchange"]

@@ -237,8 +237,11 @@ def test_bytes_are_those_of_one_row_each_way(ranks):
 def test_what_stays_whole_says_why(make, key):
     _, call = h.whole_module([("x", (1, 2, 8, 4), F)], make)
     rule = h.rule_for(call)
-    assert key in rule.why_whole["in0.dim2"]
-    assert key in rule.why_whole["out0.dim2"] or rule.why_whole["out0.dim2"] == "its extent is 1"
+    assert key in rule.why_replicated["in0.dim2"]
+    assert (
+        key in rule.why_replicated["out0.dim2"]
+        or rule.why_replicated["out0.dim2"] == "its extent is 1"
+    )
     assert all(f.ins[0] != 2 for f in rule.factors)
 
 

@@ -301,7 +301,7 @@ def test_what_stays_whole_says_why(make, key):
     specs = [spread_rows(3, 1)[0], pool_gradient("max", 8, 8)[0]][make.__qualname__[0] == "p"]
     _, call = h.whole_module(specs, make)
     rule = h.rule_for(call)
-    assert any(key in why for why in rule.why_whole.values())
+    assert any(key in why for why in rule.why_replicated.values())
     assert all(f.ins[0] != 2 for f in rule.factors)
 
 

@@ -267,7 +267,7 @@ def test_results_on_two_meshes_in_one_tuple_variable():
 def refuses(text, code, place, error=LevelError):
     with pytest.raises(error) as caught:
         LowerDistIR()(parse(text))
-    assert (caught.value.code, caught.value.place) == (code, place)
+    assert (caught.value.code, caught.value.location) == (code, place)
     return caught.value
 
 

@@ -205,7 +205,7 @@ def test_an_op_that_cannot_be_uneven_is_refused():
     with pytest.raises(LoweringError) as caught:
         LowerDistIR()(legal)
     assert caught.value.code == "DIST0507"
-    assert caught.value.place == "main/value (nn.group_norm)"
+    assert caught.value.location == "main/value (nn.group_norm)"
     assert "8" in caught.value.remedy
 
 

@@ -129,8 +129,8 @@ FAULTS = {
     "topk": ((ordering, "fill_padding", same), (0, 1), 5),
     "cumsum": ((ordering, "fetched", same), (0, 1), 4),
     "cumprod": ((ordering, "fetched", same), (0, 0), 4),
-    "nll_loss_backward": ((losses, "own_places", everything), (1, 1), 2),
-    "take_backward": ((looking_up, "own_places", everything), (1, 0), 2),
+    "nll_loss_backward": ((losses, "own_positions", everything), (1, 1), 2),
+    "take_backward": ((looking_up, "own_positions", everything), (1, 0), 2),
 }
 
 

@@ -116,9 +116,9 @@ def test_all_faults_are_reported_at_once() -> None:
     with pytest.raises(PlanError) as info:
         td.Plan(mesh=AXES, rules=rules, ring=("sp",))
     error = info.value
-    assert (error.code, error.place) == ("DIST0228", "plan")
+    assert (error.code, error.location) == ("DIST0228", "plan")
     assert [v.code for v in error.violations] == ["DIST0206", "DIST0203", "DIST0203", "DIST0206"]
-    assert [v.place for v in error.violations] == [
+    assert [v.location for v in error.violations] == [
         'rules (param "a")/placement',
         'rules (param "b")',
         'rules (param "d")/placement',

@@ -173,7 +173,7 @@ def test_malformed_plans_are_refused(
     with pytest.raises(kind) as info:
         Plan.from_dict(_changed(change))
     assert info.value.code == code
-    assert info.value.place
+    assert info.value.location
     assert info.value.remedy
     import re
 
@@ -227,7 +227,7 @@ def test_broken_files_are_refused(text: str, code: str, tmp_path: Path) -> None:
     with pytest.raises(PlanError) as info:
         Plan.load(path)
     assert info.value.code == code
-    assert "p.json" in info.value.place
+    assert "p.json" in info.value.location
 
 
 def test_missing_and_binary_files_are_refused(tmp_path: Path) -> None:
@@ -260,8 +260,8 @@ def test_all_faults_of_a_plan_are_told_at_once() -> None:
     )
     with pytest.raises(PlanError) as info:
         Plan.from_dict(data, "p.json")
-    matches = [(v.code, v.place) for v in info.value.violations]
-    assert info.value.code == "DIST0228" and info.value.place == "p.json"
+    matches = [(v.code, v.location) for v in info.value.violations]
+    assert info.value.code == "DIST0228" and info.value.location == "p.json"
     assert matches == [
         ("DIST0204", 'p.json/rules/0 (param "*.q_proj.weight")'),
         ("DIST0221", "p.json/rules/1/args"),
@@ -270,7 +270,7 @@ def test_all_faults_of_a_plan_are_told_at_once() -> None:
         ("DIST0204", 'p.json/rules/4 (param "y")'),
     ]
     assert all(v.remedy for v in info.value.violations)
-    assert all(v.place in str(info.value) for v in info.value.violations)
+    assert all(v.location in str(info.value) for v in info.value.violations)
 
 
 def test_faults_of_several_meshes_are_told_at_once() -> None:
@@ -300,7 +300,7 @@ def test_all_faults_of_one_rule_are_told_at_once() -> None:
     ]
     with pytest.raises(PlanError) as info:
         Plan.from_dict({"schema_version": 1, "mesh": {"tp": 2}, "rules": rules}, "p.json")
-    assert [(v.code, v.place) for v in info.value.violations] == [
+    assert [(v.code, v.location) for v in info.value.violations] == [
         ("DIST0221", "p.json/rules/0/param"),
         ("DIST0203", "p.json/rules/0/placement"),
         ("DIST0221", "p.json/rules/0/stationary"),
@@ -336,7 +336,7 @@ def test_faults_of_all_kinds_are_told_at_once(tmp_path: Path) -> None:
     path.write_text(json.dumps(data))
     with pytest.raises(PlanError, match="DIST0228") as info:
         Plan.load(path)
-    faults = {v.place.removeprefix(f"{path}/"): v for v in info.value.violations}
+    faults = {v.location.removeprefix(f"{path}/"): v for v in info.value.violations}
     assert {place: v.code for place, v in faults.items()} == {
         "rules/0/placement": "DIST0203",
         "rules/1/parm": "DIST0221",

@@ -70,7 +70,7 @@ class Joint:
 
     def __init__(self, solver: Propagator, decision: Decision, entry: str = "main") -> None:
         self.assignment, self.axes = solver.assignment, solver.module.axes
-        self.prices = self.assignment.prices
+        self.cost_tables = self.assignment.cost_tables
         self.ranks = [axis.size for axis in self.axes]
         self.nodes: list[Node] = []
         self.values: list[Value] = []
@@ -182,7 +182,7 @@ class Joint:
 
     def _cost(self, inst: Instance, k: int, combination: Combination) -> int:
         """Work of an op; what holding a free parameter of an entry costs."""
-        node, g, costs = inst.graph.nodes[k], inst.graph, self.prices.costs
+        node, g, costs = inst.graph.nodes[k], inst.graph, self.cost_tables.costs
         if node.kind == "op" and node.rule is not None:
             return work(costs, node.rule, combination, self.ranks)
         if node.kind != "param" or not g.public:
@@ -210,8 +210,10 @@ class Joint:
             return 0
         pinned, stored = value.held[a]
         size = self.local_bytes(value.size_bytes, labels, a)
-        size *= self.prices.costs.move if pinned else 1
-        return int(self.prices.conversions.supply(labels[a], needs, size, self.ranks[a], stored)[0])
+        size *= self.cost_tables.costs.move if pinned else 1
+        return int(
+            self.cost_tables.conversions.supply(labels[a], needs, size, self.ranks[a], stored)[0]
+        )
 
     def _wanted_count(self, value: Value) -> set[int]:
         return {x for a in range(len(self.axes)) for x in self.wanted(value, a)}
@@ -227,7 +229,7 @@ class Joint:
             }
         )
 
-    def price(self, picked: Sequence[int]) -> int:
+    def cost(self, picked: Sequence[int]) -> int:
         """Cost of an assignment: one combination number per node."""
         chosen = [node.combinations[i] for node, i in zip(self.nodes, picked)]
         total = sum(node.costs[i] for node, i in zip(self.nodes, picked))

@@ -170,9 +170,9 @@ def gap_of(mod: Any, seed: int = 0, limit_s: float = TIME_LIMIT_S) -> Gap:
     ours = joint.decided()
     if ours is None:
         raise ValueError("the decision is not among the joint assignments")
-    decided = joint.price(ours)
+    decided = joint.cost(ours)
     best, proven = _Program(joint).solve(limit_s)
-    least = decided if best is None else min(decided, joint.price(best))
+    least = decided if best is None else min(decided, joint.cost(best))
     calls = sum(len(g.calls) for g in solver.module.graphs.values())
     return Gap(seed, decided, least, proven, len(joint.nodes), len(joint.axes), calls)
 

@@ -51,10 +51,10 @@ def _plans(mod, name=""):
     return rules, dataclasses.replace(rules, complete=True)
 
 
-def _price(mod, plan):
+def _cost(mod, plan):
     """Price of a plan at propagation's weights."""
     solver = Propagator(AnnotateSharding(plan)(mod), Costs(), plan.complete)
-    return solver.price(solver.run()).total
+    return solver.cost(solver.run()).total
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_a_completion_never_costs_more_than_the_rules_alone(name, train):
     """All that the rules reach is still to be had."""
     mod = _module(name, train)
     rules, plan = _plans(mod, name)
-    assert _price(mod, plan) <= _price(mod, rules)
+    assert _cost(mod, plan) <= _cost(mod, rules)
 
 
 def test_norms_between_megatrons_blocks_are_cut():

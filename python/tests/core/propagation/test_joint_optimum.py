@@ -72,7 +72,7 @@ def test_the_integer_program_finds_what_enumeration_does():
             count *= len(node.combinations)
         if not 20 <= count <= 4000:
             continue
-        best = min(joint.price(picked) for picked in joint.assignments())
+        best = min(joint.cost(picked) for picked in joint.assignments())
         gap = joint_solver.gap_of(mod)
         assert gap.proven
         assert gap.best == best
@@ -91,8 +91,8 @@ def test_the_joint_price_is_the_price_of_the_decision():
             for node, i in zip(joint.nodes, joint.decided())
             if node.combinations[i][0][1] and not node.combinations[i][0][0]
         )
-        price = solver.price(solver.run()).total
-        assert joint.price(joint.decided()) == price + stored
+        price = solver.cost(solver.run()).total
+        assert joint.cost(joint.decided()) == price + stored
         checked += 1
         if checked == 25:
             return

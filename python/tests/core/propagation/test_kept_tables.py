@@ -15,7 +15,7 @@ from tvm_distir.core.propagation.assignment import Propagator
 from tvm_distir.core.propagation.graph.graph import Axis
 from tvm_distir.core.propagation.solve import kept
 from tvm_distir.core.propagation.solve.cost import Costs
-from tvm_distir.core.propagation.solve.tables import PriceTables
+from tvm_distir.core.propagation.solve.tables import CostTables
 from tvm_distir.core.solver.cost_tables import Tables
 from tvm_distir.core.solver.problem import INFINITE, Problem
 from tvm_distir.models import zoo
@@ -50,18 +50,18 @@ def test_decisions_do_not_depend_on_what_was_decided_before(monkeypatch):
 def test_nobody_shares_tables():
     mod = annotated(1, 4, 0)
     single, two = Propagator(mod, Costs()), Propagator(mod, Costs())
-    tables = single.assignment.prices
-    assert two.assignment.prices is not tables
+    tables = single.assignment.cost_tables
+    assert two.assignment.cost_tables is not tables
     single.close()
     three = Propagator(mod, Costs())
-    assert three.assignment.prices is tables
+    assert three.assignment.cost_tables is tables
     single.close()
     assert not kept._kept
 
 
 def test_few_and_small_sets_are_kept(monkeypatch):
     for weight in range(kept.MOST_SETS + 2):
-        kept.give_back(PriceTables(Costs(hold=weight), AXES))
+        kept.give_back(CostTables(Costs(hold=weight), AXES))
     assert len(kept._kept) == kept.MOST_SETS
     assert kept.take(Costs(hold=0), AXES).size == 0
     last = Costs(hold=kept.MOST_SETS + 1)
@@ -103,7 +103,7 @@ def test_equal_problems_are_eliminated_once():
 
 
 def test_small_eliminations_stay_with_kept_tables(monkeypatch):
-    prices = PriceTables(Costs(), AXES)
+    prices = CostTables(Costs(), AXES)
     number, _ = prices.table([[3, 0], [0, 2]])
     prices.tables.eliminate(Problem([2, 2], {(0, 1): number}))
     kept.give_back(prices)

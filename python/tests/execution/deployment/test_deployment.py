@@ -196,7 +196,7 @@ def test_all_faults_of_a_manifest_are_reported_with_their_places(small, tmp_path
 
     with pytest.raises(EngineError, match="DIST0640") as caught:
         td.load(edited(small[0], tmp_path, change))
-    places = [v.place.partition("manifest.json/")[2] for v in caught.value.violations]
+    places = [v.location.partition("manifest.json/")[2] for v in caught.value.violations]
     assert sorted(places) == [
         "entries/0/libary", "entries/0/mesh", "files/main.so/bytes", "target",
         "weights/0/parts/0/key",

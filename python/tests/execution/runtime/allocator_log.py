@@ -26,7 +26,7 @@ from tvm_distir.execution.runtime.program.lowered import LoweredProgram
 from tvm_distir.execution.runtime.program.planning import plan_storage
 from tvm_distir.execution.verification.random_inputs import draw_inputs
 from tvm_distir.planning.strategies.composition import make_plan
-from tvm_distir.transforms.training.pipeline.expand_passes import RunInTurn
+from tvm_distir.transforms.training.pipeline.expand_passes import SerializePipeline
 
 LOG = ctypes.CDLL(None)
 threads: dict[int, int] = {}
@@ -72,7 +72,7 @@ def measure(name: str, mesh: str, strategy: str, train: str) -> dict[str, list[i
     if train:
         mod = td.train_step(mod, schedule=None if train == "step" else train)
     local = td.distribute(mod, make_plan(mod, strategy, axes))
-    plain = mod if train in ("", "step") else RunInTurn()(mod)
+    plain = mod if train in ("", "step") else SerializePipeline()(mod)
     values = draw_inputs(plain)
 
     def run_threads() -> None:

@@ -9,7 +9,7 @@ import os
 import pytest
 
 from tvm_distir.execution.runtime.engines.torch.job_environment import (
-    find_job_place,
+    find_job_membership,
     first_host,
     is_torchrun_process,
 )
@@ -26,7 +26,7 @@ OPEN_MPI = {
 
 
 def test_torchrun():
-    place = find_job_place({**TORCHRUN, "MASTER_PORT": "123", **SLURM})
+    place = find_job_membership({**TORCHRUN, "MASTER_PORT": "123", **SLURM})
     assert (place.launcher, place.rank, place.size, place.local_rank) == ("torchrun", 3, 8, 1)
     assert (place.address, place.port) == ("a", 123)
     assert is_torchrun_process(TORCHRUN)
@@ -34,28 +34,28 @@ def test_torchrun():
 
 def test_slurm_names_the_first_host_and_a_port_of_the_job():
     names = {**SLURM, "SLURM_STEP_NODELIST": "gpu[03-07,12]", "SLURM_JOB_ID": "70001"}
-    place = find_job_place(names)
+    place = find_job_membership(names)
     assert (place.launcher, place.rank, place.size, place.local_rank) == ("Slurm", 2, 4, 0)
     assert place.address == "gpu03"
-    other = find_job_place({**names, "SLURM_JOB_ID": "70002"})
+    other = find_job_membership({**names, "SLURM_JOB_ID": "70002"})
     assert place.port != other.port
     assert not is_torchrun_process(names)
 
 
 def test_mpirun_on_one_host_needs_no_address():
-    place = find_job_place(OPEN_MPI)
+    place = find_job_membership(OPEN_MPI)
     assert (place.rank, place.size, place.address) == (1, 4, "127.0.0.1")
     assert place.port == 20000 + os.getppid() % 20000
     with pytest.raises(EngineError, match="DIST0633 environment variable MASTER_ADDR"):
-        find_job_place({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"})
+        find_job_membership({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"})
     mpich = {"PMI_RANK": "0", "PMI_SIZE": "2", "MASTER_ADDR": "b"}
-    assert find_job_place(mpich).address == "b"
+    assert find_job_membership(mpich).address == "b"
 
 
 def test_no_launcher_and_no_number():
-    assert find_job_place({"HOME": "/"}) is None
+    assert find_job_membership({"HOME": "/"}) is None
     with pytest.raises(EngineError, match=r"DIST0633 environment variable WORLD_SIZE: .*no number"):
-        find_job_place({**TORCHRUN, "WORLD_SIZE": "eight"})
+        find_job_membership({**TORCHRUN, "WORLD_SIZE": "eight"})
 
 
 @pytest.mark.parametrize(

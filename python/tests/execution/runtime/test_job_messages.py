@@ -55,7 +55,7 @@ def test_counts():
 
 def test_errors():
     several = Faults("place", EngineError("DIST0602", "several"))
-    several.add(EngineError("DIST0602", "one", place="a", remedy="b"))
+    several.add(EngineError("DIST0602", "one", location="a", remedy="b"))
     several.add(EngineError("DIST0619", "two"))
     with pytest.raises(EngineError) as caught:
         several.raise_all()

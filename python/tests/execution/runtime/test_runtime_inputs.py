@@ -180,10 +180,14 @@ def test_all_that_does_not_fit_is_told_at_once(inputs, told):
     with pytest.raises(EngineError) as caught:
         td.run(module(), inputs, engine="virtual")
     result = caught.value
-    assert (result.code, result.place, result.what) == ("DIST0602", "inputs", f"{len(told)} faults")
+    assert (result.code, result.location, result.what) == (
+        "DIST0602",
+        "inputs",
+        f"{len(told)} faults",
+    )
     assert all(v.code == "DIST0602" and v.remedy for v in result.violations)
     for each, (place, label) in zip(result.violations, told, strict=True):
-        assert each.place == place
+        assert each.location == place
         assert each.what.startswith(label)
         assert str(each) in str(result)
 

@@ -22,7 +22,7 @@ from tvm_distir.core.rewriting.writer import with_body
 from tvm_distir.execution.verification.random_inputs import draw_inputs
 from tvm_distir.planning.strategies.composition import make_plan
 from tvm_distir.support.errors.tree import EngineError
-from tvm_distir.transforms.training.pipeline.expand_passes import ExpandSchedule, RunInTurn
+from tvm_distir.transforms.training.pipeline.expand_passes import ExpandSchedule, SerializePipeline
 
 needs_torch = pytest.mark.skipif(not find_spec("torch"), reason="no PyTorch: the extra torch")
 MPI = pytest.param("mpi", marks=needs_mpi)
@@ -40,7 +40,7 @@ def _healthy() -> tuple[ir.IRModule, list[Any], list[Any]]:
     step = td.train_step(tower(6, 2), loss="mse", schedule=schedule)
     plan = make_plan(step, "pipeline:micro_batches=4", {"pp": 3})
     programs = ExpandSchedule()(td.distribute(step, plan))
-    values = draw_inputs(RunInTurn()(step))
+    values = draw_inputs(SerializePipeline()(step))
     return programs, values, list(td.run(programs, values, engine="threads"))
 
 

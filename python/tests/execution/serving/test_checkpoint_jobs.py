@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tests.execution.serving.test_checkpoints import TWO_BY_TWO, local, whole
+from tests.execution.serving.test_checkpoints import TWO_BY_TWO, full, local
 from tvm_distir.execution.serving.checkpoint_files import (
     Checkpoint,
     complete_steps,
@@ -104,7 +104,7 @@ def test_a_shared_folder_has_a_whole_checkpoint(tmp_path: Path) -> None:
     assert (checkpoint.head.step, checkpoint.head.data) == (5, {"x": "5"})
     for name, index in state_names([TWO_BY_TWO], [0, 1, 2]).items():
         array = checkpoint.arrays[name]
-        np.testing.assert_array_equal(array.read([(0, n) for n in array.shape]), whole(index))
+        np.testing.assert_array_equal(array.read([(0, n) for n in array.shape]), full(index))
 
 
 @pytest.mark.parametrize("hosts", [1, 2, 4])

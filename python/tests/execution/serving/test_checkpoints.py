@@ -33,7 +33,7 @@ def entry(mesh, placements):
     return EntryFunction("main", 0, mesh, ranks, ports, ())
 
 
-def whole(index):
+def full(index):
     shape = list(SHAPES.values())[index]
     values = np.arange(int(np.prod(shape)), dtype="float32").reshape(shape) + 10 * index
     return values if shape else np.array(12, "int64")
@@ -41,9 +41,9 @@ def whole(index):
 
 def local(fn, port, rank):
     """The padded shard of a rank, with numbers in the padding that must not be written."""
-    out = np.full(fn.local_shape(port), 99, whole(port.index).dtype)
+    out = np.full(fn.local_shape(port), 99, full(port.index).dtype)
     box = fn.bounds(port, rank)
-    part = whole(port.index)[tuple(slice(a, b) for a, b in box)]
+    part = full(port.index)[tuple(slice(a, b) for a, b in box)]
     out[tuple(slice(0, n) for n in part.shape)] = part
     return out
 
@@ -75,10 +75,10 @@ def test_every_box_of_every_mesh_is_read(tmp_path, fn):
     assert checkpoint.head == CheckpointHead("run", 3, {"x": "sum"})
     for port in fn.inputs:
         array = checkpoint.arrays[plain_name(port.name)]
-        assert (array.shape, array.dtype) == (port.shape, whole(port.index).dtype)
+        assert (array.shape, array.dtype) == (port.shape, full(port.index).dtype)
         for rank in fn.ranks:
             box = fn.bounds(port, rank)
-            want = whole(port.index)[tuple(slice(a, b) for a, b in box)]
+            want = full(port.index)[tuple(slice(a, b) for a, b in box)]
             np.testing.assert_array_equal(array.read(box), want)
 
 
@@ -94,7 +94,7 @@ def test_missing_parts_are_noticed_where_they_are_needed(tmp_path):
     (save(tmp_path, 1, TWO_BY_TWO) / "rank-3.safetensors").unlink()
     array = read_checkpoint(tmp_path).arrays["a_weight"]
     box = TWO_BY_TWO.bounds(TWO_BY_TWO.inputs[0], 0)
-    np.testing.assert_array_equal(array.read(box), whole(0)[:4, :3])
+    np.testing.assert_array_equal(array.read(box), full(0)[:4, :3])
     with pytest.raises(EngineError, match=r"DIST0641 .*its parts lack some of"):
         array.read(((0, 7), (0, 6)))
 
@@ -114,7 +114,7 @@ def test_what_is_no_checkpoint_is_refused(tmp_path):
 def test_every_byte_that_is_read_is_compared_with_what_was_written(tmp_path):
     """No flip of a byte, in any file, gives another array than the one that was written."""
     place = save(tmp_path, 1, TWO_BY_TWO)
-    expected = {plain_name(name): whole(i) for i, name in enumerate(SHAPES)}
+    expected = {plain_name(name): full(i) for i, name in enumerate(SHAPES)}
     refused = 0
     for name in (LIST, "rank-0.safetensors", "rank-3.safetensors"):
         content = (place / name).read_bytes()
@@ -140,6 +140,4 @@ def test_the_files_are_those_of_safetensors(tmp_path):
     load_file = pytest.importorskip("safetensors.numpy").load_file
     place = save(tmp_path, 1, TWO_BY_TWO)
     box = tuple(slice(a, b) for a, b in TWO_BY_TWO.bounds(TWO_BY_TWO.inputs[0], 3))
-    np.testing.assert_array_equal(
-        load_file(place / "rank-3.safetensors")["a_weight"], whole(0)[box]
-    )
+    np.testing.assert_array_equal(load_file(place / "rank-3.safetensors")["a_weight"], full(0)[box])

@@ -244,5 +244,5 @@ def test_an_opened_call_computes_the_same():
 
 def test_the_text_names_all_that_is_known():
     fault = bisect.Fault("f", "lv", "matmul", 3, 1.5, 0.25)
-    assert fault.place() == "f/lv (matmul)"
+    assert fault.location() == "f/lv (matmul)"
     assert re.search(r"on rank 3 by up to 1\.5 \(allowed: 0\.25\)", fault.text())

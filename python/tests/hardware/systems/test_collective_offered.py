@@ -26,8 +26,8 @@ class Halving:
     def steps(self, kind, ranks):
         return 2 * (ranks - 1).bit_length()
 
-    def sent_bytes(self, kind, whole_bytes, ranks, copied):
-        return 2 * whole_bytes * (1 - 1 / ranks)
+    def sent_bytes(self, kind, total_bytes, ranks, copied):
+        return 2 * total_bytes * (1 - 1 / ranks)
 
 class Empty:
     kinds = ()

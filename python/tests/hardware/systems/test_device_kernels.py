@@ -60,16 +60,16 @@ def test_no_kernel_of_a_device_is_faster_than_physics(name: str, sustained: bool
         flops, moved = kernels(CLASSES.index(kind))
         for dtype in DTYPES:
             rate = system.rate(kind, dtype, sustained)
-            whole = rate.spent_s(flops, moved).whole
+            whole = rate.spent_s(flops, moved).total
             peaks = device.matmul_TFLOPs if kind in TENSOR_CLASSES else device.vector_TFLOPs
             peak = peaks.get(dtype, peaks.get(dtype.split("_")[0], peaks["default"]))
             arithmetic = flops / (peak * 1e12)
             traffic = moved / (device.memory_bandwidth_GBps * 1e9)
             assert (whole >= np.maximum(arithmetic, traffic) * (1 - 1e-12)).all()
             for more in (2, 1.001):
-                assert (rate.spent_s(flops * more, moved).whole >= whole).all()
-                assert (rate.spent_s(flops, moved * more).whole >= whole).all()
-            least = system.rate(kind, dtype, False).spent_s(flops, moved).whole
+                assert (rate.spent_s(flops * more, moved).total >= whole).all()
+                assert (rate.spent_s(flops, moved * more).total >= whole).all()
+            least = system.rate(kind, dtype, False).spent_s(flops, moved).total
             assert (whole >= least).all()
 
 
@@ -94,11 +94,11 @@ def test_the_form_adds_powers() -> None:
         rate = system.rate("matmul", "bfloat16")
         duration = rate.spent_s(30e-6 * 50e12, 40e-6 * 250e9)
         whole_us = 7 + (arithmetic_us**2 + 40**2) ** 0.5
-        assert duration.whole * 1e6 == pytest.approx(whole_us, rel=1e-12)
+        assert duration.total * 1e6 == pytest.approx(whole_us, rel=1e-12)
         alone = system.rate("matmul", "bfloat16", sustained=False)
-        assert alone.spent_s(30e-6 * 50e12, 40e-6 * 250e9).whole * 1e6 == pytest.approx(57)
+        assert alone.spent_s(30e-6 * 50e12, 40e-6 * 250e9).total * 1e6 == pytest.approx(57)
         assert (duration.bound >= 0) == (arithmetic_us > 40)
-    assert rate.spent_s(0.0, 0.0).whole == 7e-6
+    assert rate.spent_s(0.0, 0.0).total == 7e-6
     assert system.roofline(0, 10**12, "matmul", "bfloat16").bound_by == "memory"
     assert system.roofline(0, 10, "matmul", "bfloat16").bound_by == "launch"
 
@@ -112,8 +112,8 @@ def test_products_of_a_step_are_slower_after_the_burst() -> None:
     }
     data = {**SHEET, "kernel_times": {"matmul": {"default": form}}, "constants": constants}
     rate = system_of(parse_device(data, "x")).rate("matmul", "bfloat16")
-    assert rate.spent_s(100e-6 * 100e12, 0.0).whole == pytest.approx(180e-6)
-    assert rate.spent_s(10e-6 * 100e12, 0.0).whole == pytest.approx(10e-6)
+    assert rate.spent_s(100e-6 * 100e12, 0.0).total == pytest.approx(180e-6)
+    assert rate.spent_s(10e-6 * 100e12, 0.0).total == pytest.approx(10e-6)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_products_of_training_in_narrow_dtypes_are_as_fast_as_measured(
     known = System.load(system)
     for by_dtype in times.values():
         predicted = {
-            dtype: known.rate("matmul", names.get(dtype, dtype)).spent_s(flops, 0.0).whole
+            dtype: known.rate("matmul", names.get(dtype, dtype)).spent_s(flops, 0.0).total
             for dtype, (flops, _) in by_dtype.items()
         }
         for dtype, (_, time_ms) in by_dtype.items():
@@ -200,6 +200,6 @@ def test_measured_products(name: str, table: str, at_most: float) -> None:
             out = (4 if row.get("out_dtype") == "float32" else 2) * (1 + int(row["accumulate"]))
             moved = 2 * (m * k + k * n) + out * m * n
             rate = system.rate("matmul", "bfloat16")
-            time_us = 1e6 * rate.spent_s(2.0 * m * k * n, float(moved)).whole
+            time_us = 1e6 * rate.spent_s(2.0 * m * k * n, float(moved)).total
             errors.append(abs(time_us / float(row["time_us"]) - 1))
     assert 100 * np.median(errors) < at_most

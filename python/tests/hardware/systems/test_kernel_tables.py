@@ -18,7 +18,7 @@ from tvm_distir.hardware.systems.expert_kernels import (
     tokens_of,
     work_rows,
 )
-from tvm_distir.hardware.systems.hardware import PowerForm
+from tvm_distir.hardware.systems.hardware import PowerLaw
 from tvm_distir.hardware.systems.kernel_tables import (
     COLUMNS,
     KernelSizes,
@@ -32,7 +32,7 @@ from tvm_distir.hardware.systems.system import System
 from tvm_distir.hardware.systems.system_writer import to_data
 from tvm_distir.support.errors.tree import HardwareError
 
-FORM = PowerForm(4.0, 0.7, 0.8, 2.0, "made up")
+FORM = PowerLaw(4.0, 0.7, 0.8, 2.0, "made up")
 SYSTEMS = [
     f"{name}-{engine}"
     for name in ("a100", "h100", "h200", "b200")
@@ -63,12 +63,12 @@ def table_of(rows: np.ndarray) -> KernelTable:
 def predicted_us(table: KernelTable, rows: np.ndarray) -> np.ndarray:
     """Return what a table says of the sizes of rows."""
     flops, moved = work_of("matmul", rows[:, :-1], 2.0)
-    return 1e6 * table.spent_s(flops, moved, rows[:, :-1].T).whole
+    return 1e6 * table.spent_s(flops, moved, rows[:, :-1].T).total
 
 
 def test_times_between_measured_kernels_are_interpolated() -> None:
     table, rows = table_of(made_up(400, 1)), made_up(200, 2)
-    form = 1e6 * table.rate.spent_s(*work_of("matmul", rows[:, :-1], 2.0)).whole
+    form = 1e6 * table.rate.spent_s(*work_of("matmul", rows[:, :-1], 2.0)).total
     by_form, by_table = (
         np.median(np.abs(time_us / rows[:, -1] - 1))
         for time_us in (form, predicted_us(table, rows))
@@ -79,7 +79,7 @@ def test_times_between_measured_kernels_are_interpolated() -> None:
 def test_far_from_all_measured_kernels_the_form_remains() -> None:
     far = np.array([[1e9, 1e9, 1e9, 1.0]])
     table = table_of(made_up(100, 1))
-    form = table.rate.spent_s(*work_of("matmul", far[:, :-1], 2.0)).whole
+    form = table.rate.spent_s(*work_of("matmul", far[:, :-1], 2.0)).total
     assert predicted_us(table, far) == pytest.approx(1e6 * form, rel=0.05)
 
 
@@ -116,7 +116,7 @@ def test_no_kernel_of_a_table_is_faster_than_the_device(name: str) -> None:
             sizes[:, 3] = sizes[:, 4] * (1 + sizes[:, 3] % 64)
         flops, moved = work_of(kernel, sizes.astype(float), 1.0)
         key = KernelSizes(dtype, tuple(sizes.T))
-        whole = system.spent_s(flops, moved, kernel, dtype, key)[0].whole
+        whole = system.spent_s(flops, moved, kernel, dtype, key)[0].total
         peak = system.peak_flops_per_s(dtype)
         assert (whole >= np.maximum(flops / peak, moved / bandwidth) * (1 - 1e-12)).all()
         assert np.isfinite(whole).all()
@@ -144,14 +144,14 @@ def test_products_of_experts_take_their_shares_of_the_time_of_all(tokens: int) -
         part: system.spent_s(
             part * slots, part * moved[0] / 3, "matmul", "float8_block",
             KernelSizes("float8_block", (rows, stored, *dims, top_k, experts), EXPERTS),
-        )[0].whole
+        )[0].total
         for part, dims in ((2, (hidden, inner)), (1, (inner, hidden)))
     }  # fmt: skip
     assert times[2] == pytest.approx(2 * times[1], rel=1e-12)
     assert times[1] + times[2] >= least
     key = KernelSizes("bfloat16", (rows, stored, inner, hidden, top_k, experts), EXPERTS)
     wide, narrow = (
-        system.spent_s(slots, bits * moved[0] / 24, "matmul", "bfloat16", key)[0].whole
+        system.spent_s(slots, bits * moved[0] / 24, "matmul", "bfloat16", key)[0].total
         for bits in (16, 4)
     )
     assert narrow < wide  # weights of 4 bits in products of 16
@@ -208,9 +208,9 @@ def test_kernels_in_any_order_take_as_long_as_by_themselves(varying):
     for place in varying:
         sizes[place] = [900, 17, 8000, 17, 900, 1, 333]
     flops, moved = product_work(sizes.T, 2)
-    together = table.spent_s(flops, moved, tuple(sizes)).whole
+    together = table.spent_s(flops, moved, tuple(sizes)).total
     alone = [
-        table.spent_s(flops[k : k + 1], moved[k : k + 1], tuple(sizes[:, k : k + 1])).whole[0]
+        table.spent_s(flops[k : k + 1], moved[k : k + 1], tuple(sizes[:, k : k + 1])).total[0]
         for k in range(7)
     ]
     assert together.tolist() == alone

@@ -310,7 +310,7 @@ def faults_in(data: dict[str, Any]) -> dict[str, str]:
     with pytest.raises(HardwareError) as caught:
         links_of(data)
     assert {violation.code for violation in caught.value.violations} == {"DIST0703"}
-    return {violation.place: violation.remedy for violation in caught.value.violations}
+    return {violation.location: violation.remedy for violation in caught.value.violations}
 
 
 def test_all_faults_of_links_are_reported_with_their_places() -> None:

@@ -10,7 +10,7 @@ from fractions import Fraction
 
 import pytest
 
-from tvm_distir.core.collectives.volume import wire_bytes
+from tvm_distir.core.collectives.volume import sent_bytes
 from tvm_distir.core.ir.operators.names import COLLECTIVES, TRANSFERS
 from tvm_distir.hardware.systems.network import layout_of, nic_sharing, spread
 from tvm_distir.hardware.systems.system import System
@@ -78,23 +78,23 @@ def test_wire_bytes_by_simulating_the_ring(n):
     block = 7
     whole = block * n
     one_pass = (n - 1) * block  # a rank sends n - 1 blocks in a pass around the ring
-    assert wire_bytes("all_gather", whole, n) == one_pass
-    assert wire_bytes("reduce_scatter", block, n) == one_pass
-    assert wire_bytes("all_reduce", whole, n) == 2 * one_pass
-    assert wire_bytes("all_to_all", whole, n) == sum(block for other in range(n) if other)
-    assert wire_bytes("collective_permute", whole, n) == whole
-    assert wire_bytes("send", whole, n) == wire_bytes("recv", whole, 1) == whole
+    assert sent_bytes("all_gather", whole, n) == one_pass
+    assert sent_bytes("reduce_scatter", block, n) == one_pass
+    assert sent_bytes("all_reduce", whole, n) == 2 * one_pass
+    assert sent_bytes("all_to_all", whole, n) == sum(block for other in range(n) if other)
+    assert sent_bytes("collective_permute", whole, n) == whole
+    assert sent_bytes("send", whole, n) == sent_bytes("recv", whole, 1) == whole
 
 
 def test_wire_bytes_round_up_and_vanish_alone():
-    assert wire_bytes("all_reduce", 1, 3) == 2  # 4/3
+    assert sent_bytes("all_reduce", 1, 3) == 2  # 4/3
     for kind in COLLECTIVES:
-        assert wire_bytes(kind, 1000, 1) == 0
+        assert sent_bytes(kind, 1000, 1) == 0
 
 
 def test_unknown_collective():
     with pytest.raises(SimulationError, match=r"all_reduce"):
-        wire_bytes("allreduce", 1, 2)
+        sent_bytes("allreduce", 1, 2)
 
 
 def seconds(kind, payload, ranks, sharing=1):

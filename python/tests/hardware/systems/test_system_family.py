@@ -136,7 +136,7 @@ def test_all_faults_of_a_system_are_reported_with_their_places() -> None:
     data["watts_per_device"] = "700"
     with pytest.raises(HardwareError) as caught:
         td.System.from_dict(data)
-    faults = {v.place.removeprefix("system/"): v for v in caught.value.violations}
+    faults = {v.location.removeprefix("system/"): v for v in caught.value.violations}
     assert set(faults) == {
         "device/memory_bandwith_GBps",
         "device/matmul_TFLOPs/default",
@@ -153,7 +153,7 @@ def test_all_faults_of_a_system_are_reported_with_their_places() -> None:
 def test_an_unknown_device_and_an_unknown_network_are_reported_together() -> None:
     with pytest.raises(HardwareError) as caught:
         td.System.from_dict({**SHEET, "device": "h100-sxn", "network": "hgx-h101", "kernels": 3})
-    codes = {v.place: v.code for v in caught.value.violations}
+    codes = {v.location: v.code for v in caught.value.violations}
     assert codes == {"device": "DIST0701", "network": "DIST0701", "system/kernels": "DIST0703"}
 
 

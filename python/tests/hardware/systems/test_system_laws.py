@@ -51,13 +51,13 @@ def test_no_kernel_is_faster_than_its_arithmetic_or_its_traffic(system: System, 
     flops, moved = kernels(CLASSES.index(kind) + 100 * NAMES.index(system.name))
     for dtype in DTYPES:
         rate = system.rate(kind, dtype)
-        whole = rate.spent_s(flops, moved).whole
+        whole = rate.spent_s(flops, moved).total
         arithmetic = flops / system.peak_flops_per_s(dtype, kind)
         traffic = moved / (system.device.memory_bandwidth_GBps * 1e9)
         assert (whole >= np.maximum(arithmetic, traffic) * (1 - 1e-12)).all()
         for more in (2, 1.001):
-            assert (rate.spent_s(flops * more, moved).whole >= whole).all()
-            assert (rate.spent_s(flops, moved * more).whole >= whole).all()
+            assert (rate.spent_s(flops * more, moved).total >= whole).all()
+            assert (rate.spent_s(flops, moved * more).total >= whole).all()
     single = system.roofline(int(flops[0]), int(moved[0]), kind, DTYPES[-1])
     assert single.time_s == pytest.approx(whole[0], rel=1e-12)
 
@@ -164,5 +164,5 @@ def test_equal_work_takes_equally_long(system: System) -> None:
     flops, moved = kernels(7)
     for kind in CLASSES:
         rate = system.rate(kind, "float16")
-        whole = rate.spent_s(flops, moved).whole
-        assert (rate.spent_s(flops[order], moved[order]).whole == whole[order]).all()
+        whole = rate.spent_s(flops, moved).total
+        assert (rate.spent_s(flops[order], moved[order]).total == whole[order]).all()

@@ -77,7 +77,7 @@ def test_a_package_without_the_system_is_named(package: Path, name: str, said: s
     with pytest.raises(DependencyError) as caught:
         System.load(name)
     assert caught.value.code == "DIST0114" and said in caught.value.what
-    assert caught.value.place.startswith("dist_s, entry point")
+    assert caught.value.location.startswith("dist_s, entry point")
 
 
 def test_own_names_win(package: Path) -> None:
@@ -96,4 +96,4 @@ def test_a_wrong_value_is_found_in_the_packages_file(package: Path) -> None:
     (package / "in-a-folder.json").write_text(TEXT.replace("launch_floor_us", "launch_floor"))
     with pytest.raises(HardwareError, match="DIST0703") as caught:
         System.load("in-a-folder")
-    assert "in-a-folder.json" in caught.value.place
+    assert "in-a-folder.json" in caught.value.location

@@ -211,7 +211,7 @@ def test_all_faults_of_a_file_are_reported_with_their_places(name, tmp_path):
     path.write_text(json.dumps(data))
     with pytest.raises(HardwareError, match="DIST0703") as caught:
         System.load(path)
-    faults = {v.place.removeprefix(f"{path}/"): v for v in caught.value.violations}
+    faults = {v.location.removeprefix(f"{path}/"): v for v in caught.value.violations}
     assert set(faults) == {
         "device/memory_bandwith_GBps",
         "device/matmul_TFLOPs",

@@ -18,7 +18,7 @@ import tvm_ffi
 
 from tests.interface.command.cli_inputs import write_inputs
 from tvm_distir.core.analysis.levels import check_level
-from tvm_distir.core.collectives.volume import wire_bytes
+from tvm_distir.core.collectives.volume import sent_bytes
 from tvm_distir.interface.command import main
 from tvm_distir.interface.command.terminal import wants_colour
 from tvm_distir.models.tvmscript import from_tvmscript
@@ -66,7 +66,7 @@ def test_analyze_gives_the_contract(work: Path, capsys: pytest.CaptureFixture[st
     assert single["kind"] == "all_reduce" and single["mesh_axis"] == "tp"
     assert (single["group_size"], single["count"]) == (2, 2)
     assert single["bytes_per_device"] == 2 * result
-    assert single["wire_bytes_per_device"] == 2 * wire_bytes("all_reduce", result, 2)
+    assert single["wire_bytes_per_device"] == 2 * sent_bytes("all_reduce", result, 2)
     assert set(data["timings_s"]) >= {*STAGES, "export", "simulate"}
     assert all(took_s >= 0 for took_s in data["timings_s"].values())
 

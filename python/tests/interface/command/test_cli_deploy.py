@@ -90,7 +90,7 @@ def test_a_full_disk_leaves_the_folder_as_it_was(tmp_path, model, capsys, monkey
 
 
 def _no_linker(*_, **__):
-    raise DependencyError("DIST0112", "cc cannot link the library", place="main.so", remedy="")
+    raise DependencyError("DIST0112", "cc cannot link the library", location="main.so", remedy="")
 
 
 def test_a_linker_that_fails_on_a_disk_with_room(tmp_path, capsys, monkeypatch):

@@ -51,7 +51,7 @@ def test_mesh_keeps_the_order_of_axes() -> None:
 def test_bad_meshes(text: str, error: type[DistIRError], code: str) -> None:
     with pytest.raises(error) as caught:
         parse_mesh(text)
-    assert caught.value.code == code and caught.value.remedy and caught.value.place == "--mesh"
+    assert caught.value.code == code and caught.value.remedy and caught.value.location == "--mesh"
 
 
 def test_count_and_seed() -> None:
@@ -84,9 +84,9 @@ ARGUMENTS = ["opt", "-p", "lower", "in.py"]
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (ModelError("DIST0301", "no such file", place="m.onnx", remedy="Look."), 1),
-        (UsageError("DIST0150", "what", place="here", remedy="Do."), 2),
-        (InfeasibleError("DIST0801", "too big", place="device 0", remedy="Cut."), 3),
+        (ModelError("DIST0301", "no such file", location="m.onnx", remedy="Look."), 1),
+        (UsageError("DIST0150", "what", location="here", remedy="Do."), 2),
+        (InfeasibleError("DIST0801", "too big", location="device 0", remedy="Cut."), 3),
     ],
 )
 def test_our_errors_are_one_line_on_stderr(

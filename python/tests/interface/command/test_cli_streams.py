@@ -32,7 +32,7 @@ def run(arguments):
     outputs = Outputs()
     path = outputs.reserve(arguments.output, '-o')
     if arguments.passes == 'fail':
-        raise ModelError('DIST0301', 'no such file', place='m.onnx', remedy='Look.')
+        raise ModelError('DIST0301', 'no such file', location='m.onnx', remedy='Look.')
     print_message('a message')
     outputs.add(path, 'a file\\n' * 20000)
     outputs.commit()

@@ -11,7 +11,7 @@ import pytest
 import tvm
 from tvm import ir
 
-from tvm_distir.core.collectives.volume import wire_bytes
+from tvm_distir.core.collectives.volume import sent_bytes
 from tvm_distir.core.ir.mesh import mesh_axes, mesh_shape
 from tvm_distir.core.ir.operators.names import COLLECTIVES
 from tvm_distir.core.ir.types import static_shape, tensor_type
@@ -97,7 +97,7 @@ def test_a_price_is_the_difference_of_two_propagations(value, key):
         assert by_hand.conversions.costs == costs
         assert other.cost == ((by_hand.cost - base.cost) << costs.shift) / costs.wire
         now, then = traffic_of(base), traffic_of(by_hand)
-        assert other.wire_bytes == then.total_wire_bytes - now.total_wire_bytes
+        assert other.wire_bytes == then.total_sent_bytes - now.total_sent_bytes
         assert other.flops == then.flops - now.flops
         assert other.memory_bytes == then.memory_bytes - now.memory_bytes
         assert other.held_bytes == then.held_bytes - now.held_bytes
@@ -160,7 +160,7 @@ def count_collectives(mod):
                 if int(spec.kind) == 0 and int(spec.axis) >= 0:
                     shape[int(spec.axis)] = -(-shape[int(spec.axis)] // n)
             counts[kind, names[axis]] += 1
-            sent[kind, names[axis]] += wire_bytes(kind, 4 * math.prod(shape), sizes[axis])
+            sent[kind, names[axis]] += sent_bytes(kind, 4 * math.prod(shape), sizes[axis])
 
     walk(by_name["main"])
     return counts, sent

@@ -74,7 +74,7 @@ def test_what_is_no_result_is_refused(change, places, tmp_path):
     path.write_text(json.dumps({**to_dict(sample()), **change}))
     with pytest.raises(SimulationError, match="DIST0740") as caught:
         compare(path)
-    assert [v.place for v in caught.value.violations] == [f"{path}/{place}" for place in places]
+    assert [v.location for v in caught.value.violations] == [f"{path}/{place}" for place in places]
 
 
 def test_nothing_to_compare(tmp_path):

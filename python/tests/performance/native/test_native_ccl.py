@@ -243,7 +243,7 @@ def test_ranks_that_disagree_are_named(other, text):
     for error in got.values():
         assert isinstance(error, EngineError)
         assert error.code == "DIST0611"
-        assert error.place == "group [0, 1, 2]"
+        assert error.location == "group [0, 1, 2]"
     with pytest.raises(EngineError, match=text):
         raise got[0]
 
@@ -267,17 +267,17 @@ def test_fields_of_a_failure_are_kept_apart():
     """Other processes learn them as they are, or cut at a whole character where they are long."""
     fabric = native.CclFabric(ALL, 20, shared=True)
     other = native.CclFabric.open(fabric.descriptor)
-    awkward = EngineError("DIST0612", "a: b [c]", place="x: y", remedy="Write [S[0]].")
+    awkward = EngineError("DIST0612", "a: b [c]", location="x: y", remedy="Write [S[0]].")
     assert fabric.fail(1, awkward) == 1
     rank, result = other.failure()
     assert (rank, type(result), result.to_dict()) == (1, EngineError, awkward.to_dict())
-    long = EngineError("DIST0612", "x" + "ß" * 5000, place="ß" * 500)
+    long = EngineError("DIST0612", "x" + "ß" * 5000, location="ß" * 500)
     fabric = native.CclFabric(ALL, 20)
     fabric.fail(0, long)
     result = fabric.failure()[1]
     assert result.what == "x" + "ß" * (len(result.what) - 1)
-    assert set(result.place) == {"ß"}
-    assert len(result.what) > 1500 and len(result.place) > 250
+    assert set(result.location) == {"ß"}
+    assert len(result.what) > 1500 and len(result.location) > 250
 
 
 def test_a_missing_rank_ends_the_others_after_the_timeout():
@@ -287,7 +287,7 @@ def test_a_missing_rank_ends_the_others_after_the_timeout():
     assert time.monotonic() - start < 10
     rank, error = fabric.failure()
     assert rank in (0, 2)
-    assert (error.code, error.place) == ("DIST0613", f"rank {rank}")
+    assert (error.code, error.location) == ("DIST0613", f"rank {rank}")
     assert error.what == f"rank {rank} waited 0.5 s in all_reduce(op=sum) for rank 1"
     assert error.remedy == "Raise the engine's timeout_s if it is only slow."
     assert isinstance(got[0], DistIRError)
@@ -320,7 +320,7 @@ def test_ranks_that_can_never_meet_are_found_at_once():
     assert time.monotonic() - start < 10  # half of the timeout
     rank, error = fabric.failure()
     assert rank == 1
-    assert (error.code, error.place) == ("DIST0610", "ranks")
+    assert (error.code, error.location) == ("DIST0610", "ranks")
     assert error.what == "rank 1 waits in all_reduce(op=sum) for ranks 0, 2; ended: ranks 0, 2"
 
 

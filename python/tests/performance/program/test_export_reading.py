@@ -86,7 +86,7 @@ def refused(data, code):
     with pytest.raises(SimulationError) as caught:
         Program.from_dict(data)
     assert caught.value.code == code
-    assert caught.value.place
+    assert caught.value.location
     assert caught.value.remedy
     return str(caught.value)
 
@@ -307,7 +307,7 @@ def test_all_faults_of_a_program_are_reported_with_their_places(tmp_path):
     path.write_text(json.dumps(data))
     with pytest.raises(SimulationError, match="DIST0710") as caught:
         Program.load(path)
-    faults = {v.place.removeprefix(f"{path}/"): v for v in caught.value.violations}
+    faults = {v.location.removeprefix(f"{path}/"): v for v in caught.value.violations}
     assert set(faults) == {
         "functions/f/ops/0/flops",
         "functions/f/ops/0/kernel_clas",

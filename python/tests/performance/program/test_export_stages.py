@@ -35,12 +35,12 @@ def _program(ranks: int = 3, micros: int = 4, kind: str = "1f1b", dp: int = 2) -
 def test_each_kind_of_stage_stands_once() -> None:
     staged = _program(4).staged
     assert staged is not None
-    assert [role.name for role in staged.roles] == ["stage0", "stage1", "stage3"]
+    assert [role.name for role in staged.stage_kinds] == ["stage0", "stage1", "stage3"]
     assert [stage.role for stage in staged.stages] == [0, 1, 1, 2]
-    assert [phase.name for phase in staged.roles[1].phases] == [
+    assert [phase.name for phase in staged.stage_kinds[1].phases] == [
         "forward", "backward", "accumulate", "accumulate_next", "end"
     ]  # fmt: skip
-    assert staged.roles[0].phase("rows") is not None
+    assert staged.stage_kinds[0].phase("rows") is not None
     assert [(e.source[0], e.target[0]) for e in staged.edges] == [
         (0, 1), (1, 2), (1, 0), (2, 3), (2, 1), (3, 2)
     ]  # fmt: skip
@@ -53,7 +53,7 @@ def test_each_kind_of_stage_stands_once() -> None:
 def test_zero_bubble_has_weights_by_themselves() -> None:
     staged = _program(2, 2, "zero_bubble").staged
     assert staged is not None
-    assert all(role.phase("weight") is not None for role in staged.roles)
+    assert all(role.phase("weight") is not None for role in staged.stage_kinds)
 
 
 def test_the_size_does_not_follow_stages_and_micro_batches() -> None:
@@ -68,13 +68,13 @@ def test_the_targets_that_count_are_counted_per_micro_batch(micros: int) -> None
     """A term of the number of targets of the whole batch is exported once, and run for each."""
     staged = _program(2, micros).staged
     assert staged is not None
-    names = [phase.name for phase in staged.roles[-1].phases]
+    names = [phase.name for phase in staged.stage_kinds[-1].phases]
     assert names[:2] == ["count:0", "count_next:0"]
-    units = unit_phases(staged.roles[-1], staged.schedule)
+    units = unit_phases(staged.stage_kinds[-1], staged.schedule)
     assert units["begin"] == ["count:0", *["count_next:0"] * (micros - 1), "begin"]
-    count = staged.roles[-1].phases[0]
-    assert not set(count.outputs) & set(staged.roles[-1].stash)
-    assert count.outputs == staged.roles[-1].phases[1].outputs
+    count = staged.stage_kinds[-1].phases[0]
+    assert not set(count.outputs) & set(staged.stage_kinds[-1].stash)
+    assert count.outputs == staged.stage_kinds[-1].phases[1].outputs
 
 
 def test_round_trip(tmp_path: Path) -> None:

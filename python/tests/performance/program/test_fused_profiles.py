@@ -227,7 +227,7 @@ def test_torch_calls_flash_attention_2() -> None:
     h100 = td.System.load("h100")
     flops, moved = 1e15, 1e9
     newest, torch = (
-        h100.rate(kind, "bfloat16").spent_s(flops, moved).whole
+        h100.rate(kind, "bfloat16").spent_s(flops, moved).total
         for kind in ("attention", "flash_attention_2")
     )
     assert torch > newest

@@ -95,7 +95,7 @@ def test_all_faults_of_a_profile_are_reported_with_their_places():
     data = {"schema_version": 1, "name": "x", "casts": 1, "kernels": rules}
     with pytest.raises(HardwareError) as caught:
         Profile.from_dict(data, "p.json")
-    faults = {v.place: v for v in caught.value.violations}
+    faults = {v.location: v for v in caught.value.violations}
     assert {v.code for v in faults.values()} == {"DIST0703"}
     assert set(faults) == {
         "p.json/casts",
@@ -199,7 +199,7 @@ def test_what_checkpoint_runs_again_is_launched_with_the_gradients():
 
 def test_sums_over_devices_are_made_once(step):
     created = grouped(step, "megatron")
-    role = created.staged.roles[0]
+    role = created.staged.stage_kinds[0]
     end = created.functions[role.phase("end").function]
     sums = [op for op in end.ops if op.kind == "collective" and op.kernel_class == "gradients"]
     kinds = {op.collective for op in created.functions["layer_backward"].ops}
@@ -296,7 +296,7 @@ def test_gradients_are_added_in_the_time_that_the_host_takes(step):
     ]
     apart, inside = (grouped(step, profile) for profile in profiles)
     inside.check()
-    role = inside.staged.roles[0]
+    role = inside.staged.stage_kinds[0]
     back, following = (role.phase(name).function for name in ("backward", "accumulate_next"))
     loss_bytes = 3 * 4  # no gradient: stays
     added = moved(apart, following, "relax.add") - loss_bytes

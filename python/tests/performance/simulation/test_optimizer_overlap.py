@@ -120,7 +120,7 @@ def test_units_do_the_work_of_their_phases_in_the_order_of_their_operands(
     staged = program.staged
     assert staged is not None
     seen = Counter[str]()
-    for number, role in enumerate(staged.roles):
+    for number, role in enumerate(staged.stage_kinds):
         phases = {phase.name: program.functions[phase.function] for phase in role.phases}
         assert {GATHER, REDUCE} <= phases.keys()
         units_program, units = with_units(program, staged, 0, [number])

@@ -203,7 +203,7 @@ def test_tensors_have_the_type_that_other_units_read(
     program = grouped(exported(*case), profile)
     assert program.staged is not None
     lives = CachingAllocator(program, 1).lives
-    for role in program.staged.roles:
+    for role in program.staged.stage_kinds:
         for phase in role.phases:
             local = lives[phase.function]
             for slot, buffer in zip(phase.outputs, local.results, strict=True):

@@ -16,7 +16,7 @@ from tvm_distir.core.plan.schedules.schedule import Schedule
 from tvm_distir.performance.program.mesh import Mesh
 from tvm_distir.performance.program.numbers import numbers_of
 from tvm_distir.performance.program.program import Program
-from tvm_distir.performance.simulation.batched_costs import BatchPrices
+from tvm_distir.performance.simulation.batched_costs import BatchCosts
 from tvm_distir.performance.simulation.op_costs import OpCosts
 from tvm_distir.performance.simulation.simulator import simulate
 from tvm_distir.planning.calibration.cost_terms import StepCostTerms
@@ -85,7 +85,7 @@ def test_messages_of_many_programs_at_once() -> None:
     quantities = np.array([each.values for each in numbers], np.int64).T
     which = np.arange(len(quantities))
     shape = np.zeros(len(CASES), np.int64)
-    prices = BatchPrices(
+    prices = BatchCosts(
         programs[0], SYSTEM, numbers[0], which, quantities, [programs[0].meshes], shape
     )
     assert programs[0].staged is not None

@@ -78,7 +78,7 @@ def test_running_statistics_go_from_micro_batch_to_micro_batch(kind: str, blocki
     assert (short.time_s, short.collectives) == (whole.time_s, whole.collectives)
     assert program.staged is not None
     for left, other in zip(short.lanes, whole.lanes, strict=True):
-        role = program.staged.role_of(short.lanes.index(left))
+        role = program.staged.stage_kind_of(short.lanes.index(left))
         carried = sum(-(-role.slots[read].bytes // 512) * 512 for read, _ in role.carried)
         # Written out, only the last statistics are known to replace those given.
         more = other.account.peak_bytes - left.account.peak_bytes

@@ -65,7 +65,7 @@ def test_sums_over_micro_batches(
     text = f"pipeline:micro_batches={micro_batches}+{strategy}"
     program = td.export(td.distribute(step, make_plan(step, text, {"pp": stages, "dp": 4})))
     assert program.staged is not None
-    for number, role in enumerate(program.staged.roles):
+    for number, role in enumerate(program.staged.stage_kinds):
         inputs = [role.slots[s] for s in role.params]
         weights = [g for g in inputs if (g.role, g.dtype) == ("weight", "float16")]
         count = sum(math.prod(w.whole_shape or ()) for w in weights)
@@ -104,8 +104,8 @@ def test_bytes_per_parameter_over_micro_batches(
     params = [v for _, _, v in staged.inputs(0) if v.role == "weight" and v.whole_shape]
     count = sum(math.prod(v.whole_shape) for v in params)
     norms = sum(math.prod(v.whole_shape) for v in params if "ln_" in v.name)
-    phases = [program.functions[p.function] for p in staged.roles[0].phases]
-    called = [f for p in staged.roles[0].phases for f, _ in program.executed(p.function)]
+    phases = [program.functions[p.function] for p in staged.stage_kinds[0].phases]
+    called = [f for p in staged.stage_kinds[0].phases for f, _ in program.executed(p.function)]
     local = {id(f): f.values for f in (*phases, *called)}
     constants = sum(v.bytes for vs in local.values() for v in vs if v.role == "constant")
     assert most["weights"] - constants - COUNTER_BYTES == 2 * count // weights

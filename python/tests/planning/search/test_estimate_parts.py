@@ -114,7 +114,7 @@ def test_a_call_that_runs_apart_has_the_most_kernels_of_its_factors() -> None:
     ]  # fmt: skip
     rule = SimpleNamespace(factors=factors)
     states = OpStates.__new__(OpStates)
-    states.prices = SimpleNamespace(sizes=(2, 3, 2))
+    states.mesh_costs = SimpleNamespace(sizes=(2, 3, 2))
 
     def apart(*chosen: int | None) -> tuple[int, int]:
         return states._apart(rule, [SimpleNamespace(factor=number) for number in chosen])

@@ -122,8 +122,8 @@ def test_no_label_is_dearer_for_what_is_hidden(hidden):
     step, _ = _gpt_step({"dp": 2, "tp": 2}, [])
     whole = auto_shard(step, {"dp": 2, "tp": 2}, QUICK)
     part = auto_shard(step, {"dp": 2, "tp": 2}, QUICK, hidden=hidden)
-    assert (1 - hidden) * whole.bound_ps <= part.bound_ps <= part.price_ps <= whole.price_ps
-    assert part.price_ps < whole.price_ps
+    assert (1 - hidden) * whole.bound_ps <= part.bound_ps <= part.cost_ps <= whole.cost_ps
+    assert part.cost_ps < whole.cost_ps
 
 
 def test_a_plan_of_such_labels_is_equal_to_one_device():

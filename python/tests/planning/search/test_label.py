@@ -21,7 +21,7 @@ from tests.planning.search.systems import A100, QUICK
 from tvm_distir.core.plan.plan import Plan
 from tvm_distir.core.plan.schema import MeshSpec
 from tvm_distir.core.propagation.solve.ilp import integer_optimum
-from tvm_distir.core.redistribution import Planner, price_matrix
+from tvm_distir.core.redistribution import Planner, cost_matrix
 from tvm_distir.core.solver.problem import INFINITE, Problem
 from tvm_distir.hardware.auto_sharding.labeller import Labeller
 from tvm_distir.hardware.auto_sharding.memory_bound import TooLargeError
@@ -72,7 +72,7 @@ class Pair:
 
 
 @I.ir_module
-class Forms:
+class PowerLaws:
     """A value that one reader needs gathered, and one behind it as it is or cut otherwise."""
 
     @R.function
@@ -110,7 +110,7 @@ def test_a_label_is_the_least_of_all_assignments(mesh, system):
         shape = [problem.domains[v] if v in scope else 1 for v in range(total.ndim)]
         total = np.minimum(total + table.reshape(shape), INFINITE)
     result = auto_shard(Pair, mesh, system)
-    assert result.price_ps == constant + int(total.min())
+    assert result.cost_ps == constant + int(total.min())
     assert (result.status, result.gap) == ("exact", 0.0)
 
 
@@ -134,7 +134,7 @@ def test_an_integer_program_finds_the_same(model, mesh):
     optimum = integer_optimum(tables, problem)
     total, forbidden = tables.evaluate(problem, optimum.values)
     result = auto_shard(mod, mesh, QUICK)
-    assert not forbidden and result.price_ps == constant + total
+    assert not forbidden and result.cost_ps == constant + total
     assert result.status == "exact"
 
 
@@ -259,7 +259,7 @@ def test_rules_that_are_given_hold():
     free = auto_shard(Chain, spec, QUICK)
     placed = {rule.name: rule.placement for rule in result.plan().rules if rule.kind == "param"}
     assert placed["x"] == (0, -1) and placed["v"] == (-1, 1)
-    assert free.price_ps <= result.price_ps
+    assert free.cost_ps <= result.cost_ps
     local = result.distribute()
     shapes = {each["name"]: each["placement"] for each in local["main"].attrs["dist.io"]["inputs"]}
     assert str(shapes["v"]) == "R, S[1]"
@@ -271,7 +271,7 @@ def test_an_axis_of_one_device_cuts_nothing():
     fixed = Plan.from_dict({"schema_version": 1, "mesh": {"a": 1, "b": 2}, "rules": rules})
     result = auto_shard(Chain, {"a": 1, "b": 2}, QUICK, fixed=fixed)
     alone = auto_shard(Chain, {"b": 2}, QUICK)
-    assert auto_shard(Chain, {"a": 1, "b": 2}, QUICK).price_ps == alone.price_ps <= result.price_ps
+    assert auto_shard(Chain, {"a": 1, "b": 2}, QUICK).cost_ps == alone.cost_ps <= result.cost_ps
     assert td.verify(Chain, fixed, engine="virtual", dist=result.distribute()).equal
 
 
@@ -307,7 +307,7 @@ def test_no_sweep_bounds_more_than_the_optimum():
     exact = auto_shard(mod, {"a": 2, "b": 2}, QUICK)
     for gap in (0.5, 0.1, 0.02):
         result = auto_shard(mod, {"a": 2, "b": 2}, QUICK, gap=gap)
-        assert result.bound_ps <= exact.price_ps <= result.price_ps
+        assert result.bound_ps <= exact.cost_ps <= result.cost_ps
         assert result.gap <= gap
 
 
@@ -328,7 +328,7 @@ def test_second_choices_are_the_best_of_all_others(mod):
     """Each other placement of a weight, one after the other, all else free."""
     mesh = MeshSpec("mesh0", {"a": 2, "b": 2})
     labeller = labeller_of(mod, mesh, QUICK)
-    least = labeller.run(0.0, None).price_ps
+    least = labeller.run(0.0, None).cost_ps
     result = min_marginals(labeller.labeller)
     assert len(result) == (2 if mod is Chain else 1) or {each.alike for each in result} == {2}
     for each in result:
@@ -339,7 +339,7 @@ def test_second_choices_are_the_best_of_all_others(mod):
                 continue
             rules = [{"param": each.weight, "placement": text, "stationary": False}]
             data = {"schema_version": 1, "mesh": dict(mesh.axes), "rules": rules}
-            prices.append((auto_shard(mod, mesh, QUICK, fixed=Plan.from_dict(data)).price_ps, text))
+            prices.append((auto_shard(mod, mesh, QUICK, fixed=Plan.from_dict(data)).cost_ps, text))
         assert each.dearer_s * 1e12 == pytest.approx(min(prices)[0] - least, abs=0.5)
         assert (min(prices)[0], each.other) in prices
 
@@ -354,16 +354,16 @@ class TestMemory:
         labeller = labeller_of(self.mod, self.mesh, A100)
         free = labeller.run(0.0, None)
         assert free.peak_bytes > 0
-        last = free.price_ps
+        last = free.cost_ps
         for share in (0.9, 0.8, 0.7):
             limit = int(share * free.peak_bytes)
             result = labeller.run(0.0, limit)
             assert result.peak_bytes <= limit
-            assert last <= result.price_ps and result.bound_ps <= result.price_ps
-            last = result.price_ps
-        assert auto_shard(self.mod, self.mesh, A100, memory_bytes=limit).price_ps == last
+            assert last <= result.cost_ps and result.bound_ps <= result.cost_ps
+            last = result.cost_ps
+        assert auto_shard(self.mod, self.mesh, A100, memory_bytes=limit).cost_ps == last
         again = labeller.run(0.0, None)
-        assert (again.price_ps, again.peak_bytes) == (free.price_ps, free.peak_bytes)
+        assert (again.cost_ps, again.peak_bytes) == (free.cost_ps, free.peak_bytes)
         plan = Plan(result.meshes)
         assert td.verify(self.mod, plan, engine="virtual", dist=result.distribute()).equal
 
@@ -400,7 +400,7 @@ class TestWhatIsKept:
         rules += [{"value": "h", "placement": given}, {"value": "p", "placement": "S[0]"}]
         rules += [{"value": "q", "placement": "S[0]"}, {"value": "y", "placement": last}]
         fixed = Plan.from_dict({"schema_version": 1, "mesh": {"a": 4}, "rules": rules})
-        result = auto_shard(Forms, {"a": 4}, QUICK, fixed=fixed)
+        result = auto_shard(PowerLaws, {"a": 4}, QUICK, fixed=fixed)
         remaining, simulated = self.peaks(result)
         assert remaining == simulated
 
@@ -425,7 +425,7 @@ def test_changes_of_form_cost_what_the_planner_charges():
     planner = Planner(RedistributionTimes(A100))
     mesh, shape = (2, 2), (8, 12)
     forms = [x for x in itertools.product([0, 1, -1, -2], repeat=2)]
-    result = price_matrix(planner.means.costs, shape, "float32", mesh, range(4), forms)
+    result = cost_matrix(planner.means.costs, shape, "float32", mesh, range(4), forms)
     for i, before in enumerate(forms):
         for j, after in enumerate(forms):
             if any(y == -2 and x != -2 for x, y in zip(before, after)):

@@ -68,7 +68,7 @@ def _sums(labelled: ShardedCandidate) -> Counter[tuple[int, ...]]:
         for k in g.calls:
             if phase_of(inst.kids[k].graph.fn) == ACCUMULATE_PHASE:
                 matrices = [v for v in g.nodes[k].results if len(g.values[v].shape) == 2]
-                matches.update(labelled.decision.value_form(inst, v) for v in matrices)
+                matches.update(labelled.decision.value_layout(inst, v) for v in matrices)
     return matches
 
 
@@ -109,7 +109,7 @@ class TestSumsInParts:
         """
         before, after = (_simulated(step, IN_TURN, each) for each in (free, tight))
         assert after.peak_memory_bytes < 0.91 * before.peak_memory_bytes
-        assert tight.price_ps > free.price_ps
+        assert tight.cost_ps > free.cost_ps
         sent = [sum(d.comm_s for d in each.devices) for each in (before, after)]
         assert sent[1] > sent[0]
 

@@ -154,7 +154,7 @@ class TestPlans:
 
         def make(mod, mesh, known):
             if mesh.get("tp", 1) == 1:
-                raise InternalError("DIST0901", "a bug", place="here", remedy="Report it.")
+                raise InternalError("DIST0901", "a bug", location="here", remedy="Report it.")
             return td.planning.make_plan(mod, "tensor_parallel", mesh, known)
 
         with pytest.raises(InternalError):
@@ -450,7 +450,7 @@ class TestFolder:
 
     def test_a_failure_after_plans_were_found_loses_none(self, tmp_path):
         def refused(*_):
-            raise PlanError("DIST0233", "no such thing", place="", remedy="")
+            raise PlanError("DIST0233", "no such thing", location="", remedy="")
 
         folder = Folder(tmp_path, {}, resume=False)
         with pytest.raises(PlanError, match="DIST0233"):

@@ -18,7 +18,7 @@ from tvm_distir.planning.serving.batching import SCHEDULERS, SchedulerOptions
 from tvm_distir.planning.serving.levels import ServiceLevels, summarize
 from tvm_distir.planning.serving.serving_engine import ServingEngine
 from tvm_distir.planning.serving.serving_run import ServingSetup, run_deployment
-from tvm_distir.planning.serving.steady_window import whole_cycles
+from tvm_distir.planning.serving.steady_window import complete_cycles
 from tvm_distir.planning.serving.workload import Workload
 from tvm_distir.support.errors.tree import SimulationError
 
@@ -67,7 +67,7 @@ def test_littles_law_of_a_window(kind, seed):
     options = SchedulerOptions(kind)
     served = serve_requests(Workload.parse(text).draw(4000), steps_of(), options, 1 << 20, PAGE)
     arrival, finish = served.requests.arrival_ps / 1e12, served.finish_ps / 1e12
-    low, high = whole_cycles(arrival, finish)
+    low, high = complete_cycles(arrival, finish)
     spent = np.clip(np.minimum(finish, high) - np.maximum(arrival, low), 0, None).sum()
     summary = summarize([served], ServiceLevels(), window=True)
     assert summary.window_s == pytest.approx(high - low)
@@ -79,7 +79,7 @@ def test_littles_law_of_a_window(kind, seed):
 def test_a_window_is_of_whole_waves():
     """Eight users whose requests take 7 s, together: a closed window would count nine waves."""
     begin = np.repeat(np.arange(0.0, 140.0, 7.0), 8)
-    low, high = whole_cycles(begin, begin + 7.0)
+    low, high = complete_cycles(begin, begin + 7.0)
     assert (high - low) % 7.0 == 0.0
     count = ((begin >= low) & (begin < high)).sum()
     assert count == 8 * (high - low) / 7.0 > 80
@@ -146,7 +146,7 @@ def test_percentiles_are_those_of_the_requests():
         arrival, finish = part.requests.arrival_ps / 1e12, part.finish_ps / 1e12
         inside = np.ones(arrival.size, bool)
         if window:
-            low, high = whole_cycles(arrival, finish)
+            low, high = complete_cycles(arrival, finish)
             inside = (arrival >= low) & (arrival < high)
         first = part.first_ps / 1e12
         tpot = (finish - first) / (part.requests.output_tokens - 1)

@@ -95,7 +95,7 @@ def test_a_batch_that_does_not_divide() -> None:
     with pytest.raises(PlanError) as info:
         placements(module(x="6x4"), dp=4)
     assert info.value.code == "DIST0234"
-    assert info.value.place == "main/x"
+    assert info.value.location == "main/x"
     assert "6 = 1 x 4 + 2" in info.value.what
     assert "4 or 8" in info.value.remedy
 
@@ -109,10 +109,10 @@ def test_what_does_not_divide_is_told_of_all_entries_and_strategies_at_once() ->
         with pytest.raises(PlanError) as info:
             strategy.compose(several, {"dp": 4}, text)
         assert info.value.code == "DIST0234"
-        assert [v.place for v in info.value.violations] == places, text
+        assert [v.location for v in info.value.violations] == places, text
     with pytest.raises(PlanError) as info:
         strategy.compose(several, {"dp": 4, "cp": 7}, "data_parallel+context_parallel:dim=0")
-    assert [v.place for v in info.value.violations] == places * 2
+    assert [v.location for v in info.value.violations] == places * 2
 
 
 @pytest.mark.parametrize(

@@ -156,7 +156,7 @@ def test_batch_and_experts_that_do_not_divide_are_told_at_once() -> None:
     with pytest.raises(PlanError) as info:
         strategy.expert_parallel(mod, {"ep": 3})
     assert info.value.code == "DIST0234"
-    matches = [(v.place, v.what.split(" 4 is")[0]) for v in info.value.violations]
+    matches = [(v.location, v.what.split(" 4 is")[0]) for v in info.value.violations]
     assert matches == [
         ("main/x", "the batch"),
         ("main/w0", "the number of experts"),

@@ -29,7 +29,7 @@ from tvm_distir.core.plan.plan import Plan
 from tvm_distir.core.plan.schema import labels_text
 from tvm_distir.models import zoo
 from tvm_distir.planning import strategies as strategy
-from tvm_distir.planning.strategies.transformer_weights import role_of
+from tvm_distir.planning.strategies.transformer_weights import projection_of
 from tvm_distir.support.errors.tree import PlanError
 
 
@@ -281,7 +281,7 @@ def test_sequence_parallel_in_a_flat_model_cuts_the_residual_stream() -> None:
     ],
 )
 def test_roles_by_name(name: str, role: Any) -> None:
-    assert role_of(name) == role
+    assert projection_of(name) == role
 
 
 def _renamed(names: dict[str, str]) -> ir.IRModule:
@@ -309,7 +309,7 @@ def test_models_that_do_not_fit(build: Any, axes: int, code: str, words: str) ->
         strategy.megatron(build(), {"tp": axes})
     assert info.value.code == code
     assert words in str(info.value)
-    assert "megatron" in info.value.place
+    assert "megatron" in info.value.location
     assert info.value.remedy
 
 

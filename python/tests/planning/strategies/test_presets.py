@@ -63,7 +63,7 @@ def collectives(dist: ir.IRModule) -> Iterator[Any]:
             yield op
 
 
-def wire_bytes(dist: ir.IRModule) -> Counter[tuple[str, tuple[int, ...]]]:
+def sent_bytes(dist: ir.IRModule) -> Counter[tuple[str, tuple[int, ...]]]:
     """Bytes that a device sends on a ring, by kind and mesh axes."""
     matches: Counter[tuple[str, tuple[int, ...]]] = Counter()
     for op in collectives(dist):
@@ -86,7 +86,7 @@ def test_stages_one_and_two_store_states_in_parts(name: str) -> None:
     weights, states = held_bytes(dist).values()
     assert weights[0] == weights[1]
     assert states == (2 * weights[1] // n, 2 * weights[1])
-    result = wire_bytes(dist)
+    result = sent_bytes(dist)
     assert result["all_gather", (0,)] == result["reduce_scatter", (0,)] == weights[1] * (n - 1) / n
     assert result["all_reduce", (0,)] + 2 * weights[1] * (n - 1) / n <= result.total() + LOSS
     kinds = Counter(op.collective for op in collectives(dist))
@@ -103,7 +103,7 @@ def test_stage_three_stores_everything_in_parts(name: str, reread: bool) -> None
     weights, states = held_bytes(dist).values()
     assert weights[0] == weights[1] // n
     assert states == (2 * weights[1] // n, 2 * weights[1])
-    result = wire_bytes(dist)
+    result = sent_bytes(dist)
     again = OF_LAYERS + (OF_MAIN if reread else 0)
     assert result["all_gather", (0,)] == (weights[1] + again) * (n - 1) / n
     assert result["reduce_scatter", (0,)] == weights[1] * (n - 1) / n
@@ -118,7 +118,7 @@ def test_hybrid_sharding_reduces_the_parts_over_the_replicas() -> None:
     weights, states = held_bytes(dist).values()
     assert weights[0] == weights[1] // n
     assert states[0] == 2 * weights[1] // n
-    result = wire_bytes(dist)
+    result = sent_bytes(dist)
     assert result["all_gather", (1,)] == (weights[1] + OF_LAYERS) * (n - 1) / n
     assert result["reduce_scatter", (1,)] == weights[1] * (n - 1) / n
     assert result["all_reduce", (0,)] == 2 * (m - 1) / m * weights[1] / n

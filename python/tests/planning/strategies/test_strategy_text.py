@@ -88,7 +88,7 @@ def test_wrong_texts_are_refused(text: str, code: str, remedy: str) -> None:
         parse(text)
     assert info.value.code == code
     assert remedy in info.value.remedy
-    assert info.value.place
+    assert info.value.location
 
 
 def test_a_users_strategy_composes_with_the_built_in_ones(columns: object) -> None:
@@ -121,7 +121,7 @@ def test_two_strategies_on_one_axis_contradict(columns: object) -> None:
     with pytest.raises(PlanError) as info:
         both = "data_parallel:axis=tp+columns+data_parallel:axis=dp+columns:axis=dp"
         strategy.compose(Linear, MESH, both)
-    assert [(v.code, v.place) for v in info.value.violations] == [("DIST0232", 'param "w"')] * 2
+    assert [(v.code, v.location) for v in info.value.violations] == [("DIST0232", 'param "w"')] * 2
     assert [
         'axis "tp"' in info.value.violations[0].what,
         'axis "dp"' in info.value.violations[1].what,

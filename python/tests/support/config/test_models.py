@@ -29,7 +29,7 @@ from tvm_distir.support import (
 
 
 def _refuse(place: str, label: str, remedy: str) -> HardwareError:
-    return HardwareError("DIST0703", label, place=place, remedy=remedy)
+    return HardwareError("DIST0703", label, location=place, remedy=remedy)
 
 
 def _even(number: int) -> int:
@@ -73,7 +73,7 @@ def _faults(data: Any) -> list[tuple[str, str, str]]:
     with pytest.raises(HardwareError) as caught:
         read_model(Cart, data, "c.json", _refuse)
     assert caught.value.code == "DIST0703"
-    return [(v.place, v.what, v.remedy) for v in caught.value.violations]
+    return [(v.location, v.what, v.remedy) for v in caught.value.violations]
 
 
 def test_a_dataclass_is_read() -> None:

@@ -24,7 +24,7 @@ CLASSES = [
     for n in errors.__all__
     if isinstance(v := getattr(errors, n), type) and issubclass(v, Exception)
 ]
-FIELDS = ("code", "what", "place", "remedy", "violations")
+FIELDS = ("code", "what", "location", "remedy", "violations")
 # Texts that no reader of "CODE place: what [remedy]" could take apart again.
 AWKWARD = [
     ("dim 1: 10 is odd", "zoo:gpt?size=x: y", "Write [S[0]], [R]."),
@@ -69,9 +69,9 @@ def caught_from(function, *args):
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-@pytest.mark.parametrize(("what", "place", "remedy"), AWKWARD)
-def test_fields_survive_the_ffi(cls, what, place, remedy):
-    error = cls("DIST0204", what, place=place, remedy=remedy)
+@pytest.mark.parametrize(("what", "location", "remedy"), AWKWARD)
+def test_fields_survive_the_ffi(cls, what, location, remedy):
+    error = cls("DIST0204", what, location=location, remedy=remedy)
     result = caught_from(raising(error), tvm.IRModule())
     assert type(result) is cls
     assert fields_of(result) == fields_of(error)
@@ -81,7 +81,7 @@ def test_fields_survive_the_ffi(cls, what, place, remedy):
 @pytest.mark.parametrize("depth", [1, 3])
 def test_fields_survive_nested_passes(depth):
     listed = [Violation("DIST0204", "a: b", "x: y", "z [w]"), Violation("DIST0205", "c")]
-    error = PlanError("DIST0221", "2 faults", place="p: q", violations=listed)
+    error = PlanError("DIST0221", "2 faults", location="p: q", violations=listed)
     result = caught_from(nested(depth, raising(error)), tvm.IRModule())
     assert type(result) is PlanError
     assert fields_of(result) == fields_of(error)
@@ -100,14 +100,14 @@ def test_an_error_raised_anew_outside_crosses_again():
 
     def wrap(mod):
         try:
-            raising(LoweringError("DIST0504", "inner: [x]", place="a: b"))(mod)
+            raising(LoweringError("DIST0504", "inner: [x]", location="a: b"))(mod)
         except DistIRError as error:
             raise PlanError("DIST0221", "outer", remedy="c [d]") from error
 
     result = caught_from(nested(1, passing(wrap)), tvm.IRModule())
     assert (type(result), result.what, result.remedy) == (PlanError, "outer", "c [d]")
     assert isinstance(result.__cause__, LoweringError)
-    assert (result.__cause__.what, result.__cause__.place) == ("inner: [x]", "a: b")
+    assert (result.__cause__.what, result.__cause__.location) == ("inner: [x]", "a: b")
 
 
 def test_a_chain_of_causes_survives():
@@ -140,7 +140,7 @@ def test_threads_keep_their_own_errors():
     matches = {}
 
     def work(number):
-        error = PlanError("DIST0221", f"what {number}: [x]", place=f"p {number}: q")
+        error = PlanError("DIST0221", f"what {number}: [x]", location=f"p {number}: q")
         try:
             nested(2, raising(error))(tvm.IRModule())
         except DistIRError as caught:
@@ -158,7 +158,7 @@ class Own(PlanError):
     """A class that a third party derives and registers nowhere."""
 
     def __init__(self, name):
-        super().__init__("DIST0221", f"no {name}: [x]", place="a: b")
+        super().__init__("DIST0221", f"no {name}: [x]", location="a: b")
         self.name = name
 
 
@@ -174,7 +174,7 @@ def test_an_unknown_class_comes_back_as_its_nearest_base():
 @pytest.mark.parametrize("crossed", [False, True])
 def test_copies_are_whole(copied, crossed):
     listed = [Violation("DIST0204", "a: b", "x: y", "z [w]")] * 2
-    error = PlanError("DIST0221", "w: [v]", place="p: q", remedy="r", violations=listed)
+    error = PlanError("DIST0221", "w: [v]", location="p: q", remedy="r", violations=listed)
     if crossed:
         error = caught_from(raising(error), tvm.IRModule())
     again = copied(error)
@@ -186,7 +186,11 @@ def test_copies_are_whole(copied, crossed):
 
 def test_what_is_written_down_is_json():
     error = PlanError(
-        "DIST0221", "w", place="p: q", remedy="r", violations=[Violation("DIST0204", "a", "b", "c")]
+        "DIST0221",
+        "w",
+        location="p: q",
+        remedy="r",
+        violations=[Violation("DIST0204", "a", "b", "c")],
     )
     again = DistIRError.from_dict(json.loads(json.dumps(error.to_dict())))
     assert (type(again), fields_of(again)) == (PlanError, fields_of(error))
@@ -195,7 +199,7 @@ def test_what_is_written_down_is_json():
 
 
 def test_a_single_fault_is_its_own_violation():
-    error = PlanError("DIST0221", "w", place="p", remedy="r")
+    error = PlanError("DIST0221", "w", location="p", remedy="r")
     assert error.violations == (Violation("DIST0221", "w", "p", "r"),)
 
 
@@ -204,7 +208,7 @@ def test_a_text_under_our_name_is_told_as_it_is():
     text = "DIST0204 a: b [c]"
     result = tvm_ffi.core.Error("tvm_distir.PlanError", text, "").py_error()
     assert type(result) is PlanError
-    assert (result.code, result.what, result.place, result.remedy) == ("DIST0901", text, "", "")
+    assert (result.code, result.what, result.location, result.remedy) == ("DIST0901", text, "", "")
 
 
 def test_crossing_leaks_nothing():

@@ -24,9 +24,9 @@ def gathered(*errors: BaseException) -> Faults:
     return faults
 
 
-ONE = PlanError("DIST0221", "a", place="rules/0", remedy="Fix a.")
-TWO = PlanError("DIST0221", "b", place="rules/1", remedy="Fix b.")
-OTHER = MeshError("DIST0204", "c", place="rules/2", remedy="Fix b.")
+ONE = PlanError("DIST0221", "a", location="rules/0", remedy="Fix a.")
+TWO = PlanError("DIST0221", "b", location="rules/1", remedy="Fix b.")
+OTHER = MeshError("DIST0204", "c", location="rules/2", remedy="Fix b.")
 
 
 def test_no_fault_is_no_error():
@@ -53,7 +53,7 @@ def test_several_faults_are_one_error(errors, kind, code, remedy):
     with pytest.raises(DistIRError) as caught:
         gathered(*errors).raise_all()
     result = caught.value
-    assert (type(result), result.code, result.place, result.remedy) == (
+    assert (type(result), result.code, result.location, result.remedy) == (
         kind,
         code,
         "plan.json",
@@ -92,5 +92,5 @@ def test_places_are_put_behind_another():
     with pytest.raises(PlanError) as caught:
         gathered(ONE, TWO).raise_all()
     moved = caught.value.placed(lambda place: f"in {place}")
-    assert moved.place == "in plan.json"
-    assert [v.place for v in moved.violations] == ["in rules/0", "in rules/1"]
+    assert moved.location == "in plan.json"
+    assert [v.location for v in moved.violations] == ["in rules/0", "in rules/1"]

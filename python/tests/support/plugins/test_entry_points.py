@@ -72,7 +72,7 @@ def test_what_cannot_be_loaded_names_its_package(
     with pytest.raises(DependencyError) as caught:
         REGISTRY.load("zip")
     assert caught.value.code == "DIST0114"
-    assert caught.value.place == f"dist_made, entry point zip = {target}"
+    assert caught.value.location == f"dist_made, entry point zip = {target}"
     assert said in caught.value.what
 
 

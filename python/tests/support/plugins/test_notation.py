@@ -81,5 +81,5 @@ def test_the_parts_of_a_call() -> None:
 def test_a_broken_text_is_refused_where_it_breaks(text: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         read_calls(text, "-p")
-    assert caught.value.code == "DIST0152" and caught.value.place == "-p"
+    assert caught.value.code == "DIST0152" and caught.value.location == "-p"
     assert message in caught.value.what

@@ -26,7 +26,7 @@ from tvm_distir.core.plan.plan import Plan
 from tvm_distir.execution.verification.random_inputs import draw_inputs
 from tvm_distir.planning.strategies.composition import make_plan
 from tvm_distir.support.errors.tree import MeshError
-from tvm_distir.transforms.optimize.regather import GatherAgain
+from tvm_distir.transforms.optimize.regather import RegatherActivations
 from tvm_distir.transforms.training.pipeline.expand_passes import ExpandSchedule
 
 GPT = {
@@ -82,7 +82,7 @@ STEP = ["y = both[0]", "loss = R.sum(y)", "grad = R.ones_like(y)"]
 def again(mod: ir.IRModule) -> ir.IRModule:
     """Run the pass along b; hold what passes promise, and that both modules give the same bits."""
     before = tvm_ffi.structural_hash(mod)
-    new = GatherAgain(["b"])(mod)
+    new = RegatherActivations(["b"])(mod)
     assert tvm_ffi.structural_hash(mod) == before
     h.check_module(new)
     check_level(new, 4)
@@ -131,17 +131,17 @@ def test_what_the_forward_part_computes_with_stays_gathered() -> None:
     lines = ["both = cls.f(x, w)", "y = both[0]", "saved = both[1]", "again = saved[0]"]
     lines += ["more = R.add(y, again)", "loss = R.sum(more)", "grad = R.ones_like(y)"]
     mod = level4(FORWARD + BACKWARD, [*lines, "w_grad = cls.b(saved, grad)"])
-    assert GatherAgain(["b"])(mod).same_as(mod)
+    assert RegatherActivations(["b"])(mod).same_as(mod)
     lines = ["both = cls.f(x, w)", *STEP, "saved = both[1]", "first = cls.b(saved, grad)"]
     lines += ["twice = R.add(w, w)", "own = (twice, x)", "second = cls.b(own, grad)"]
     lines.append("w_grad = R.add(first, second)")
     mod = level4(FORWARD + BACKWARD, lines)
-    assert GatherAgain(["b"])(mod).same_as(mod)
+    assert RegatherActivations(["b"])(mod).same_as(mod)
     lines = ["both = cls.f(x, w)", *STEP, "saved = both[1]", "w_grad = cls.b(saved, grad)"]
     mod = level4(FORWARD + BACKWARD, lines)
-    assert GatherAgain(["a"])(mod).same_as(mod)
-    with pytest.raises(MeshError, match=r"DIST0206.*GatherAgain"):
-        GatherAgain(["c"])(mod)
+    assert RegatherActivations(["a"])(mod).same_as(mod)
+    with pytest.raises(MeshError, match=r"DIST0206.*RegatherActivations"):
+        RegatherActivations(["c"])(mod)
 
 
 def step_and_plan(policy: str, text: str, **options: Any) -> tuple[ir.IRModule, Plan]:

@@ -16,7 +16,7 @@ from tvm_distir.execution.runtime.engines.reference import Reference
 from tvm_distir.execution.verification.random_inputs import draw_inputs
 from tvm_distir.planning import strategies as strategy
 from tvm_distir.support.errors.tree import ModelError
-from tvm_distir.transforms.training.pipeline.expand_passes import RunInTurn
+from tvm_distir.transforms.training.pipeline.expand_passes import SerializePipeline
 
 
 @I.ir_module
@@ -146,7 +146,7 @@ def test_on_many_devices(loss, options):
 def test_the_same_in_stages():
     """Two micro-batches of eight samples are a batch of sixteen."""
     loss = "logits:cross_entropy,value:mse*0.5"
-    staged = RunInTurn()(
+    staged = SerializePipeline()(
         td.train_step(Heads, loss, rate=1.0, schedule="gpipe:stages=2,micro_batches=2")
     )
     values = draw_inputs(staged)

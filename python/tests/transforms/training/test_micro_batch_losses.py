@@ -19,7 +19,7 @@ from tvm_distir.core.plan.plan import Plan
 from tvm_distir.execution.runtime.engines.reference import Reference
 from tvm_distir.planning.strategies.composition import make_plan
 from tvm_distir.support.errors.tree import ModelError
-from tvm_distir.transforms.training.pipeline.expand_passes import RunInTurn
+from tvm_distir.transforms.training.pipeline.expand_passes import SerializePipeline
 
 BATCH, TOKENS, WIDTH, CLASSES = 8, 3, 4, 5
 IGNORED = -100
@@ -191,7 +191,7 @@ def _step(loss: str, micros: int, stages: int = 1, **options: Any) -> ir.IRModul
 
 
 def _values(step: ir.IRModule, given: dict[str, Any], loss: str) -> list[Any]:
-    turn = RunInTurn()(step)
+    turn = SerializePipeline()(step)
     names = param_names(turn["main"])
     named = {**given, "targets": given["goal"]} if loss == "mse" else given
     return [named[name] for name in names]
@@ -216,7 +216,7 @@ LOSSES = ["cross_entropy", "mse", *FUNCTIONS]
 def test_micro_batches_are_the_whole_batch(loss: str, micros: int) -> None:
     given = data()
     step = _step(loss, micros)
-    got = Reference(RunInTurn()(step)).run(_values(step, given, loss))
+    got = Reference(SerializePipeline()(step)).run(_values(step, given, loss))
     assert_whole(got, expected(loss, given))
 
 
@@ -274,11 +274,11 @@ def test_a_batch_without_targets_has_no_loss() -> None:
     given = data()
     given["targets"][:] = IGNORED
     step = _step("cross_entropy", 4)
-    got = Reference(RunInTurn()(step)).run(_values(step, given, "cross_entropy"))
+    got = Reference(SerializePipeline()(step)).run(_values(step, given, "cross_entropy"))
     assert np.isnan(got[0])
     assert_whole(got[1:], [given["w"], given["v"]])
     given["targets"][::4] = 1  # all in the first micro-batch
-    got = Reference(RunInTurn()(step)).run(_values(step, given, "cross_entropy"))
+    got = Reference(SerializePipeline()(step)).run(_values(step, given, "cross_entropy"))
     assert_whole(got, expected("cross_entropy", given))
 
 
@@ -305,7 +305,9 @@ def test_a_scalar_output_is_averaged() -> None:
     given = data()
     schedule = "gpipe:stages=1,micro_batches=4"
     loss = "logits:cross_entropy,balance:scalar*0.5"
-    turn = RunInTurn()(td.train_step(balanced(BATCH // 4), loss, rate=1.0, schedule=schedule))
+    turn = SerializePipeline()(
+        td.train_step(balanced(BATCH // 4), loss, rate=1.0, schedule=schedule)
+    )
     named = {**given, "logits_targets": given["targets"]}
     got = Reference(turn).run([named[name] for name in param_names(turn["main"])])
     plain = expected("cross_entropy", given)

@@ -18,8 +18,8 @@ import tvm_distir as td
 from tests.nightly import nightly_but
 from tests.plain_systems import PLAIN_A100
 from tests.transforms.training.recompute_models import layers
-from tvm_distir.core.plan.recomputation import policies_of
 from tvm_distir.core.plan.roles import data_positions
+from tvm_distir.core.plan.recomputation import policies_of
 from tvm_distir.core.plan.schedules.notes import Pipeline
 from tvm_distir.core.plan.schedules.schedule import Schedule
 from tvm_distir.execution.runtime.engines.reference import Reference
@@ -31,7 +31,7 @@ from tvm_distir.transforms.training.auto_recompute.stage_memory import memory_of
 from tvm_distir.transforms.training.auto_recompute.staged_automatic import StageKinds
 from tvm_distir.transforms.training.autodiff.function_table import NamedFunctions
 from tvm_distir.transforms.training.optimizers.registry import optimizer_named
-from tvm_distir.transforms.training.pipeline.expand_passes import RunInTurn
+from tvm_distir.transforms.training.pipeline.expand_passes import SerializePipeline
 from tvm_distir.transforms.training.pipeline.pipeline_step import StagedStep
 from tvm_distir.transforms.training.recompute.choice import Auto
 from tvm_distir.transforms.training.step.objective import read_losses
@@ -220,8 +220,8 @@ def test_the_numbers_are_the_same_bits(name: str) -> None:
     step = staged(name, auto((least_bytes + most) / 2))
     assert policies_of(step)
     values = draw_inputs(step)
-    expected = Reference(RunInTurn()(plain)).run(values)
-    result = Reference(RunInTurn()(step)).run(values)
+    expected = Reference(SerializePipeline()(plain)).run(values)
+    result = Reference(SerializePipeline()(step)).run(values)
     assert all(np.array_equal(a, b) for a, b in zip(result, expected, strict=True))
 
 

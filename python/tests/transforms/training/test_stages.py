@@ -34,7 +34,7 @@ from tvm_distir.execution.runtime.engines.reference import Reference
 from tvm_distir.execution.verification.random_inputs import draw_inputs
 from tvm_distir.planning.strategies.composition import compose, make_plan
 from tvm_distir.support.errors.tree import DependencyError, DistIRError, ModelError
-from tvm_distir.transforms.training.pipeline.expand_passes import ExpandSchedule, RunInTurn
+from tvm_distir.transforms.training.pipeline.expand_passes import ExpandSchedule, SerializePipeline
 
 BATCH, LAYERS = 8, 8
 MESH = {"pp": 3, "dp": 2}
@@ -42,7 +42,7 @@ OPTIONS: dict[str, Any] = {"loss": "mse", "optimizer": "adam", "clip": 0.1}
 
 
 @functools.cache
-def _whole(tied: bool, skip: bool = False) -> tuple[list[str], list[Any], list[Any]]:
+def _integer(tied: bool, skip: bool = False) -> tuple[list[str], list[Any], list[Any]]:
     """Names and values of the inputs of a step at once, and its results."""
     step = td.train_step(tower(LAYERS, BATCH, tied, skip), **OPTIONS)
     values = draw_inputs(step, seed=0)
@@ -65,8 +65,8 @@ SIZES = list(itertools.product([1, 2, 3, 4], [1, 2, 4, 8]))
     nightly_but(SIZES, {0, 2, 5, 11, 12}),
 )
 def test_stages_in_turn_are_the_step_at_once(stages: int, micros: int) -> None:
-    names, values, expected = _whole(tied=True)
-    turn = RunInTurn()(_staged("1f1b", stages, micros))
+    names, values, expected = _integer(tied=True)
+    turn = SerializePipeline()(_staged("1f1b", stages, micros))
     assert param_names(turn["main"]) == names
     assert_close(Reference(turn).run(values), expected)
 
@@ -80,7 +80,7 @@ def test_stages_in_turn_are_the_step_at_once(stages: int, micros: int) -> None:
 def test_every_schedule_gives_the_weights_of_one_device(
     kind: str, stages: int, micros: int
 ) -> None:
-    _, values, expected = _whole(tied=True)
+    _, values, expected = _integer(tied=True)
     step = _staged(kind, stages, micros)
     local = td.distribute(step, make_plan(step, "data_parallel", {"dp": 1}))
     programs = ExpandSchedule()(local)
@@ -90,7 +90,7 @@ def test_every_schedule_gives_the_weights_of_one_device(
 
 @pytest.mark.parametrize("skip", [False, True])
 def test_values_that_pass_stages_and_weights_of_one_stage(skip: bool) -> None:
-    _, values, expected = _whole(tied=False, skip=skip)
+    _, values, expected = _integer(tied=False, skip=skip)
     step = _staged("1f1b", 4, 4, tied=False, skip=skip)
     pipeline = Pipeline.of(step)
     assert pipeline is not None
@@ -124,7 +124,7 @@ def test_activations_in_flight_while_running(kind: str, most: list[int]) -> None
 
 @pytest.mark.parametrize("engine", ["threads", "torch", "mpi"])
 def test_engines_agree(engine: str) -> None:
-    _, values, expected = _whole(tied=True)
+    _, values, expected = _integer(tied=True)
     chosen = td.execution.engine(engine)
     try:
         chosen.check_available()
@@ -139,7 +139,7 @@ def test_stashed_weights_of_one_stage_are_steps_one_after_the_other() -> None:
     """On one rank every micro-batch is a step of its own."""
     schedule = {"kind": "1f1b", "stages": 1, "micro_batches": 4, "stash": True}
     step = td.train_step(tower(2, 2), loss="mse", optimizer="adam", schedule=schedule)
-    turn = RunInTurn()(step)
+    turn = SerializePipeline()(step)
     values = draw_inputs(turn, seed=1)
     got = Reference(turn).run(values)
     single = Reference(td.train_step(tower(2, 2), loss="mse", optimizer="adam"))
@@ -156,7 +156,7 @@ def test_backward_parts_read_the_weights_that_forward_parts_read(kind: str) -> N
     schedule = schedule_of(kind, 2, 4, stash=True)
     options = {"loss": "mse", "optimizer": "adam", "rate": 0.1}
     step = td.train_step(tower(4, 2, tied=False), schedule=schedule, **options)
-    turn = RunInTurn()(step)
+    turn = SerializePipeline()(step)
     values = draw_inputs(turn, seed=1)
     expected = Reference(turn).run(values)
     local = td.distribute(step, make_plan(step, "data_parallel", {"dp": 2}))
@@ -164,7 +164,7 @@ def test_backward_parts_read_the_weights_that_forward_parts_read(kind: str) -> N
     together = td.train_step(
         tower(4, 2, tied=False), schedule={**schedule, "stash": False}, **options
     )
-    other = Reference(RunInTurn()(together)).run(values)
+    other = Reference(SerializePipeline()(together)).run(values)
     assert max(float(np.max(np.abs(a - b))) for a, b in zip(expected, other, strict=True)) > 0.01
     with pytest.raises(ModelError, match="several stages"):
         td.train_step(tower(4, 2), schedule=schedule, **options)
@@ -181,7 +181,7 @@ def test_stages_alike_share_a_function() -> None:
 
 def test_stages_on_meshes_of_their_own() -> None:
     """A stage on four devices of two axes, the next one on two of one axis, far away."""
-    _, values, expected = _whole(tied=True)
+    _, values, expected = _integer(tied=True)
     schedule = {"kind": "1f1b", "stages": 2, "micro_batches": 2, "meshes": ["wide", "narrow"]}
     step = td.train_step(tower(LAYERS, BATCH // 2), schedule=schedule, **OPTIONS)
     wide = MeshSpec("wide", {"dp": 2, "tp": 2})
@@ -224,7 +224,7 @@ def test_cuts_by_name() -> None:
     assert "w1" in pipeline.stages[1].params
     with pytest.raises(ModelError, match=r"DIST0354.*h1") as refused:
         td.train_step(model, loss="mse", schedule={**schedule, "cuts": ["h_1"]})
-    assert refused.value.place == "schedule/cuts"
+    assert refused.value.location == "schedule/cuts"
 
 
 def test_more_stages_than_values_are_refused() -> None:
@@ -248,7 +248,7 @@ def test_every_level_prints_and_parses_back() -> None:
     plan = make_plan(
         step, "pipeline:micro_batches=2,schedule=zero_bubble+zero:stage=1", {"pp": 2, "dp": 2}
     )
-    mod, levels = step, {"global": step, "in turn": RunInTurn()(step)}
+    mod, levels = step, {"global": step, "in turn": SerializePipeline()(step)}
     for make in (AnnotateSharding(plan), PropagateSharding(), LegalizeRedistribute()):
         levels[str(make.info.name)] = mod = make(mod)
     levels["local"] = mod = LowerDistIR()(mod)
@@ -259,7 +259,7 @@ def test_every_level_prints_and_parses_back() -> None:
 
 
 def test_collectives_split_for_overlap_stay_in_their_units() -> None:
-    _, values, expected = _whole(tied=True)
+    _, values, expected = _integer(tied=True)
     step = _staged("1f1b", 2, 2)
     plan = make_plan(step, "pipeline:micro_batches=2+zero:stage=2", {"pp": 2, "dp": 2})
     local = td.distribute(step, plan, bucket_bytes=1 << 20, overlap=PLAIN_A100)
@@ -275,7 +275,7 @@ def test_levels_are_told_apart() -> None:
     plan = make_plan(step, "data_parallel", {"dp": 1})
     placed = PropagateSharding()(AnnotateSharding(plan)(step))
     with pytest.raises(DistIRError, match="DIST0512"):
-        RunInTurn()(placed)
+        SerializePipeline()(placed)
 
 
 @pytest.mark.parametrize("read", [ExpandSchedule(), td.export])

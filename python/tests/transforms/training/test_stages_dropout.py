@@ -23,7 +23,7 @@ from tvm_distir.execution.runtime.engines.reference import Reference
 from tvm_distir.execution.verification.random_inputs import draw_inputs
 from tvm_distir.planning.strategies.composition import make_plan
 from tvm_distir.transforms.training.autodiff.rules.primfuncs import unmarked
-from tvm_distir.transforms.training.pipeline.expand_passes import ExpandSchedule, RunInTurn
+from tvm_distir.transforms.training.pipeline.expand_passes import ExpandSchedule, SerializePipeline
 from tvm_distir.transforms.training.step.dropouts import with_streams
 
 BATCH, LAYERS, MICROS = 8, 8, 4
@@ -47,20 +47,22 @@ def _once() -> tuple[list[str], list[Any], list[Any]]:
 @functools.cache
 def _in_turn() -> list[Any]:
     """Results of the micro-batches one after the other, on one device."""
-    return Reference(RunInTurn()(_staged("1f1b", 2))).run(_once()[1])
+    return Reference(SerializePipeline()(_staged("1f1b", 2))).run(_once()[1])
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 4])
 def test_one_micro_batch_is_the_step_at_once(stages: int) -> None:
     names, values, expected = _once()
-    turn = RunInTurn()(_staged("1f1b", stages, 1))
+    turn = SerializePipeline()(_staged("1f1b", stages, 1))
     assert param_names(turn["main"]) == names
     assert_close(Reference(turn).run(values), expected)
 
 
 def test_masks_do_not_depend_on_the_stages() -> None:
     for stages in (1, 3, 4):
-        assert_close(Reference(RunInTurn()(_staged("1f1b", stages))).run(_once()[1]), _in_turn())
+        assert_close(
+            Reference(SerializePipeline()(_staged("1f1b", stages))).run(_once()[1]), _in_turn()
+        )
 
 
 def test_every_micro_batch_draws_masks_of_its_own() -> None:
@@ -118,7 +120,7 @@ def test_every_schedule_draws_the_masks_of_one_device(kind: str, others: str) ->
 @pytest.mark.parametrize("recompute", ["megatron", "selective", "full", "checkpoint"])
 def test_what_is_made_again_has_the_masks_it_had(recompute: str) -> None:
     step = _staged("zero_bubble", 2, recompute=recompute)
-    assert_close(Reference(RunInTurn()(step)).run(_once()[1]), _in_turn())
+    assert_close(Reference(SerializePipeline()(step)).run(_once()[1]), _in_turn())
     plan = make_plan(step, f"pipeline:schedule=zero_bubble,micro_batches={MICROS}", {"pp": 2})
     assert_close(td.run(td.distribute(step, plan), _once()[1], engine="virtual"), _in_turn())
 
@@ -135,7 +137,7 @@ def test_masks_where_every_micro_batch_has_an_update() -> None:
     schedule = {"kind": "1f1b", "stages": 2, "micro_batches": MICROS, "stash": True}
     model = tower(LAYERS, BATCH // MICROS, tied=False, rate=0.25)
     step = td.train_step(model, loss="mse", schedule=schedule)
-    turn = RunInTurn()(step)
+    turn = SerializePipeline()(step)
     values = draw_inputs(turn, seed=0)
     expected = Reference(turn).run(values)
     plan = make_plan(step, "data_parallel", {"dp": 2})

@@ -23,7 +23,7 @@ from tvm_distir.execution.runtime.engines.reference import Reference
 from tvm_distir.execution.verification.random_inputs import draw_inputs
 from tvm_distir.planning.strategies.composition import make_plan
 from tvm_distir.support.errors.tree import ModelError, PlanError
-from tvm_distir.transforms.training.pipeline.expand_passes import ExpandSchedule, RunInTurn
+from tvm_distir.transforms.training.pipeline.expand_passes import ExpandSchedule, SerializePipeline
 
 BATCH, LAYERS, MICROS = 32, 8, 4
 OPTIONS: dict[str, Any] = {"loss": "mse", "optimizer": "sgd"}
@@ -47,7 +47,7 @@ def _once() -> tuple[list[str], list[Any], list[Any]]:
 @functools.cache
 def _in_turn() -> list[Any]:
     """Results of the micro-batches one after the other, on one device."""
-    return Reference(RunInTurn()(_staged("1f1b", 2))).run(_once()[1])
+    return Reference(SerializePipeline()(_staged("1f1b", 2))).run(_once()[1])
 
 
 _near = functools.partial(assert_close, atol=5e-6)
@@ -62,7 +62,7 @@ def _pipeline(step: ir.IRModule) -> Pipeline:
 @pytest.mark.parametrize("stages", [1, 2, 3, 4])
 def test_one_micro_batch_is_the_step_at_once(stages: int) -> None:
     names, values, expected = _once()
-    turn = RunInTurn()(_staged("1f1b", stages, 1))
+    turn = SerializePipeline()(_staged("1f1b", stages, 1))
     assert param_names(turn["main"]) == names
     _near(Reference(turn).run(values), expected)
 
@@ -116,7 +116,7 @@ def test_every_schedule_gives_the_statistics_of_one_device(kind: str, others: st
 def test_statistics_where_every_micro_batch_has_an_update() -> None:
     schedule = {"kind": "1f1b", "stages": 2, "micro_batches": MICROS, "stash": True}
     step = td.train_step(normed_tower(LAYERS, BATCH // MICROS), schedule=schedule, **OPTIONS)
-    expected = Reference(RunInTurn()(step)).run(_once()[1])
+    expected = Reference(SerializePipeline()(step)).run(_once()[1])
     plan = make_plan(step, "data_parallel", {"dp": 2})
     _near(td.run(td.distribute(step, plan), _once()[1], engine="virtual"), expected)
 
@@ -124,7 +124,7 @@ def test_statistics_where_every_micro_batch_has_an_update() -> None:
 @pytest.mark.parametrize("recompute", ["selective", "full"])
 def test_what_is_made_again_reads_the_statistics_it_read(recompute: str) -> None:
     step = _staged("zero_bubble", 2, recompute=recompute)
-    _near(Reference(RunInTurn()(step)).run(_once()[1]), _in_turn())
+    _near(Reference(SerializePipeline()(step)).run(_once()[1]), _in_turn())
 
 
 @pytest.mark.parametrize("engine", ["virtual", "threads"])
@@ -138,7 +138,7 @@ def test_resnet_in_stages() -> None:
     kind, stages = "zero_bubble", 3
     schedule = {"kind": kind, "stages": stages, "micro_batches": 2}
     step = td.train_step(td.zoo.resnet(**RESNET), schedule=schedule)
-    turn = RunInTurn()(step)
+    turn = SerializePipeline()(step)
     values = draw_inputs(turn, seed=0)
     words = f"pipeline:schedule={kind},micro_batches=2+data_parallel"
     local = td.distribute(step, make_plan(step, words, {"pp": stages, "dp": 2}))
@@ -149,7 +149,7 @@ def test_resnet_of_one_micro_batch_is_the_step_at_once() -> None:
     step = td.train_step(td.zoo.resnet(**RESNET))
     values = draw_inputs(step, seed=0)
     staged = td.train_step(td.zoo.resnet(**RESNET), schedule="1f1b:stages=3,micro_batches=1")
-    _near(Reference(RunInTurn()(staged)).run(values), Reference(step).run(values))
+    _near(Reference(SerializePipeline()(staged)).run(values), Reference(step).run(values))
 
 
 def test_orders_that_do_not_carry_statistics_are_refused() -> None:

@@ -17,7 +17,7 @@ from tvm_distir.core.plan.schedules.offloading import absences
 from tvm_distir.execution.verification.random_inputs import draw_inputs
 from tvm_distir.planning.strategies.composition import make_plan
 from tvm_distir.support.errors.tree import PlanError
-from tvm_distir.transforms.training.pipeline.expand_passes import ExpandSchedule, RunInTurn
+from tvm_distir.transforms.training.pipeline.expand_passes import ExpandSchedule, SerializePipeline
 
 STAGES, MICROS = 2, 6
 
@@ -56,7 +56,7 @@ def _copies(programs: Any) -> tuple[int, int]:
 def test_the_same_bits(kind: str, recompute: str, rate: float, engine: str) -> None:
     step = _step(kind, recompute, rate)
     without, moved = _plans(kind, step)
-    values = draw_inputs(RunInTurn()(step))
+    values = draw_inputs(SerializePipeline()(step))
     programs = ExpandSchedule()(td.distribute(step, moved))
     stores, fetches = _copies(programs)
     assert stores == fetches > 0
@@ -74,7 +74,7 @@ def test_what_is_made_again_is_not_stored() -> None:
         staged = td.export(local).staged
         assert staged is not None
         slots = sum(
-            len(staged.role_of(each.stage).stash)
+            len(staged.stage_kind_of(each.stage).stash)
             for rank in range(STAGES)
             for each in absences(staged.schedule, rank)
         )
@@ -95,7 +95,7 @@ def test_memory_and_the_storage_plan_of_tvm_shrink() -> None:
         planned.append([storage.walk(name).peak for name in storage.entries])
     assert program.staged is not None
     for rank in range(STAGES):
-        role = program.staged.role_of(rank)
+        role = program.staged.stage_kind_of(rank)
         stash = sum(-(-role.slots[slot].bytes // 512) * 512 for slot in role.stash)
         assert peaks[0][rank] - peaks[1][rank] == (MICROS - 3) * stash
         stored = sum(role.slots[slot].bytes for slot in role.stash)

@@ -15,7 +15,7 @@ from tvm.script import relax as R
 import tvm_distir as td
 from tvm_distir.execution.runtime.engines.reference import Reference
 from tvm_distir.planning.strategies.composition import make_plan
-from tvm_distir.transforms.training.pipeline.expand_passes import RunInTurn
+from tvm_distir.transforms.training.pipeline.expand_passes import SerializePipeline
 
 HALF = ml_dtypes.bfloat16
 MICROS, ROWS, WIDTH = 4, 16, 8
@@ -71,7 +71,7 @@ def test_sums_have_the_digits_of_float32() -> None:
     targets = rng.normal(size=x.shape).astype(HALF)
     gamma, beta = (rng.normal(size=WIDTH).astype(HALF) for _ in range(2))
     masters = [each.astype(np.float32) for each in (gamma, beta)]
-    step = RunInTurn()(_step(True))
+    step = SerializePipeline()(_step(True))
     names = [str(p.name) for p in step["main"].params]
     inputs = {
         "x": x, "targets": targets, "gamma": gamma, "beta": beta,

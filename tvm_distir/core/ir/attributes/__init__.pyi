@@ -3,6 +3,7 @@
 
 from .keys import ACCUMULATE_PHASE as ACCUMULATE_PHASE
 from .keys import BACKWARD_PHASE as BACKWARD_PHASE
+from .keys import COMPLETE_ATTR as COMPLETE_ATTR
 from .keys import COUNT_PHASE as COUNT_PHASE
 from .keys import DROPOUT_KERNEL as DROPOUT_KERNEL
 from .keys import DROPOUT_RATE_ATTR as DROPOUT_RATE_ATTR
@@ -20,11 +21,10 @@ from .keys import PARTIAL_ATTR as PARTIAL_ATTR
 from .keys import PHASE_ATTR as PHASE_ATTR
 from .keys import PIPELINE_ATTR as PIPELINE_ATTR
 from .keys import REPEAT_ATTR as REPEAT_ATTR
-from .keys import ROLE_ATTR as ROLE_ATTR
+from .keys import STAGE_KIND_ATTR as STAGE_KIND_ATTR
 from .keys import STATIONARY_ATTR as STATIONARY_ATTR
 from .keys import TRAINING_ATTR as TRAINING_ATTR
 from .keys import WEIGHT_PHASE as WEIGHT_PHASE
-from .keys import WHOLE_ATTR as WHOLE_ATTR
 from .readers import num_input as num_input
 from .readers import open_axes_of as open_axes_of
 from .readers import opened_labels as opened_labels

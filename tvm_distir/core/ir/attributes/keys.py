@@ -20,7 +20,7 @@ stays a partial sum (:func:`~.readers.open_axes_of`)."""
 BRANCH_ATTR = "dist.branch"
 """Private function: the branch of an ``If`` that it was, as ``main_y:then``."""
 
-WHOLE_ATTR = "dist.whole"
+COMPLETE_ATTR = "dist.whole"
 """Private function that runs whole wherever it is called: also what no caller reads is made."""
 
 INPUTS_ATTR = "dist.inputs"
@@ -44,7 +44,7 @@ NUM_INPUT_ATTR = "num_input"
 TRAINING_ATTR = "dist.training"
 """Entry function of a training step: ``updated``, the value that is the new form of each updated
 parameter, by the parameter's name; ``states``, the names of a weight's optimizer states;
-``again``, the value as which the backward pass reads a weight; ``places``, of a step that was
+``again``, the value as which the backward pass reads a weight; ``positions``, of a step that was
 written elsewhere, the number of the result that updates a parameter."""
 
 PHASE_ATTR = "dist.phase"
@@ -57,7 +57,7 @@ IN_FLIGHT_ATTR = "dist.in_flight"
 """Private function, level 5: which parameters (``params``) and fields of the result (``results``)
 are in flight: begun by a start and waited for by a done in another function."""
 
-ROLE_ATTR = "dist.role"
+STAGE_KIND_ATTR = "dist.role"
 """Public function of a stage: what its parameters (``params``) and results (``results``) are, and
 the names of the values (``values``) that are its results."""
 

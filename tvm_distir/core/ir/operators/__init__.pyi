@@ -13,14 +13,14 @@ from .attention_ops import ATTENTION_BACKWARD_OP as ATTENTION_BACKWARD_OP
 from .attention_ops import ATTENTION_BIAS_OP as ATTENTION_BIAS_OP
 from .attention_ops import ATTENTION_OP as ATTENTION_OP
 from .attention_ops import UNSEEN as UNSEEN
-from .attention_ops import AttentionForm as AttentionForm
+from .attention_ops import AttentionOptions as AttentionOptions
 from .attention_ops import accumulated as accumulated
 from .attention_ops import attention as attention
 from .attention_ops import attention_backward as attention_backward
 from .attention_ops import attention_bias_gradient as attention_bias_gradient
 from .attention_ops import attention_operands as attention_operands
 from .attention_ops import attention_sinks as attention_sinks
-from .attention_ops import nn_attention_form as nn_attention_form
+from .attention_ops import nn_attention_options as nn_attention_options
 from .grouped_ops import EXPERT_MATMUL_OP as EXPERT_MATMUL_OP
 from .grouped_ops import GROUPED_MATMUL_OP as GROUPED_MATMUL_OP
 from .grouped_ops import GROUPED_OUTER_OP as GROUPED_OUTER_OP
@@ -46,7 +46,7 @@ from .paged_attention_ops import KV_APPEND_OP as KV_APPEND_OP
 from .paged_attention_ops import PAGED_ATTENTION_OP as PAGED_ATTENTION_OP
 from .paged_attention_ops import POOLS_DIM as POOLS_DIM
 from .paged_attention_ops import POSITIONS_DIM as POSITIONS_DIM
-from .paged_attention_ops import PagedAttentionForm as PagedAttentionForm
+from .paged_attention_ops import PagedAttentionOptions as PagedAttentionOptions
 from .paged_attention_ops import kv_append as kv_append
 from .paged_attention_ops import paged_attention as paged_attention
 from .paged_attention_ops import start_operand as start_operand

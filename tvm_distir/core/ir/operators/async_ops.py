@@ -75,7 +75,7 @@ def _local(name: str, infer: Callable[[ir.Call, Any], Any]) -> Callable[[ir.Call
         if len(call.args) != 1 or not isinstance(call.args[0].ty, relax.TensorType):
             problem = "its operand is not a single local tensor"
             remedy = "Split collectives at level 5, with SplitCollectives."
-            raise MeshError("DIST0207", problem, place=f"R.dist.{name}", remedy=remedy)
+            raise MeshError("DIST0207", problem, location=f"R.dist.{name}", remedy=remedy)
         return infer(call, builder)
 
     return check

@@ -40,7 +40,7 @@ _RANK = 4
 
 
 @dataclass(frozen=True)
-class AttentionForm:
+class AttentionOptions:
     """Attributes of an attention op.
 
     Attributes
@@ -63,11 +63,11 @@ class AttentionForm:
     cap: float = 0.0
 
     @staticmethod
-    def of(call: Call) -> AttentionForm:
+    def of(call: Call) -> AttentionOptions:
         """Return the attributes of a call of one of the ops."""
         a = call.attrs
         cap = float(a["cap"]) if "cap" in a.keys() else 0.0
-        return AttentionForm(
+        return AttentionOptions(
             float(a["scale"]), bool(a["causal"]), int(a["window"]), int(a["offset"]), cap
         )
 
@@ -98,26 +98,26 @@ def attention(
     ``more`` is the bias, the sinks and the shift, each if there is one. The results are
     ``o (B, S, H, E)``, of the type of ``q``, and ``lse (B, H, S)``, in float32 at least.
     """
-    form = AttentionForm(scale, causal, window, offset, cap)
-    return dist_call("attention", [q, k, v, *more], **form.to_attrs())
+    options = AttentionOptions(scale, causal, window, offset, cap)
+    return dist_call("attention", [q, k, v, *more], **options.to_attrs())
 
 
-def attention_backward(*operands: Expr, **form: Any) -> Call:
+def attention_backward(*operands: Expr, **options: Any) -> Call:
     """Compute the gradients ``(dq, dk, dv)`` of attention from ``do``, the gradient of ``o``.
 
     The operands are ``q``, ``k``, ``v``, ``o``, ``do`` and ``lse``, then those that
-    :func:`attention` takes besides; ``form`` are its keywords.
+    :func:`attention` takes besides; ``options`` are its keywords.
     """
-    return dist_call("attention_backward", operands, **AttentionForm(**form).to_attrs())
+    return dist_call("attention_backward", operands, **AttentionOptions(**options).to_attrs())
 
 
-def attention_bias_gradient(*operands: Expr, **form: Any) -> Call:
+def attention_bias_gradient(*operands: Expr, **options: Any) -> Call:
     """Compute the gradient of the bias of attention; typed as the bias.
 
     The operands are ``q``, ``k``, ``v``, ``o``, ``do`` and ``lse``, then those that
-    :func:`attention` takes besides; ``form`` are its keywords.
+    :func:`attention` takes besides; ``options`` are its keywords.
     """
-    return dist_call("attention_bias_gradient", operands, **AttentionForm(**form).to_attrs())
+    return dist_call("attention_bias_gradient", operands, **AttentionOptions(**options).to_attrs())
 
 
 def attention_operands(call: Call) -> tuple[list[Any], Any, Any]:
@@ -141,7 +141,9 @@ def _optional(call: Call, rank: int) -> Expr | None:
     return next((x for x in optional if len(x.ty.shape) == rank), None)
 
 
-def nn_attention_form(call: Call, builder: BlockBuilder) -> tuple[AttentionForm | None, list[Any]]:
+def nn_attention_options(
+    call: Call, builder: BlockBuilder
+) -> tuple[AttentionOptions | None, list[Any]]:
     """Return the attributes and the bias with which a call of ``nn.attention`` is one of ours.
 
     None for a window, which TVM has no kernel of.
@@ -156,7 +158,7 @@ def nn_attention_form(call: Call, builder: BlockBuilder) -> tuple[AttentionForm 
     if bias and len(bias[0].ty.shape) != _RANK:
         shape = [1] * (_RANK - len(bias[0].ty.shape)) + list(bias[0].ty.shape)
         bias = [builder.emit(relax.op.reshape(bias[0], shape))]
-    return AttentionForm(scale, bool(mask), 0, offset), bias
+    return AttentionOptions(scale, bool(mask), 0, offset), bias
 
 
 def accumulated(dtype: str) -> str:
@@ -203,8 +205,8 @@ def _checked(call: Call) -> list[Type]:
     if sinks is not None and (len(tensors) != 3 or not _same(sinks.ty.shape[0], q[2])):
         problem = f"sinks of the shape {list(sinks.ty.shape)} for {q[2]} query heads"
         raise refuse(call, problem, "Pass a sink per query head, to the forward op alone.")
-    form = AttentionForm.of(call)
-    if (form.window or shift is not None) and not form.causal:
+    options = AttentionOptions.of(call)
+    if (options.window or shift is not None) and not options.causal:
         raise refuse(call, "a window or a shift without causal", "Pass causal=True.")
     return types
 

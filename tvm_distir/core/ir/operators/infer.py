@@ -34,7 +34,7 @@ def _short(call: ir.Call) -> str:
 
 def refuse(call: ir.Call, problem: str, remedy: str) -> MeshError:
     """Return the error of a call whose operands or attributes its op does not take."""
-    return MeshError("DIST0207", problem, place=f"R.{_short(call)}", remedy=remedy)
+    return MeshError("DIST0207", problem, location=f"R.{_short(call)}", remedy=remedy)
 
 
 def _axes(call: ir.Call) -> tuple[int, ...]:

@@ -44,11 +44,11 @@ _RANKS = {
 _READ: dict[str, Callable[[Any], Any]] = {
     "scale": float, "window": int, "score_cap": float, "value_width": int, "page_size": int
 }  # fmt: skip
-"""How each field of :class:`PagedAttentionForm` is read."""
+"""How each field of :class:`PagedAttentionOptions` is read."""
 
 
 @dataclass(frozen=True)
-class PagedAttentionForm:
+class PagedAttentionOptions:
     """Attributes of a call of ``paged_attention``.
 
     Attributes
@@ -73,9 +73,9 @@ class PagedAttentionForm:
     page_size: int
 
     @staticmethod
-    def of(attrs: Any) -> PagedAttentionForm:
+    def of(attrs: Any) -> PagedAttentionOptions:
         """Return the attributes of a call."""
-        return PagedAttentionForm(**{key: read(attrs[key]) for key, read in _READ.items()})
+        return PagedAttentionOptions(**{key: read(attrs[key]) for key, read in _READ.items()})
 
 
 def kv_append(
@@ -116,8 +116,8 @@ def paged_attention(
     ``lengths + i``. The results are ``(B, S, K, G, E)``, of the type of ``q``, and the log-sum-exp
     of the scores, ``(B, S, K, G)``, in float32 at least.
     """
-    form = PagedAttentionForm(scale, window, score_cap, value_width, page_size)
-    attrs = {key: read(getattr(form, key)) for key, read in _READ.items()}
+    options = PagedAttentionOptions(scale, window, score_cap, value_width, page_size)
+    attrs = {key: read(getattr(options, key)) for key, read in _READ.items()}
     return dist_call("paged_attention", [q, k_cache, v_cache, pages, lengths, *start], **attrs)
 
 
@@ -167,7 +167,7 @@ def _infer_append(call: ir.Call, _: relax.BlockBuilder) -> ir.Type:
 def _infer_attention(call: ir.Call, _: relax.BlockBuilder) -> ir.Type:
     q, _k, v, *_rest = _checked(call)
     rows = list(q.shape)[:4]
-    width = PagedAttentionForm.of(call.attrs).value_width or v.shape[4]
+    width = PagedAttentionOptions.of(call.attrs).value_width or v.shape[4]
     out = relax.TensorType([*rows, width], q.dtype, q.vdevice)
     return relax.TupleType([out, relax.TensorType(rows, accumulated(str(q.dtype)), q.vdevice)])
 

@@ -153,10 +153,10 @@ class Cutter:
         return new
 
     def _iteration(self, number: int, walked: Sequence[Expr], iterator: Expr, value: Expr) -> Expr:
-        place = next((k for k, v in enumerate(walked) if v.same_as(iterator.var)), None)
-        if place is None:
+        position = next((k for k, v in enumerate(walked) if v.same_as(iterator.var)), None)
+        if position is None:
             return iterator
-        extent = self._part(("iter", number, place), iterator.dom.extent)
+        extent = self._part(("iter", number, position), iterator.dom.extent)
         changed = extent is not iterator.dom.extent
         if isinstance(value, ir.Var):
             if not _same(self.loops.setdefault(value, extent), extent):
@@ -176,8 +176,8 @@ class Cutter:
         source, old = region.source, region.source.ty.shape
         buffer = self._buffer(source)
         ranges = []
-        for r, whole, local in zip(region.region, old, buffer.ty.shape):
-            full = _same(r.extent, whole) and not _same(whole, 1)
+        for r, extent, local in zip(region.region, old, buffer.ty.shape):
+            full = _same(r.extent, extent) and not _same(extent, 1)
             ranges.append(ir.Range.from_min_extent(r.min, local if full else r.extent))
         return type(region)(buffer, ranges, region.ty)
 
@@ -241,5 +241,5 @@ def _with_divisible_extents(func: tirx.PrimFunc, counts: Counts) -> tirx.PrimFun
     if parameters:
         raise NotUnderstood(f"the extent {parameters[0].name} is an argument")
     opened = tirx.PrimFunc([*func.params, *parts], func.body, func.ret_type, func.attrs)
-    wholes = {v: tirx.Var(str(v.name), v.ty.dtype) * count for v, count in parts.items()}
-    return opened.specialize(wholes)
+    full_variables = {v: tirx.Var(str(v.name), v.ty.dtype) * count for v, count in parts.items()}
+    return opened.specialize(full_variables)

@@ -29,7 +29,7 @@ from .primfunc import Accept, analyse
 def _refuse(shape: CallShape, why: str) -> PropagationError:
     problem = f"no sharding rule, and none can be derived: {why}"
     remedy = "Register a rule with register_sharding_rule."
-    return PropagationError("DIST0401", problem, place=shape.op, remedy=remedy)
+    return PropagationError("DIST0401", problem, location=shape.op, remedy=remedy)
 
 
 def _alone(call: ir.Call, shapes: Sequence[Shape]) -> tuple[list[relax.Var], ir.Call]:

@@ -154,9 +154,11 @@ def _visit(classes: NodeClasses, buffers: Buffers, number: int, block: Block) ->
             (x.source, list(x.indices)) for e in (*exprs, *store.indices) for x in loads(e)
         ]
         for buffer, indices in accesses:
-            place = buffers.number(buffer)
+            position = buffers.number(buffer)
             for d, e in enumerate(indices):
-                _visit_index(classes, number, block, ("dim", place, d), buffers.shapes[place][d], e)
+                _visit_index(
+                    classes, number, block, ("dim", position, d), buffers.shapes[position][d], e
+                )
         for e in exprs:
             _visit_value(classes, number, block, e)
 

@@ -14,7 +14,7 @@ from tvm_distir.core.ops.dims import plain
 from .compute_blocks import Block, Store, children, kind_of, loads
 
 #: Buffer number to the kind of reduction its contents are terms of ("" when complete).
-States = dict[int, str]
+PartialKinds = dict[int, str]
 
 _ZERO = -1
 
@@ -129,9 +129,9 @@ def flow(
     blocks: list[Block],
     number: Callable[[Any], int],
     cut: set[tuple[str, int, int]],
-    start: States,
+    start: PartialKinds,
     strict: bool,
-) -> States | str:
+) -> PartialKinds | str:
     """Return the state of every buffer after the last block, or why the split is not possible.
 
     Parameters
@@ -147,7 +147,7 @@ def flow(
     strict : bool
         Refuse to process terms further than copying them, and to scale them.
     """
-    states: States = dict(start)
+    states: PartialKinds = dict(start)
     sliced = {b for kind, b, _ in cut if kind == "dim"}
     buffers_written: set[int] = set()
 

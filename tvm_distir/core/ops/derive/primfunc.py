@@ -21,7 +21,7 @@ from tvm_distir.core.ops.factor import Rule
 
 from .compute_blocks import Block, NotUnderstood, blocks_of, count_flops, kind_of, loads
 from .dim_groups import Buffers, Node, NodeClasses, class_size, classes_of
-from .flow import States, flow
+from .flow import PartialKinds, flow
 
 if TYPE_CHECKING:
     from tvm import tirx
@@ -78,7 +78,7 @@ def _linear(draft: Draft, buffers: Buffers, blocks: list[Block]) -> None:
     results = range(inputs, buffers.params)
 
     def carries(group: tuple[int, ...]) -> bool:
-        start: States = dict.fromkeys(group, "sum")
+        start: PartialKinds = dict.fromkeys(group, "sum")
         states = flow(blocks, buffers.number, set(), start, False)
         return not isinstance(states, str) and all(states.get(b) == "sum" for b in results)
 
@@ -162,7 +162,7 @@ def analyse(func: tirx.PrimFunc, shape: CallShape, accept: Accept | None = None)
         for kind, b, d in nodes:
             if why is not None and kind == "dim" and b < buffers.params:
                 out = b >= len(shape.ins)
-                draft.whole("out" if out else "in", b - out * len(shape.ins), d, why)
+                draft.replicate("out" if out else "in", b - out * len(shape.ins), d, why)
     draft.default_why = "its TIR does not traverse it"
     _linear(draft, buffers, blocks)
     _state_work(draft, buffers, blocks, flops)
@@ -172,6 +172,6 @@ def analyse(func: tirx.PrimFunc, shape: CallShape, accept: Accept | None = None)
 def derive_primfunc(func: tirx.PrimFunc, shape: CallShape) -> Rule:
     """Derive the rule of a ``call_tir`` from its PrimFunc.
 
-    Anything that is not understood makes dims whole, with the reason in ``why_whole``.
+    Anything that is not understood makes dims whole, with the reason in ``why_replicated``.
     """
     return analyse(func, shape).rule()

@@ -15,7 +15,7 @@ from tvm_distir.core.ir.operators.attention_ops import (
     ATTENTION_BIAS_OP,
     ATTENTION_OP,
     UNSEEN,
-    AttentionForm,
+    AttentionOptions,
 )
 from tvm_distir.core.ops.dims import elements, nominal, same
 from tvm_distir.core.ops.draft import CallShape, Draft
@@ -35,8 +35,8 @@ def attention_on_shards(cx: LocalCall) -> ir.Call:
     if attrs.causal_mask is None or not cx.axes_of_dim(0, 1):
         return cx.same()
     query = cx.ins[0].shard
-    keys = cx.ins[1].shard.whole[1]
-    offset = 0 if str(attrs.causal_mask) == "TopLeft" else abs(query.whole[1] - keys)
+    keys = cx.ins[1].shard.global_shape[1]
+    offset = 0 if str(attrs.causal_mask) == "TopLeft" else abs(query.global_shape[1] - keys)
     rows = cx.emit(relax.op.arange(offset, offset + query.local[1], 1, "int64"), "rows")
     rows = cx.emit(relax.op.add(rows, cx.start(0, 1)), "rows")
     rows = cx.emit(relax.op.reshape(rows, (query.local[1], 1)), "rows")
@@ -81,15 +81,15 @@ def nn_attention(call: CallShape) -> Draft:
     if same(q[2], k[2]) and same(q[2], v[2]):
         draft.tie(_tied(bias, 3, {0: 2, 1: 2, 2: 2}, 1, scores[1]), {0: 2})
     else:
-        draft.whole("in", 0, 2, "query and key have different numbers of heads")
+        draft.replicate("in", 0, 2, "query and key have different numbers of heads")
     if call.attrs.window_size is not None:
-        draft.whole("in", 0, 1, "the window depends on the position")
+        draft.replicate("in", 0, 1, "the window depends on the position")
     else:
         draft.tie(_tied(bias, 3, {0: 1}, 2, scores[2]), {0: 1})
     draft.tie({2: 3}, {0: 3})
     draft.linear((2,))
     for i in (0, 1):
-        draft.whole("in", i, 3, "the scores' scale depends on its extent")
+        draft.replicate("in", i, 3, "the scores' scale depends on its extent")
     pairs = elements(scores)
     flops = 2 * pairs * (nominal(q[3]) + nominal(out[3])) + 5 * pairs
     return draft.work(flops, "attention")
@@ -124,14 +124,14 @@ def _tie_heads(draft: Draft, ins: dict[int, int], outs: dict[int, int]) -> None:
 
 def shifted_on_shards(cx: LocalCall) -> ir.Call:
     """Tell the op where its queries and keys begin, if it has a mask and a part of them."""
-    form, count = AttentionForm.of(cx.call), len(cx.ins)
-    if not form.causal:
+    options, count = AttentionOptions.of(cx.call), len(cx.ins)
+    if not options.causal:
         return cx.same()
     parts = [(sign, cx.start(i, 1)) for i, sign in ((0, 1), (1, -1)) if cx.axes_of_dim(i, 1)]
     if not parts:
         return cx.same()
     shift: Any = None
-    if not cx.ins[-1].shard.whole:
+    if not cx.ins[-1].shard.global_shape:
         count -= 1
         shift = cx.operand(count)
     for sign, start in parts:
@@ -158,7 +158,7 @@ def attention(call: CallShape) -> Draft:
     heads |= {i: 0 for i, shape in enumerate(call.ins) if len(shape) == 1}
     _tie_heads(draft, heads, {0: 2, 1: 1})
     draft.tie(_tied(bias, 3, {0: 1}, 2, q[1]), {0: 1, 1: 2})
-    draft.whole("in", 0, 3, "the products run over all features")
+    draft.replicate("in", 0, 3, "the products run over all features")
     return draft.work(_forward_flops(call), "attention")
 
 

@@ -82,7 +82,7 @@ def einsum(call: CallShape) -> Draft:
         if any(t.count(name) > 1 for t in (*terms, result)):
             for i, t in enumerate(terms):
                 for d in (d for d, x in enumerate(t) if x == name):
-                    draft.whole("in", i, d, "an index occurs twice in a term (a diagonal)")
+                    draft.replicate("in", i, d, "an index occurs twice in a term (a diagonal)")
             continue
         ins = {i: t.index(name) for i, t in enumerate(terms) if name in t}
         if name in result:

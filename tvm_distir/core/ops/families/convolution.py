@@ -30,7 +30,7 @@ FAMILY: Family = Family()
 def _contracted(cx: LocalCall, layout: str) -> list[tuple[int, int]]:
     """Return the spatial dims of data and kernel that are summed over (a weight's gradient)."""
     result = []
-    for factor in cx.form.factors:
+    for factor in cx.sharding.factors:
         if factor is None or not factor.reduces:
             continue
         dim, kernel_dim = factor.ins
@@ -50,13 +50,15 @@ def convolution_on_shards(cx: LocalCall) -> ir.Call:
     """
     a, weight = cx.call.attrs, cx.ins[1].shard
     layout, kernel_layout = str(a.data_layout), str(a.kernel_layout)
-    kernel = tuple(weight.whole[kernel_layout.index(c)] for c in layout if c not in "NC")
+    kernel = tuple(weight.global_shape[kernel_layout.index(c)] for c in layout if c not in "NC")
     x, pads = slid(cx, layout, kernel, 0)
     for dim, kernel_dim in _contracted(cx, layout):
         k = spatial(layout).index(layout[dim])
-        data, taps = cx.ins[0].shard, cx.outs[0].whole[str(a.out_layout).index(layout[dim])]
+        data, taps = cx.ins[0].shard, cx.outs[0].global_shape[str(a.out_layout).index(layout[dim])]
         window = turned(windows(a, kernel)[k], taps)
-        plan = exchange(window, data.whole[dim], weight.whole[kernel_dim], data.counts[dim])
+        plan = exchange(
+            window, data.global_shape[dim], weight.global_shape[kernel_dim], data.counts[dim]
+        )
         x = with_halo(cx, 0, x, dim, plan)
         pads[k] = pads[k + len(kernel)] = 0
     groups = int(a.groups)
@@ -77,9 +79,9 @@ def _tie_contracted(draft: Draft, data: str, weight: str, out: str, sliding: lis
         why = no_blocks(draft.call.ins[0][d], draft.call.ins[1][k])
         if why is None and isinstance(draft.call.outs[0][o], int):
             tie_contracted(draft, d, k, window, draft.call.outs[0][o])
-        draft.whole("out", 0, o, "positions of the kernel whose gradient it is")
+        draft.replicate("out", 0, o, "positions of the kernel whose gradient it is")
         for number, dim in ((0, d), (1, k)):
-            draft.whole("in", number, dim, f"spatial dim of a weight's gradient: {why}")
+            draft.replicate("in", number, dim, f"spatial dim of a weight's gradient: {why}")
 
 
 @FAMILY.rule(*CONVOLUTIONS, local=convolution_on_shards, padding=ZERO_TERMS)
@@ -108,10 +110,10 @@ def convolution(call: CallShape) -> Draft:
             size=groups,
             uneven=False,
         )
-        draft.whole("in", 1, weight.index("I"), "channels are sharded in multiples of a group")
+        draft.replicate("in", 1, weight.index("I"), "channels are sharded in multiples of a group")
     for c in data:
         if c not in "NC":
-            draft.whole("in", 1, weight.index(c), "kernel positions are indexed together")
+            draft.replicate("in", 1, weight.index(c), "kernel positions are indexed together")
     sliding = windows(call.attrs, kernel)
     if data.index("C") < data.index("N"):
         _tie_contracted(draft, data, weight, out, sliding)

@@ -52,11 +52,13 @@ def tie_broadcast(draft: Draft, operands: tuple[int, ...], out: int = 0) -> None
                 ins[i] = operand_dim
             else:
                 clear = False
-                draft.whole("in", i, operand_dim, "its extent is not provably that of the result")
+                draft.replicate(
+                    "in", i, operand_dim, "its extent is not provably that of the result"
+                )
         if clear:
             draft.tie(ins, {out: d})
         else:
-            draft.whole("out", out, d, "an operand's extent is not provably the same")
+            draft.replicate("out", out, d, "an operand's extent is not provably the same")
 
 
 def elementwise(call: CallShape, *linear: tuple[int, ...]) -> Draft:
@@ -128,7 +130,7 @@ def prelu(call: CallShape) -> Draft:
     for d in range(len(call.outs[0])):
         tied = {0: d, 1: 0} if d == axis and same(call.ins[1][0], call.ins[0][d]) else {0: d}
         if d == axis and 1 not in tied and call.ins[1][0] != 1:
-            draft.whole("in", 0, d, "the slopes are not provably one per channel")
+            draft.replicate("in", 0, d, "the slopes are not provably one per channel")
             continue
         draft.tie(tied, {0: d})
     return draft.per_element(2)

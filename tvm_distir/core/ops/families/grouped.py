@@ -15,7 +15,7 @@ from tvm_distir.core.ops.active_experts import active_experts
 from tvm_distir.core.ops.dims import elements, nominal, size_bytes
 from tvm_distir.core.ops.draft import CallShape, Draft
 from tvm_distir.core.ops.local.call import LocalCall
-from tvm_distir.core.ops.local.places import as_int64
+from tvm_distir.core.ops.local.own_positions import as_int64
 from tvm_distir.core.ops.padding import ZERO_TERMS
 from tvm_distir.core.ops.registration import SAME_OP, Family
 

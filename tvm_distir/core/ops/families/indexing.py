@@ -35,7 +35,7 @@ def gather_nd(call: CallShape) -> Draft:
     draft = Draft(call, why=INDEXED)
     data, index = call.ins
     batch, depth = int(call.attrs.batch_dims), index[-1]
-    draft.whole("in", 1, len(index) - 1, "it contains a single index")
+    draft.replicate("in", 1, len(index) - 1, "it contains a single index")
     for d in range(batch):
         draft.tie({0: d, 1: d}, {0: d})
     for d in range(batch, len(index) - 1):

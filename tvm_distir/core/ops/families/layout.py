@@ -49,7 +49,7 @@ def strided_slice_on_shards(cx: LocalCall) -> ir.Call:
     end = list(cx.argument_int(3))
     strides = list(cx.argument_int(4)) if len(cx.call.args) > 4 else [1] * len(axes)
     for k, axis in enumerate(axes):
-        d = axis % len(shard.whole)
+        d = axis % len(shard.global_shape)
         if shard.counts[d] > 1:
             begin[k], end[k], strides[k] = 0, shard.local[d], 1
     inbound = bool(cx.call.attrs.assume_inbound)
@@ -127,8 +127,8 @@ def tile(call: CallShape) -> Draft:
             draft.tie({0: operand_dim}, {0: d})
         else:
             why = "its copies are concatenated: a block contains parts of several"
-            draft.whole("in", 0, operand_dim, why)
-            draft.whole("out", 0, d, why)
+            draft.replicate("in", 0, operand_dim, why)
+            draft.replicate("out", 0, d, why)
     return draft.linear((0,))
 
 

@@ -9,7 +9,7 @@ from tvm import ir, relax
 from tvm_distir.core.ops.dims import elements
 from tvm_distir.core.ops.draft import CallShape, Draft
 from tvm_distir.core.ops.local.call import LocalCall
-from tvm_distir.core.ops.local.places import as_int64, own_places
+from tvm_distir.core.ops.local.own_positions import as_int64, own_positions
 from tvm_distir.core.ops.padding import Padding, Reduced
 from tvm_distir.core.ops.registration import Family
 
@@ -29,24 +29,24 @@ def take_on_shards(cx: LocalCall) -> ir.Call:
     """Look up the rows that each device has; zeros stand for rows of other devices."""
     axes = tuple(
         a
-        for a, f in enumerate(cx.form.factors)
+        for a, f in enumerate(cx.sharding.factors)
         if f is not None and f.reduces and int(cx.mesh.shape[a]) > 1
     )
     if not axes:
         return cx.same()
     a, table, index = cx.call.attrs, cx.ins[0].shard, cx.ins[1].shard
-    axis = int(a.axis) % len(table.whole) if a.axis is not None else 0
-    whole = table.whole[axis]
-    places, mode = cx.operand(1), str(a.mode)
+    axis = int(a.axis) % len(table.global_shape) if a.axis is not None else 0
+    full = table.global_shape[axis]
+    positions, mode = cx.operand(1), str(a.mode)
     if mode in ("clip", "wrap"):
-        places = as_int64(cx, places)
+        positions = as_int64(cx, positions)
     if mode == "clip":
-        places = cx.emit(relax.op.clip(places, 0, whole - 1), "places")
+        positions = cx.emit(relax.op.clip(positions, 0, full - 1), "places")
     elif mode == "wrap":
-        places = cx.emit(relax.op.floor_mod(places, relax.const(whole, "int64")), "places")
-    here, near = own_places(cx, places, 0, axis)
+        positions = cx.emit(relax.op.floor_mod(positions, relax.const(full, "int64")), "places")
+    here, near = own_positions(cx, positions, 0, axis)
     looked_up = cx.emit(relax.op.take(cx.operand(0), near, axis=axis, mode="fast"), "found")
-    shape = list(index.local) + [1] * (len(table.whole) - 1 - axis)
+    shape = list(index.local) + [1] * (len(table.global_shape) - 1 - axis)
     wide = cx.emit(relax.op.reshape(here, shape), "here")
     return relax.op.where(wide, looked_up, cx.scalar(0, table.dtype))
 
@@ -84,8 +84,8 @@ def take_backward_on_shards(cx: LocalCall) -> ir.Call:
     axes = cx.axes_of_dim(1, axis)
     if not axes:
         return cx.same()
-    here, near = own_places(cx, cx.operand(2), 1, axis)
-    shape = [1] * axis + list(cx.ins[2].shard.local) + [1] * (len(table.whole) - 1 - axis)
+    here, near = own_positions(cx, cx.operand(2), 1, axis)
+    shape = [1] * axis + list(cx.ins[2].shard.local) + [1] * (len(table.global_shape) - 1 - axis)
     wide = cx.emit(relax.op.reshape(here, shape), "here")
     mine = cx.emit(relax.op.where(wide, cx.operand(0), cx.scalar(0, grad.dtype)), "mine")
     near = cx.emit(relax.op.astype(near, cx.ins[2].shard.dtype), "near")

@@ -12,7 +12,7 @@ from tvm_distir.core.ir.operators import ops
 from tvm_distir.core.ops.dims import Shape, elements, size_bytes
 from tvm_distir.core.ops.draft import CallShape, Draft
 from tvm_distir.core.ops.local.call import LocalCall
-from tvm_distir.core.ops.local.places import as_int64, own_places
+from tvm_distir.core.ops.local.own_positions import as_int64, own_positions
 from tvm_distir.core.ops.padding import ZERO_TERMS, Padding, Reduced
 from tvm_distir.core.ops.registration import Family
 
@@ -22,12 +22,12 @@ FAMILY: Family = Family()
 def cross_entropy_on_shards(cx: LocalCall) -> ir.Call:
     """Rescale the loss: the op divides by the local extent of dim 0, not by the full extent."""
     shard, rescaled = cx.ins[0].shard, False
-    for factor in cx.form.factors:
+    for factor in cx.sharding.factors:
         rescaled |= factor is not None and factor.rescale
     if not rescaled:
         return cx.same()
     part = cx.emit(cx.same(), "part")
-    share = shard.local[0] / shard.whole[0]
+    share = shard.local[0] / shard.global_shape[0]
     return relax.op.multiply(part, cx.scalar(share, shard.dtype))
 
 
@@ -67,16 +67,20 @@ class _Targets:
         self.cx, self.first = cx, first
         self.predictions = cx.ins[first].shard
         self.targets = cx.ins[first + 1].shard
-        self.class_dim = min(1, len(self.predictions.whole) - 1)
+        self.class_dim = min(1, len(self.predictions.global_shape) - 1)
         self.class_axes = cx.axes_of_dim(first, self.class_dim)
         self.sample_axes = tuple(
             sorted(
-                {a for d in range(len(self.targets.whole)) for a in cx.axes_of_dim(first + 1, d)}
+                {
+                    a
+                    for d in range(len(self.targets.global_shape))
+                    for a in cx.axes_of_dim(first + 1, d)
+                }
             )
         )
-        self.places = as_int64(cx, cx.operand(first + 1))
+        self.positions = as_int64(cx, cx.operand(first + 1))
         ignored = relax.const(int(cx.call.attrs.ignore_index), "int64")
-        counts = cx.emit(relax.op.not_equal(self.places, ignored), "counts")
+        counts = cx.emit(relax.op.not_equal(self.positions, ignored), "counts")
         for d in self.targets.padded_dims:
             counts = cx.emit(relax.op.logical_and(counts, cx.valid(first + 1, d)), "counts")
         self.counts = counts
@@ -86,8 +90,8 @@ class _Targets:
         """Return the weight of each sample: zero where its target is ignored, or it is padding."""
         cx, dtype = self.cx, self.predictions.dtype
         if len(cx.ins) > self.first + 2:
-            classes = cx.ins[self.first + 2].shard.whole[0]
-            known = cx.emit(relax.op.clip(self.places, 0, classes - 1), "known")
+            classes = cx.ins[self.first + 2].shard.global_shape[0]
+            known = cx.emit(relax.op.clip(self.positions, 0, classes - 1), "known")
             table = cx.operand(self.first + 2)
             each = cx.emit(relax.op.take(table, known, axis=0, mode="fast"), "weight")
             return cx.emit(relax.op.where(counts, each, cx.scalar(0, dtype)), "weight")
@@ -97,8 +101,8 @@ class _Targets:
         """Return which samples count with a target class of this device, and these classes."""
         cx, rows = self.cx, self.predictions.local[self.class_dim]
         if not self.class_axes:
-            return self.counts, cx.emit(relax.op.clip(self.places, 0, rows - 1), "near")
-        here, near = own_places(cx, self.places, self.first, self.class_dim)
+            return self.counts, cx.emit(relax.op.clip(self.positions, 0, rows - 1), "near")
+        here, near = own_positions(cx, self.positions, self.first, self.class_dim)
         return cx.emit(relax.op.logical_and(here, self.counts), "here"), near
 
     def spread(self, value: ir.Expr) -> ir.Expr:
@@ -138,9 +142,9 @@ def nll_loss_on_shards(cx: LocalCall) -> ir.Expr:
     if known.sample_axes:
         pair = cx.emit(relax.op.stack([total, divisor], 0), "pair")
         pair = cx.emit(ops.all_reduce(pair, cx.mesh, list(known.sample_axes), "sum"), "pair")
-        halves = cx.emit(relax.op.split(pair, 2, 0), "halves")
+        parts = cx.emit(relax.op.split(pair, 2, 0), "halves")
         total, divisor = (
-            cx.emit(relax.op.reshape(cx.emit(relax.TupleGetItem(halves, i)), []), "half")
+            cx.emit(relax.op.reshape(cx.emit(relax.TupleGetItem(parts, i)), []), "half")
             for i in (0, 1)
         )
     return relax.op.divide(total, divisor)

@@ -62,33 +62,33 @@ def _scaled_and_shifted(
 def layer_norm_on_shards(cx: LocalCall) -> ir.Expr:
     """Reduce mean, then variance, over the devices that shard the normalized dims."""
     shard = cx.ins[0].shard
-    dims = [int(a) % len(shard.whole) for a in cx.call.attrs.axes]
+    dims = [int(a) % len(shard.global_shape) for a in cx.call.attrs.axes]
     axes = cutting_axes(cx, dims)
     if not axes:
         return cx.same()
-    count = math.prod(shard.whole[d] for d in dims)
+    count = math.prod(shard.global_shape[d] for d in dims)
     moments = Moments(cx, widened(cx, cx.operand(0)), dims, axes, count)
-    _, apart, variance = moments.centred()
+    _, centered, variance = moments.centred()
     scale = _inverse_root(cx, variance, float(cx.call.attrs.epsilon))
-    normed = _back(cx, cx.emit(relax.op.multiply(apart, scale), "normed"), shard.dtype)
+    normed = _back(cx, cx.emit(relax.op.multiply(centered, scale), "normed"), shard.dtype)
     return _scaled_and_shifted(cx, normed, dims)
 
 
 def rms_norm_on_shards(cx: LocalCall) -> ir.Expr:
     """Reduce the mean square over the devices that shard the normalized dims, in float32."""
     shard = cx.ins[0].shard
-    dims = [int(a) % len(shard.whole) for a in cx.call.attrs.axes]
+    dims = [int(a) % len(shard.global_shape) for a in cx.call.attrs.axes]
     axes = cutting_axes(cx, dims)
     if not axes:
         return cx.same()
     x, gamma = widened(cx, cx.operand(0)), widened(cx, cx.operand(1))
     inner = fill_padding(cx, x, dims, 0, WIDE)
-    count = math.prod(shard.whole[d] for d in dims)
+    count = math.prod(shard.global_shape[d] for d in dims)
     squares = cx.emit(relax.op.multiply(inner, inner), "squares")
     mean = Moments(cx, x, dims, axes, count).average(squares, "mean_square")
     scale = _inverse_root(cx, mean, float(cx.call.attrs.epsilon))
     normed = cx.emit(relax.op.multiply(scale, x), "normed")
-    normed = cx.emit(relax.op.multiply(normed, _along(cx, gamma, dims, len(shard.whole))))
+    normed = cx.emit(relax.op.multiply(normed, _along(cx, gamma, dims, len(shard.global_shape))))
     return _back(cx, normed, shard.dtype)
 
 
@@ -123,9 +123,9 @@ def layer_norm(call: CallShape) -> Draft:
 def group_norm_on_shards(cx: LocalCall) -> ir.Expr:
     """Normalize the local groups; sums over sharded dims are reduced."""
     a, shard = cx.call.attrs, cx.ins[0].shard
-    channel = int(a.channel_axis) % len(shard.whole)
+    channel = int(a.channel_axis) % len(shard.global_shape)
     groups = int(a.num_groups) // shard.counts[channel]
-    dims = [int(x) % len(shard.whole) for x in a.axes]
+    dims = [int(x) % len(shard.global_shape) for x in a.axes]
     axes = cutting_axes(cx, dims)
     if not axes:
         operands = [cx.operand(i) for i in range(3)]
@@ -137,12 +137,12 @@ def group_norm_on_shards(cx: LocalCall) -> ir.Expr:
     split = [*shape[:channel], groups, width, *shape[channel + 1 :]]
     parted = cx.emit(relax.op.reshape(inner, split), "groups")
     over = [channel + 1, *(d if d < channel else d + 1 for d in dims)]
-    count = width * math.prod(shard.whole[d] for d in dims)
+    count = width * math.prod(shard.global_shape[d] for d in dims)
     mean, variance = Moments(cx, parted, sorted(over), axes, count, clean=True).sums()
     scale = _inverse_root(cx, variance, float(a.epsilon))
-    whole = cx.emit(relax.op.reshape(x, split), "groups")
-    apart = cx.emit(relax.op.subtract(whole, mean), "apart")
-    normed = cx.emit(relax.op.multiply(apart, scale), "normed")
+    full = cx.emit(relax.op.reshape(x, split), "groups")
+    centered = cx.emit(relax.op.subtract(full, mean), "apart")
+    normed = cx.emit(relax.op.multiply(centered, scale), "normed")
     normed = _back(cx, cx.emit(relax.op.reshape(normed, shape), "normed"), shard.dtype)
     return _scaled_and_shifted(cx, normed, [channel])
 
@@ -167,17 +167,17 @@ def group_norm(call: CallShape) -> Draft:
 def instance_norm_on_shards(cx: LocalCall) -> ir.Expr:
     """Normalize each instance; sums over sharded dims are reduced."""
     a, shard = cx.call.attrs, cx.ins[0].shard
-    channel = int(a.channel_axis) % len(shard.whole)
-    dims = [int(x) % len(shard.whole) for x in a.axes]
+    channel = int(a.channel_axis) % len(shard.global_shape)
+    dims = [int(x) % len(shard.global_shape) for x in a.axes]
     axes = cutting_axes(cx, dims)
     if not axes:
         return cx.same()
     x = widened(cx, cx.operand(0))
-    count = math.prod(shard.whole[d] for d in dims)
+    count = math.prod(shard.global_shape[d] for d in dims)
     mean, variance = Moments(cx, x, dims, axes, count).sums()
     scale = _inverse_root(cx, variance, float(a.epsilon))
-    apart = cx.emit(relax.op.subtract(x, mean), "apart")
-    normed = _back(cx, cx.emit(relax.op.multiply(apart, scale), "normed"), shard.dtype)
+    centered = cx.emit(relax.op.subtract(x, mean), "apart")
+    normed = _back(cx, cx.emit(relax.op.multiply(centered, scale), "normed"), shard.dtype)
     return _scaled_and_shifted(cx, normed, [channel])
 
 
@@ -192,7 +192,7 @@ def instance_norm(call: CallShape) -> Draft:
         if d == channel and d not in axes:
             draft.tie({0: d, 1: 0, 2: 0}, {0: d})
         elif d == channel:
-            draft.whole("in", 0, d, "channels are normalized together, and scaled separately")
+            draft.replicate("in", 0, d, "channels are normalized together, and scaled separately")
         elif d in axes:
             draft.tie({0: d}, {0: d}, "stat", comm_bytes=rows)
         else:
@@ -203,17 +203,17 @@ def instance_norm(call: CallShape) -> Draft:
 def batch_norm_on_shards(cx: LocalCall) -> ir.Expr:
     """Reduce mean and variance of a training batch; running statistics agree on all devices."""
     a, shard = cx.call.attrs, cx.ins[0].shard
-    channel = int(a.axis) % len(shard.whole)
-    dims = [d for d in range(len(shard.whole)) if d != channel]
+    channel = int(a.axis) % len(shard.global_shape)
+    dims = [d for d in range(len(shard.global_shape)) if d != channel]
     axes = cutting_axes(cx, dims)
     if not axes or not a.training:
         return cx.same()
     x = cx.operand(0)
-    count = math.prod(shard.whole[d] for d in dims)
-    mean, apart, variance = Moments(cx, x, dims, axes, count).centred()
+    count = math.prod(shard.global_shape[d] for d in dims)
+    mean, centered, variance = Moments(cx, x, dims, axes, count).centred()
     small = cx.scalar(float(a.epsilon), shard.dtype)
     root = cx.emit(relax.op.sqrt(cx.emit(relax.op.add(variance, small), "raised")), "root")
-    normed = cx.emit(relax.op.divide(apart, root), "normed")
+    normed = cx.emit(relax.op.divide(centered, root), "normed")
     data = _scaled_and_shifted(cx, normed, [channel], bool(a.scale), bool(a.center))
     results = [data]
     for number, statistic in ((3, mean), (4, variance)):

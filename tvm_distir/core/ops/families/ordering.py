@@ -34,7 +34,7 @@ def scan_on_shards(cx: LocalCall) -> ir.Call:
     shard, a = cx.ins[0].shard, cx.call.attrs
     if a.axis is None:
         return cx.same()
-    axis = int(a.axis) % len(shard.whole)
+    axis = int(a.axis) % len(shard.global_shape)
     axes = cx.axes_of_dim(0, axis)
     if not axes:
         return cx.same()
@@ -109,7 +109,7 @@ def topk_on_shards(cx: LocalCall) -> ir.Expr:
     is that of the elements, and padding comes last, so that none may be between them.
     """
     shard, a = cx.ins[0].shard, cx.call.attrs
-    axis = int(a.axis) % len(shard.whole)
+    axis = int(a.axis) % len(shard.global_shape)
     axes = cx.axes_of_dim(0, axis)
     if not axes:
         return cx.same()
@@ -121,19 +121,20 @@ def topk_on_shards(cx: LocalCall) -> ir.Expr:
     x = fill_padding(cx, cx.operand(0), [axis], worst, shard.dtype)
     some = min(count, shard.local[axis])
     best = cx.emit(relax.op.topk(x, some, axis, "both", largest, dtype), "best")
-    values, places = (cx.emit(relax.TupleGetItem(best, i), "best") for i in (0, 1))
+    values, positions = (cx.emit(relax.TupleGetItem(best, i), "best") for i in (0, 1))
     start = cx.emit(relax.op.astype(cx.start(0, axis), dtype), "start")
-    places = cx.emit(relax.op.add(places, start), "places")
+    positions = cx.emit(relax.op.add(positions, start), "places")
     for mesh_axis in reversed(axes):
-        values, places = (
-            cx.emit(ops.all_gather(v, cx.mesh, mesh_axis, axis), "best") for v in (values, places)
+        values, positions = (
+            cx.emit(ops.all_gather(v, cx.mesh, mesh_axis, axis), "best")
+            for v in (values, positions)
         )
     kind = str(a.ret_type)
     if kind == "values":
         return relax.op.topk(values, count, axis, "values", largest, dtype)
     merged = cx.emit(relax.op.topk(values, count, axis, "both", largest, "int64"), "merged")
     chosen = cx.emit(relax.TupleGetItem(merged, 1), "chosen")
-    indices = cx.emit(relax.op.gather_elements(places, chosen, axis=axis), "indices")
+    indices = cx.emit(relax.op.gather_elements(positions, chosen, axis=axis), "indices")
     if kind == "indices":
         return indices
     return relax.Tuple([cx.emit(relax.TupleGetItem(merged, 0), "values"), indices])

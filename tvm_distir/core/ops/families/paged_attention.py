@@ -13,7 +13,7 @@ from tvm_distir.core.ir.operators.paged_attention_ops import (
     PAGED_ATTENTION_OP,
     POOLS_DIM,
     POSITIONS_DIM,
-    PagedAttentionForm,
+    PagedAttentionOptions,
     start_operand,
 )
 from tvm_distir.core.ops.dims import elements, nominal, size_bytes
@@ -56,7 +56,7 @@ def kv_append(call: CallShape) -> Draft:
     draft.tie({0: HEADS_DIM, 1: 2}, {0: HEADS_DIM}, uneven=False)
     draft.tie({0: POSITIONS_DIM}, {0: POSITIONS_DIM}, uneven=False)
     draft.tie({0: 4, 1: 3}, {0: 4}, uneven=False)
-    draft.whole("in", 0, 1, "pages have numbers in their pool")
+    draft.replicate("in", 0, 1, "pages have numbers in their pool")
     written_bytes = size_bytes(new, call.in_dtypes[0])
     return draft.work(0, "memory", {0: 0}, {0: written_bytes})
 
@@ -110,13 +110,13 @@ def paged_attention(call: CallShape) -> Draft:
         {1: POSITIONS_DIM, 2: POSITIONS_DIM}, {}, "stat",
         comm_bytes=joined, uneven=False, kernels=6, passes=2,
     )  # fmt: skip
-    draft.whole("in", 1, 1, "pages have numbers in their pool")
-    draft.whole("in", 0, 4, "the products run over all features")
-    form, new, rows = PagedAttentionForm.of(call.attrs), nominal(q[1]), nominal(k[2])
+    draft.replicate("in", 1, 1, "pages have numbers in their pool")
+    draft.replicate("in", 0, 4, "the products run over all features")
+    options, new, rows = PagedAttentionOptions.of(call.attrs), nominal(q[1]), nominal(k[2])
     batch, positions = nominal(q[0]), nominal(pages[1]) * rows
-    read, before = positions, new * positions - new * (new - 1) // 2 * rows // form.page_size
-    if form.window:
-        part = -(-form.window * rows // form.page_size)
+    read, before = positions, new * positions - new * (new - 1) // 2 * rows // options.page_size
+    if options.window:
+        part = -(-options.window * rows // options.page_size)
         read, before = min(read, part + new), min(before, new * part)
     pairs = batch * nominal(q[2]) * nominal(q[3]) * before
     width = nominal(out[4])
@@ -124,7 +124,7 @@ def paged_attention(call: CallShape) -> Draft:
         size_bytes((batch, read, nominal(k[3]), nominal(shape[4])), dtype)
         for shape, dtype in zip((k, v), call.in_dtypes[1:3], strict=True)
     ]
-    values = 0 if form.value_width else row_bytes[1]
+    values = 0 if options.value_width else row_bytes[1]
     return draft.work(
         2 * pairs * (nominal(q[4]) + width), "attention", {1: row_bytes[0], 2: values}, {1: 0}
     )

@@ -65,7 +65,11 @@ def _borders(cx: LocalCall, names: list[str], sliding: list[Window]) -> list[_Bo
     borders = []
     for dim, result_dim in () if a.count_include_pad else halo_dims(cx):
         k = names.index(str(a.layout)[dim])
-        extent, result, count = shard.whole[dim], out.whole[result_dim], shard.counts[dim]
+        extent, result, count = (
+            shard.global_shape[dim],
+            out.global_shape[result_dim],
+            shard.counts[dim],
+        )
         first, last = sliding[k].borders(extent, result)
         if not first and not last:
             continue
@@ -96,14 +100,16 @@ def _averaged(cx: LocalCall, x: ir.Expr, pads: list[int], borders: list[_Border]
     def part(value: ir.Expr, dim: int, begin: int, end: int) -> ir.Expr:
         return cx.emit(relax.op.strided_slice(value, [dim], [begin], [end]), "rows")
 
-    def chosen(place: int, begin: int, end: int, before: int, after: int, at: int, to: int) -> None:
-        """Compute result rows at:to of the rank at ``place`` from rows begin:end with padding."""
+    def chosen(
+        position: int, begin: int, end: int, before: int, after: int, at: int, to: int
+    ) -> None:
+        """Compute result rows at:to of the rank ``position`` from rows begin:end with padding."""
         mine = list(pads)
         mine[border.spatial], mine[border.spatial + len(pads) // 2] = before, after
-        apart = _averaged(cx, part(x, border.dim, begin, end), mine, rest)
-        here = relax.op.equal(cx.position(axes), relax.const(place, "int64"))
+        border_rows = _averaged(cx, part(x, border.dim, begin, end), mine, rest)
+        here = relax.op.equal(cx.position(axes), relax.const(position, "int64"))
         usual = part(inner, border.result_dim, at, to)
-        parts.append(cx.emit(relax.op.where(cx.emit(here, "here"), apart, usual), "rows"))
+        parts.append(cx.emit(relax.op.where(cx.emit(here, "here"), border_rows, usual), "rows"))
 
     before, last = border.window.before, rows - border.last
     if border.first:

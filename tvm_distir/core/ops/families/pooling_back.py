@@ -44,7 +44,9 @@ def max_pool_backward_on_shards(cx: LocalCall) -> ir.Expr:
     grad, x, plans = cx.operand(0), cx.operand(1), []
     for dim in dims:
         k = names.index(str(a.layout)[dim])
-        plan = exchange(sliding[k], data.whole[dim], grads.whole[dim], data.counts[dim])
+        plan = exchange(
+            sliding[k], data.global_shape[dim], grads.global_shape[dim], data.counts[dim]
+        )
         grad = without_padding(cx, 0, grad, dim)
         x = with_halo(cx, 1, x, dim, plan, lowest(data.dtype))
         spare = max(0, -(-sliding[k].kernel // sliding[k].stride) - grads.local[dim])
@@ -61,18 +63,18 @@ def max_pool_backward_on_shards(cx: LocalCall) -> ir.Expr:
 
 def _divided(cx: LocalCall, grad: ir.Expr, dim: int, window: Window) -> ir.Expr:
     """Correct windows that count fewer rows: multiply their gradients by kernel / rows counted."""
-    shard, extent = cx.ins[0].shard, cx.ins[1].shard.whole[dim]
+    shard, extent = cx.ins[0].shard, cx.ins[1].shard.global_shape[dim]
     starts = np.arange(shard.counts[dim] * shard.local[dim]) * window.stride - window.before
     counted = np.minimum(starts + window.kernel, extent) - np.maximum(starts, 0)
-    if (counted[: shard.whole[dim]] == window.kernel).all():
+    if (counted[: shard.global_shape[dim]] == window.kernel).all():
         return grad
     shares = window.kernel / np.maximum(counted, 1)
     shape = [shard.local[dim] if d == dim else 1 for d in range(len(shard.local))]
     table = shares.reshape(shard.counts[dim], *shape)
     axes = cx.axes_of_dim(0, dim)
     if axes:
-        places = cx.scalar(table, shard.dtype)
-        mine = cx.emit(relax.op.take(places, cx.position(axes), axis=0, mode="clip"), "shares")
+        positions = cx.scalar(table, shard.dtype)
+        mine = cx.emit(relax.op.take(positions, cx.position(axes), axis=0, mode="clip"), "shares")
     else:
         mine = cx.scalar(table[0], shard.dtype)
     return cx.emit(relax.op.multiply(grad, mine), "divided")
@@ -96,7 +98,7 @@ def avg_pool_backward_on_shards(cx: LocalCall) -> ir.Call:
             grad = _divided(cx, grad, layout.index(name), sliding[k])
     for dim in dims:
         k = names.index(layout[dim])
-        plan = spread(sliding[k], grads.whole[dim], data.whole[dim], data.counts[dim])
+        plan = spread(sliding[k], grads.global_shape[dim], data.global_shape[dim], data.counts[dim])
         grad = with_halo(cx, 0, grad, dim, plan.fetch)
         pads[k], pads[k + len(names)], shape[dim] = plan.front, plan.back, plan.count
         if plan.ragged:

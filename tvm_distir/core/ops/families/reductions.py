@@ -30,15 +30,15 @@ def tie_reduction(
     comm_bytes: int = 0,
 ) -> None:
     """Tie kept dims, and reduced dims by ``kind`` (None: they must be replicated)."""
-    shape, place = draft.call.ins[0], 0
+    shape, index = draft.call.ins[0], 0
     for d in range(len(shape)):
         if d in axes:
             if kind is not None:
                 draft.tie({0: d}, {}, kind, rescale=rescale, comm_bytes=comm_bytes)
-            place += keepdims
+            index += keepdims
         else:
-            draft.tie({0: d}, dict.fromkeys(range(len(draft.call.outs)), place))
-            place += 1
+            draft.tie({0: d}, dict.fromkeys(range(len(draft.call.outs)), index))
+            index += 1
     draft.work(elements(shape))
 
 
@@ -52,19 +52,19 @@ def _has_no_extreme(call: CallShape, axes: tuple[int, ...]) -> PropagationError 
         f"dim {empty[0]} has no elements, and so no {call.op[-3:]}: the result in TVM is "
         "uninitialized "
         "memory",
-        place=call.op,
+        location=call.op,
         remedy="Remove the call, or give the dim at least one element.",
     )
 
 
 def mean_on_shards(cx: LocalCall) -> ir.Call:
     """Divide the local sum by the full count, which gives partial sums of the mean."""
-    if not any(f is not None and f.reduces for f in cx.form.factors):
+    if not any(f is not None and f.reduces for f in cx.sharding.factors):
         return cx.same()
     a, shard = cx.call.attrs, cx.ins[0].shard
-    ndim = len(shard.whole)
+    ndim = len(shard.global_shape)
     axes = range(ndim) if a.axis is None else [int(x) % ndim for x in a.axis]
-    count = math.prod(shard.whole[d] for d in axes)
+    count = math.prod(shard.global_shape[d] for d in axes)
     total = cx.emit(relax.op.sum(cx.operand(0), list(axes), bool(a.keepdims)), "sum")
     return relax.op.divide(total, cx.scalar(count, shard.dtype))
 
@@ -103,12 +103,12 @@ def reduction(call: CallShape) -> Draft:
 def spread_on_shards(cx: LocalCall) -> ir.Call:
     """Reduce the mean, then the mean of squared differences."""
     a, shard = cx.call.attrs, cx.ins[0].shard
-    ndim = len(shard.whole)
+    ndim = len(shard.global_shape)
     dims = list(range(ndim)) if a.axis is None else [int(x) % ndim for x in a.axis]
     axes = cutting_axes(cx, dims)
     if not axes:
         return cx.same()
-    count = math.prod(shard.whole[d] for d in dims)
+    count = math.prod(shard.global_shape[d] for d in dims)
     _, _, result = Moments(cx, cx.operand(0), dims, axes, count).centred()
     if str(cx.call.op.name) == "relax.std":
         result = cx.emit(relax.op.sqrt(result), "root")
@@ -125,23 +125,23 @@ def spread(call: CallShape) -> Draft:
     return draft
 
 
-def extreme_place_on_shards(cx: LocalCall) -> ir.Call:
+def extreme_index_on_shards(cx: LocalCall) -> ir.Call:
     """Reduce the extreme, then the first index where a device has it; NaN comes first."""
     a, shard = cx.call.attrs, cx.ins[0].shard
-    axis = 0 if a.axis is None else int(a.axis) % len(shard.whole)
+    axis = 0 if a.axis is None else int(a.axis) % len(shard.global_shape)
     axes = cx.axes_of_dim(0, axis)
     if not axes:
         return cx.same()
     kind = "max" if str(cx.call.op.name) == "relax.argmax" else "min"
-    extreme, place = (
+    extreme, index = (
         (relax.op.max, relax.op.argmax) if kind == "max" else (relax.op.min, relax.op.argmin)
     )
     x = fill_padding(cx, cx.operand(0), [axis], neutral_element(kind, shard.dtype), shard.dtype)
     mine = cx.emit(extreme(x, axis, keepdims=True), kind)
     best = reduced(cx, mine, axes, kind, kind)
-    source = cx.emit(place(x, axis, keepdims=True), "place")
+    source = cx.emit(index(x, axis, keepdims=True), "place")
     position = cx.emit(relax.op.add(source, cx.start(0, axis)), "place")
-    nowhere = relax.const(shard.whole[axis], "int64")
+    nowhere = relax.const(shard.global_shape[axis], "int64")
     has = cx.emit(relax.op.equal(mine, best), "has")
     if "float" in shard.dtype:  # a NaN is the extreme, and equal to nothing
         nan = cx.emit(relax.op.logical_not(cx.emit(relax.op.equal(mine, mine), "number")), "nan")
@@ -151,8 +151,8 @@ def extreme_place_on_shards(cx: LocalCall) -> ir.Call:
     return first if bool(a.keepdims) else relax.op.reshape(first, list(cx.outs[0].local))
 
 
-@FAMILY.rule("relax.argmax", "relax.argmin", local=extreme_place_on_shards)
-def extreme_place(call: CallShape) -> Draft:
+@FAMILY.rule("relax.argmax", "relax.argmin", local=extreme_index_on_shards)
+def extreme_index(call: CallShape) -> Draft:
     """Shard kept dims; the axis reduces the extreme and its first index inside the op.
 
     Raises

@@ -20,7 +20,7 @@ FAMILY: Family = Family()
 def softmax_on_shards(cx: LocalCall) -> ir.Call:
     """Reduce maximum and sum of exponentials over the devices of a sharded axis."""
     shard = cx.ins[0].shard
-    axis = int(cx.call.attrs.axis) % len(shard.whole)
+    axis = int(cx.call.attrs.axis) % len(shard.global_shape)
     cut = cx.axes_of_dim(0, axis)
     if not cut:
         return cx.same()

@@ -39,7 +39,7 @@ def transposed_convolution_on_shards(cx: LocalCall) -> ir.Expr:
     a, weight, data, out = cx.call.attrs, cx.ins[1].shard, cx.ins[0].shard, cx.outs[0]
     layout, kernel_layout = str(a.data_layout), str(a.kernel_layout)
     names = spatial(layout)
-    kernel = tuple(weight.whole[kernel_layout.index(c)] for c in names)
+    kernel = tuple(weight.global_shape[kernel_layout.index(c)] for c in names)
     sliding = windows(a, kernel)
     pads = [w.before for w in sliding] + [w.after for w in sliding]
     more, after = [int(n) for n in a.output_padding], []
@@ -48,7 +48,7 @@ def transposed_convolution_on_shards(cx: LocalCall) -> ir.Expr:
     for dim, result_dim in halo_dims(cx):
         k = names.index(layout[dim])
         window, axes = sliding[k], cx.axes_of_dim(0, dim)
-        short, long, ranks = data.whole[dim], out.whole[result_dim], data.counts[dim]
+        short, long, ranks = data.global_shape[dim], out.global_shape[result_dim], data.counts[dim]
         sizes = _row_bytes(data, dim), _row_bytes(out, result_dim)
         if gathers(window, short, long, ranks, *sizes):
             plan = spread(window, short, long, ranks)
@@ -93,12 +93,12 @@ def transposed_convolution(call: CallShape) -> Draft:
             size=int(call.attrs.groups),
             uneven=False,
         )
-        draft.whole("in", 1, weight.index("O"), "channels are sharded in multiples of a group")
+        draft.replicate("in", 1, weight.index("O"), "channels are sharded in multiples of a group")
     names = [c for c in data if c not in "NC"]
     kernel = tuple(nominal(w[weight.index(c)]) for c in names)
     for c, window in zip(names, windows(call.attrs, kernel)):
         tie_spread_rows(draft, data.index(c), out.index(c), window, "transposed convolution")
-        draft.whole("in", 1, weight.index(c), "kernel positions are indexed together")
+        draft.replicate("in", 1, weight.index(c), "kernel positions are indexed together")
     draft.linear((0,), (1,))
     taps = nominal(w[weight.index("O")]) * math.prod(kernel)
     return draft.work(2 * elements(call.ins[0]) * taps, "conv")

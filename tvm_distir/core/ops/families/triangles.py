@@ -16,17 +16,17 @@ FAMILY: Family = Family()
 def _numbers(cx: LocalCall, dim: int) -> ir.Expr:
     """Return the global positions of the local rows (columns), broadcastable; int64."""
     shard = cx.ins[0].shard
-    places = cx.emit(relax.op.arange(0, shard.local[dim], 1, "int64"), "places")
+    positions = cx.emit(relax.op.arange(0, shard.local[dim], 1, "int64"), "places")
     if cx.axes_of_dim(0, dim):
-        places = cx.emit(relax.op.add(places, cx.start(0, dim)), "places")
+        positions = cx.emit(relax.op.add(positions, cx.start(0, dim)), "places")
     shape = [shard.local[d] if d == dim else 1 for d in range(len(shard.local))]
-    return cx.emit(relax.op.reshape(places, shape), "places")
+    return cx.emit(relax.op.reshape(positions, shape), "places")
 
 
 def triangle_on_shards(cx: LocalCall) -> ir.Call:
     """Keep elements of sharded rows or columns by their global position; the rest are zeros."""
     shard = cx.ins[0].shard
-    rows, columns = len(shard.whole) - 2, len(shard.whole) - 1
+    rows, columns = len(shard.global_shape) - 2, len(shard.global_shape) - 1
     if not cx.axes_of_dim(0, rows) and not cx.axes_of_dim(0, columns):
         return cx.same()
     ahead = cx.emit(relax.op.subtract(_numbers(cx, columns), _numbers(cx, rows)), "ahead")

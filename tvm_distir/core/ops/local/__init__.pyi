@@ -6,8 +6,6 @@ from .call import LocalCall as LocalCall
 from .call import expected_mismatch as expected_mismatch
 from .fold import folded as folded
 from .fold import is_foldable as is_foldable
-from .form import local_form as local_form
-from .form import stays_zero as stays_zero
 from .halo import block as block
 from .halo import fetched as fetched
 from .halo import picked as picked
@@ -16,12 +14,14 @@ from .halo import with_halo as with_halo
 from .halo import with_rows as with_rows
 from .halo import without_padding as without_padding
 from .masking import neutral_element as neutral_element
-from .places import as_int64 as as_int64
-from .places import own_places as own_places
+from .own_positions import as_int64 as as_int64
+from .own_positions import own_positions as own_positions
 from .positions import BlockMemo as BlockMemo
 from .shard import Operand as Operand
 from .shard import Shard as Shard
 from .shard import shard as shard
+from .sharding import local_rule as local_rule
+from .sharding import stays_zero as stays_zero
 from .sliding import halo_dims as halo_dims
 from .sliding import lowest as lowest
 from .sliding import planned as planned

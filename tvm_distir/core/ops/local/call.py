@@ -18,8 +18,8 @@ from tvm.relax.distributed import DeviceMesh
 
 from tvm_distir.core.ir.types import flat_types, static_shape, tensor_type
 from tvm_distir.core.ops.dims import same, symbols
-from tvm_distir.core.ops.terms import CallForm
-from tvm_distir.core.rewriting.calls import is_tensors, place_of, rebuild, typed
+from tvm_distir.core.ops.terms import CallSharding
+from tvm_distir.core.rewriting.calls import is_tensors, location_of, rebuild, typed
 from tvm_distir.core.rewriting.dims import dims_remedy
 from tvm_distir.core.rewriting.nodes import scalar_of
 from tvm_distir.core.rewriting.writer import BlockWriter
@@ -37,7 +37,7 @@ class LocalCall:
     ----------
     call : Call
         The call at level 4, with global types.
-    form : CallForm
+    sharding : CallForm
         The factors it follows along each mesh axis.
     ins : list of Operand
     outs : list of Shard
@@ -47,7 +47,7 @@ class LocalCall:
     """
 
     call: ir.Call
-    form: CallForm
+    sharding: CallSharding
     args: Sequence[ir.Expr]
     ins: list[Operand]
     outs: list[Shard]
@@ -65,13 +65,13 @@ class LocalCall:
         return Positions(self.mesh, self.writer, self.emit, self.memo)
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """Return the position of the call, for messages."""
-        return place_of(self.function, self.var, self.call)
+        return location_of(self.function, self.var, self.call)
 
     def fault(self, code: str, problem: str, remedy: str) -> LoweringError:
         """Build an error about this call."""
-        return LoweringError(code, problem, place=self.place, remedy=remedy)
+        return LoweringError(code, problem, location=self.location, remedy=remedy)
 
     def emit(self, value: ir.Expr, hint: str = "") -> ir.Expr:
         """Bind an intermediate value and return its variable."""
@@ -154,8 +154,8 @@ class LocalCall:
         if dim in shard.symbolic_dims:
             raise self.fault(
                 "DIST0502",
-                f"the op needs the size of dim {dim} ({shard.whole[dim]}), which is sharded",
-                dims_remedy([str(v.name) for v in symbols(shard.whole[dim])]),
+                f"the op needs the size of dim {dim} ({shard.global_shape[dim]}), which is sharded",
+                dims_remedy([str(v.name) for v in symbols(shard.global_shape[dim])]),
             )
 
     def start(self, number: int, dim: int) -> ir.Expr:
@@ -168,7 +168,7 @@ class LocalCall:
         """Return the length of the rank's shard along an operand's ``inner_dims`` (int64)."""
         shard = self.ins[number].shard
         self._check_size(shard, dim)
-        return self._positions.part(shard.whole[dim], self.axes_of_dim(number, dim))[1]
+        return self._positions.part(shard.global_shape[dim], self.axes_of_dim(number, dim))[1]
 
     def valid(self, number: int, dim: int) -> ir.Expr:
         """Return booleans, broadcastable to the operand: True where a dim has no padding."""
@@ -186,7 +186,7 @@ class LocalCall:
         if dim in shard.inner_dims:
             raise self.fault(
                 "DIST0507",
-                f"dim {dim} of size {shard.whole[dim]} is sharded by several mesh axes into "
+                f"dim {dim} of size {shard.global_shape[dim]} is sharded by several mesh axes into "
                 f"{shard.counts[dim]} uneven parts, and the op reads across their boundaries",
                 f"Shard it over one axis, or pad it to {shard.local[dim] * shard.counts[dim]}.",
             )

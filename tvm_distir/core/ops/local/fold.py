@@ -20,7 +20,7 @@ from tvm_distir.core.ir.mesh import mesh_key, mesh_shape
 from tvm_distir.core.ir.operators.names import AVERAGES, CONVOLUTIONS, TRANSPOSED
 from tvm_distir.core.ir.placement import labels_of, shard_counts
 from tvm_distir.core.ir.types import flat_types
-from tvm_distir.core.ops.partial import call_form
+from tvm_distir.core.ops.partial import call_sharding
 from tvm_distir.core.rewriting.calls import typed
 from tvm_distir.support import PropagationError
 
@@ -120,7 +120,7 @@ def folded(call: ir.Call, source: ir.Call, mod: ir.IRModule, function: str, var:
     attrs = changed(taker.attrs, padding=pads)
     new = typed(ir.Call(taker.op, args, attrs, taker.ty_args), call.ty)
     try:
-        call_form(new, flat_types(var.ty), mod, function, var)
+        call_sharding(new, flat_types(var.ty), mod, function, var)
     except PropagationError:
         return call
     return new

@@ -89,11 +89,11 @@ def _bordered(
     cx: LocalCall, part: Expr, axes: Sequence[int], hop: int, before: bool, value: Any
 ) -> Expr:
     """Fetch rows from ``hop`` places away, with ``value`` where there is no such rank."""
-    place = cx.position(axes)
+    position = cx.position(axes)
     if before:
-        in_range = relax.op.greater_equal(place, relax.const(hop, "int64"))
+        in_range = relax.op.greater_equal(position, relax.const(hop, "int64"))
     else:
-        in_range = relax.op.less(place, relax.const(ranks_along(cx, axes) - hop, "int64"))
+        in_range = relax.op.less(position, relax.const(ranks_along(cx, axes) - hop, "int64"))
     fill = cx.scalar(value, str(part.ty.dtype))
     return cx.emit(relax.op.where(cx.emit(in_range, "there"), part, fill), "rows")
 
@@ -141,8 +141,8 @@ def _start(cx: LocalCall, plan: Exchange, axes: Sequence[int]) -> Expr:
 
 def _counted(cx: LocalCall, count: int, first: Expr) -> Expr:
     """Return consecutive numbers that start at the scalar ``first``."""
-    places = cx.emit(relax.op.arange(0, count, 1, "int64"), "places")
-    return cx.emit(relax.op.add(places, first), "places")
+    positions = cx.emit(relax.op.arange(0, count, 1, "int64"), "places")
+    return cx.emit(relax.op.add(positions, first), "places")
 
 
 def _windowed(cx: LocalCall, x: Expr, dim: int, axes: Sequence[int], plan: Exchange) -> Expr:
@@ -150,8 +150,8 @@ def _windowed(cx: LocalCall, x: Expr, dim: int, axes: Sequence[int], plan: Excha
     if not plan.drift:
         start = plan.start + plan.phase // plan.per
         return block(cx, x, dim, start, start + plan.span)
-    places = _counted(cx, plan.span, _start(cx, plan, axes))
-    return cx.emit(relax.op.take(x, places, axis=dim, mode="clip"), "rows")
+    positions = _counted(cx, plan.span, _start(cx, plan, axes))
+    return cx.emit(relax.op.take(x, positions, axis=dim, mode="clip"), "rows")
 
 
 def ranks_along(cx: LocalCall, axes: Sequence[int]) -> int:
@@ -207,8 +207,8 @@ def picked(cx: LocalCall, y: Expr, dim: int, axes: Sequence[int], plan: Exchange
     """Slice the local block of a first result that starts at a rank-dependent position."""
     per = relax.const(plan.per, "int64")
     first = cx.emit(relax.op.floor_mod(_steps(cx, plan, axes), per), "first")
-    places = _counted(cx, cx.outs[0].local[dim], first)
-    return cx.emit(relax.op.take(y, places, axis=dim, mode="clip"), "rows")
+    positions = _counted(cx, cx.outs[0].local[dim], first)
+    return cx.emit(relax.op.take(y, positions, axis=dim, mode="clip"), "rows")
 
 
 def returned(cx: LocalCall, y: Expr, dim: int, axes: Sequence[int], plan: Exchange) -> Expr:
@@ -232,9 +232,9 @@ def returned(cx: LocalCall, y: Expr, dim: int, axes: Sequence[int], plan: Exchan
     if plan.drift:
         y = with_rows(cx, y, dim, 1, 1)  # rows that are not there are zeros
         first = cx.emit(relax.op.subtract(relax.const(1, "int64"), _start(cx, plan, axes)), "first")
-        places = _counted(cx, plan.extended, first)
-        places = cx.emit(relax.op.clip(places, 0, plan.span + 1), "places")
-        y = cx.emit(relax.op.take(y, places, axis=dim, mode="clip"), "rows")
+        positions = _counted(cx, plan.extended, first)
+        positions = cx.emit(relax.op.clip(positions, 0, plan.span + 1), "places")
+        y = cx.emit(relax.op.take(y, positions, axis=dim, mode="clip"), "rows")
     else:
         y = with_rows(cx, y, dim, plan.start, plan.extended - plan.start - plan.span)
     begin = plan.low + plan.left

@@ -47,7 +47,7 @@ def protect(cx: LocalCall, needs: Padding) -> None:
     if not padded and not any(out.padded_dims for out in cx.outs):
         return
     _check_uneven(cx)
-    for factor in cx.form.factors:
+    for factor in cx.sharding.factors:
         if factor is None or not factor.reduces or needs.reduced is Reduced.UNREAD:
             continue
         for i in padded:
@@ -68,20 +68,20 @@ def protect(cx: LocalCall, needs: Padding) -> None:
 def _check_uneven(cx: LocalCall) -> None:
     """Raise where a padded dim is not in a factor that allows padding."""
     rows = [
-        (f"operand {i}", operand.shard, [f and f.ins[i] for f in cx.form.factors])
+        (f"operand {i}", operand.shard, [f and f.ins[i] for f in cx.sharding.factors])
         for i, operand in enumerate(cx.ins)
     ]
     rows += [
-        (f"result {i}", out, [f and f.outs[i] for f in cx.form.factors])
+        (f"result {i}", out, [f and f.outs[i] for f in cx.sharding.factors])
         for i, out in enumerate(cx.outs)
     ]
     for label, shard, dims in rows:
-        for axis, (factor, dim) in enumerate(zip(cx.form.factors, dims)):
+        for axis, (factor, dim) in enumerate(zip(cx.sharding.factors, dims)):
             if factor is None or dim is None or dim not in shard.padded_dims or factor.uneven:
                 continue
             raise cx.fault(
                 "DIST0507",
-                f"dim {dim} of size {shard.whole[dim]} of {label} is sharded into "
+                f"dim {dim} of size {shard.global_shape[dim]} of {label} is sharded into "
                 f"{shard.counts[dim]} "
                 f"uneven parts along mesh axis {axis}, which the op does not support",
                 f"Pad it to {shard.local[dim] * shard.counts[dim]}, or replicate it.",
@@ -97,7 +97,7 @@ def _neutralise(cx: LocalCall, reduced: Reduced, kind: str, number: int, dim: in
     else:
         raise cx.fault(
             "DIST0507",
-            f"it reduces ({kind}) over dim {dim} of size {cx.ins[number].shard.whole[dim]}, "
+            f"it reduces ({kind}) over dim {dim} of size {cx.ins[number].shard.global_shape[dim]}, "
             "which is padded, and the value that the padding must have for this op is unknown",
             "Choose a size that divides evenly, or replicate the dim.",
         )

@@ -117,8 +117,8 @@ class Positions:
     def start(self, shard: Shard, axes: Axes, dim: int) -> ir.Expr:
         """Return where a shard begins along a dim split by ``axes`` (int64 scalar)."""
         if dim in shard.inner_dims:
-            return self.part(shard.whole[dim], axes)[0]
-        key = (axes, shard.whole[dim])
+            return self.part(shard.global_shape[dim], axes)[0]
+        key = (axes, shard.global_shape[dim])
         if key not in self._memo.starts:
             chunk = relax.const(shard.local[dim], "int64")
             begin = relax.op.multiply(self.number(axes), chunk)
@@ -146,16 +146,18 @@ class Positions:
     def valid(self, shard: Shard, axes: Axes, dim: int) -> ir.Expr:
         """Return a boolean tensor, broadcastable to a shard: True where its dim has no padding."""
         ndim = len(shard.local)
-        key = (axes, shard.whole[dim], ndim, dim)
+        key = (axes, shard.global_shape[dim], ndim, dim)
         if key not in self._memo.valid:
             chunk = shard.local[dim]
-            places = self._emit(relax.op.arange(0, chunk, 1, "int64"), "places")
+            positions = self._emit(relax.op.arange(0, chunk, 1, "int64"), "places")
             if dim in shard.inner_dims:
-                end = self.part(shard.whole[dim], axes)[1]
+                end = self.part(shard.global_shape[dim], axes)[1]
             else:
-                places = self._emit(relax.op.add(places, self.start(shard, axes, dim)), "places")
-                end = relax.const(shard.whole[dim], "int64")
-            inside = self._emit(relax.op.less(places, end), "inside")
+                positions = self._emit(
+                    relax.op.add(positions, self.start(shard, axes, dim)), "places"
+                )
+                end = relax.const(shard.global_shape[dim], "int64")
+            inside = self._emit(relax.op.less(positions, end), "inside")
             shape = [chunk if d == dim else 1 for d in range(ndim)]
             self._memo.valid[key] = self._emit(relax.op.reshape(inside, shape), "valid")
         return self._memo.valid[key]

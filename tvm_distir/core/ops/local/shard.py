@@ -31,7 +31,7 @@ class Shard:
         Dims with padding not at their end only: several mesh axes cut them unevenly.
     """
 
-    whole: tuple[int, ...]
+    global_shape: tuple[int, ...]
     local: tuple[int, ...]
     labels: Labels
     dtype: str
@@ -41,29 +41,29 @@ class Shard:
     @property
     def padded_dims(self) -> tuple[int, ...]:
         """Return the dims whose last shards end in padding."""
-        sizes = enumerate(zip(self.whole, self.counts))
+        sizes = enumerate(zip(self.global_shape, self.counts))
         return tuple(d for d, (n, k) in sizes if isinstance(n, int) and n % k)
 
     @property
     def symbolic_dims(self) -> tuple[int, ...]:
         """Return the dims without a size, of which shards have equal parts."""
-        return tuple(d for d, n in enumerate(self.whole) if not isinstance(n, int))
+        return tuple(d for d, n in enumerate(self.global_shape) if not isinstance(n, int))
 
 
-def shard(whole: Sequence[int], labels: Labels, mesh: Sequence[int], dtype: str) -> Shard:
+def shard(full: Sequence[int], labels: Labels, mesh: Sequence[int], dtype: str) -> Shard:
     """Describe how a tensor is placed on a mesh."""
-    counts = tuple(shard_counts(labels, mesh, len(whole)))
+    counts = tuple(shard_counts(labels, mesh, len(full)))
     local = tuple(
-        ceil_div(n, k) if isinstance(n, int) else _part(n, k) for n, k in zip(whole, counts)
+        ceil_div(n, k) if isinstance(n, int) else _part(n, k) for n, k in zip(full, counts)
     )
     inner = tuple(
         d
-        for d, n in enumerate(whole)
+        for d, n in enumerate(full)
         if labels.count(d) > 1
         and isinstance(n, int)
         and is_padded_inside(n, [k for k, x in zip(mesh, labels) if x == d])
     )
-    return Shard(tuple(whole), local, tuple(labels), dtype, counts, inner)
+    return Shard(tuple(full), local, tuple(labels), dtype, counts, inner)
 
 
 def _part(extent: Any, count: int) -> Any:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def halo_dims(cx: LocalCall) -> list[tuple[int, int]]:
     """Return the dims of operand and result that follow a halo factor over several devices."""
     result = []
-    for factor in cx.form.factors:
+    for factor in cx.sharding.factors:
         if factor is None or factor.kind != "halo":
             continue
         dim, result_dim = factor.ins[0], factor.outs[0]
@@ -37,7 +37,9 @@ def halo_dims(cx: LocalCall) -> list[tuple[int, int]]:
 def planned(cx: LocalCall, dim: int, result_dim: int, window: Window) -> Exchange:
     """Plan the exchange of the first operand for windows that give the first result."""
     shard = cx.ins[0].shard
-    return exchange(window, shard.whole[dim], cx.outs[0].whole[result_dim], shard.counts[dim])
+    return exchange(
+        window, shard.global_shape[dim], cx.outs[0].global_shape[result_dim], shard.counts[dim]
+    )
 
 
 def slid(cx: LocalCall, layout: str, kernel: tuple[int, ...], value: Any) -> tuple[Any, list[int]]:

@@ -87,10 +87,10 @@ class Moments:
         """Return mean, ``x - mean`` (zero in the padding) and the mean of its squares."""
         cx = self.cx
         mean = self.average(self._neutral(self.x), "mean")
-        apart = cx.emit(relax.op.subtract(self.x, mean), "apart")
-        inner = self._neutral(apart)
+        centered = cx.emit(relax.op.subtract(self.x, mean), "apart")
+        inner = self._neutral(centered)
         squares = cx.emit(relax.op.multiply(inner, inner), "squares")
-        return mean, apart, self.average(squares, "variance")
+        return mean, centered, self.average(squares, "variance")
 
     def sums(self) -> tuple[Any, Any]:
         """Return the mean and ``E[x^2] - mean^2``; a single collective reduces both sums."""
@@ -105,9 +105,9 @@ class Moments:
         pair = reduced(cx, pair, self.axes, "sum", "sums")
         pair = cx.emit(relax.op.divide(pair, self.count), "means")
         shape = [int(n) for n in both[0].ty.shape]
-        halves = cx.emit(relax.op.split(pair, 2, 0), "halves")
+        parts = cx.emit(relax.op.split(pair, 2, 0), "halves")
         mean, square = (
-            cx.emit(relax.op.reshape(cx.emit(relax.TupleGetItem(halves, i)), shape), "mean")
+            cx.emit(relax.op.reshape(cx.emit(relax.TupleGetItem(parts, i)), shape), "mean")
             for i in (0, 1)
         )
         away = cx.emit(relax.op.multiply(mean, mean), "square")

@@ -88,8 +88,8 @@ def tie_spatial(draft: Draft, data: str, out: str, sliding: list[Window], title:
             continue
         why = _obstacle(draft.call, window, extent, result)
         if why is not None:
-            draft.whole("in", 0, d, f"spatial dim of a {title}: {why}")
-            draft.whole("out", 0, o, f"spatial dim of a {title}: {why}")
+            draft.replicate("in", 0, d, f"spatial dim of a {title}: {why}")
+            draft.replicate("out", 0, o, f"spatial dim of a {title}: {why}")
         elif _counts_apart(draft.call, window, extent, result):
             blocks = blocks_with_borders(window, extent, result)
             tie_halo(draft, d, o, window, extent, result, blocks)
@@ -107,9 +107,9 @@ def tie_spread_rows(
         draft.tie({0: dim, **others}, {0: result_dim}, size=short, uneven=window.stride == 1)
     elif (why := no_blocks(short, long)) is not None:
         for side, number, d in (("in", 0, dim), ("out", 0, result_dim)):
-            draft.whole(side, number, d, f"spatial dim of a {title}: {why}")
+            draft.replicate(side, number, d, f"spatial dim of a {title}: {why}")
         for number in cut:
-            draft.whole("in", number, dim, f"spatial dim of a {title}: {why}")
+            draft.replicate("in", number, dim, f"spatial dim of a {title}: {why}")
     elif "max_pool" in draft.call.op:
         tie_argmax(draft, dim, window)
     else:

@@ -35,7 +35,7 @@ class Annotator:
     def __init__(self, targets: FunctionTargets, device_meshes: dict[str, DeviceMesh]) -> None:
         self.targets = targets
         self.device_meshes = device_meshes
-        self.waiting: list[tuple[Any, str, PlanRule]] = []
+        self.pending: list[tuple[Any, str, PlanRule]] = []
         self.escaping: set[Expr] = set()
         self.used_names: set[str] = set()
         self.stationary: list[str] = []
@@ -49,7 +49,7 @@ class Annotator:
         bound = [b.var for b in all_bindings(fn.body)]
         self.used_names = {plain_name(str(v.name)) for v in [*fn.params[:], *bound]}
         names, params = param_names(fn), fn.params[:]
-        self.waiting = [
+        self.pending = [
             (params[i], names[i], self.targets.params[i]) for i in sorted(self.targets.params)
         ]
         blocks = list(fn.body.blocks)
@@ -111,8 +111,8 @@ class Annotator:
         return self._sequence(body.blocks[:], body.body)
 
     def _annotate_params(self) -> None:
-        waiting, self.waiting = self.waiting, []
-        for param, name, rule in waiting:
+        pending, self.pending = self.pending, []
+        for param, name, rule in pending:
             local = self.writer.dataflow and param not in self.escaping
             self.env[param] = self._placed(param, name, rule, local)
 

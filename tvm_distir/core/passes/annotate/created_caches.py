@@ -53,7 +53,7 @@ def divide_heads(fn: relax.Function, name: str, parts: Mapping[Any, int]) -> rel
     return with_body(fn, fn.params, blocks, fn.body.body, bool(fn.is_pure))
 
 
-def _divided(call: ir.Call, count: int, place: str) -> ir.Call:
+def _divided(call: ir.Call, count: int, location: str) -> ir.Call:
     """Return the call that creates a part of the heads."""
     skipped = len(call.args) - len(packed_args(call))
     args = list(call.args)
@@ -62,6 +62,6 @@ def _divided(call: ir.Call, count: int, place: str) -> ir.Call:
         if heads % count:
             problem = f"the number of heads {heads} is not divisible by {count} devices"
             remedy = "Choose a size of the mesh axis that divides the heads."
-            raise PlanError("DIST0234", problem, place=place, remedy=remedy)
+            raise PlanError("DIST0234", problem, location=location, remedy=remedy)
         args[skipped + number] = tirx.IntImm(args[skipped + number].ty.dtype, heads // count)
     return rebuild(call, call.op, args, call.ty)

@@ -260,9 +260,9 @@ class _Interleaver:
 
     def _split_pieces(self, value: Any, sizes: tuple[int, ...]) -> list[Any]:
         """Return the heads of query, key and value of a value in its original order."""
-        whole = self._restored(value)
+        full = self._restored(value)
         borders = list(itertools.accumulate(sizes[:-1]))
-        split = self.writer.emit(relax.op.split(whole, borders, 1), str(value.name))
+        split = self.writer.emit(relax.op.split(full, borders, 1), str(value.name))
         items = [relax.TupleGetItem(split, i) for i in range(len(sizes))]
         return [self.writer.emit(item, str(value.name)) for item in items]
 
@@ -280,15 +280,15 @@ class _Interleaver:
 
     def _split(self, var: relax.Var, call: ir.Call) -> None:
         """Write a split at borders of segments in the interleaved order."""
-        whole = call.args[0]
-        order, ndim = self.orders[whole], int(tensor_type(whole.ty).ndim)  # type: ignore[union-attr]
+        full = call.args[0]
+        order, ndim = self.orders[full], int(tensor_type(full.ty).ndim)  # type: ignore[union-attr]
         axis = int(call.attrs.axis) % ndim
         sizes = [(static_shape(ty) or ())[axis] for ty in var.ty.fields[:]]
         groups = _groups(order.sizes, sizes) if axis == order.dim else None
         if groups is None:
             self._keep(var, self._restored(call), None)
             return
-        pieces = self._pieces(whole, order, sizes)
+        pieces = self._pieces(full, order, sizes)
         fields = []
         for ty, group, piece in zip(var.ty.fields[:], groups, pieces, strict=True):
             field = self._reshaped(piece, static_shape(ty) or (), str(var.name))
@@ -301,12 +301,12 @@ class _Interleaver:
         if any(row is not None for row in rows):
             self.fields[var] = rows
 
-    def _pieces(self, whole: Any, order: Segments, sizes: Sequence[int]) -> list[Any]:
+    def _pieces(self, full: Any, order: Segments, sizes: Sequence[int]) -> list[Any]:
         """Return the parts of ranges of segments: tensors with a dim for parts before the dim."""
-        name, dim = str(whole.name), order.dim
-        shape = list(static_shape(whole.ty) or ())
+        name, dim = str(full.name), order.dim
+        shape = list(static_shape(full.ty) or ())
         inner = [*shape[:dim], order.parts, shape[dim] // order.parts, *shape[dim + 1 :]]
-        parts = self._reshaped(whole, inner, name)
+        parts = self._reshaped(full, inner, name)
         borders = [n // order.parts for n in itertools.accumulate(sizes[:-1])]
         if not borders:
             return [parts]
@@ -320,17 +320,17 @@ class _Interleaver:
     def _restored(self, value: Any) -> Any:
         """Return a value that reads what it reads in the original order."""
         env = {x: self._original(x) for x in variables(value) if x in self.orders}
-        for whole in [x for x in variables(value) if x in self.fields]:
+        for full in [x for x in variables(value) if x in self.fields]:
             items = [
-                self.writer.emit(relax.TupleGetItem(whole, i), str(whole.name))
-                for i in range(len(whole.ty.fields))
+                self.writer.emit(relax.TupleGetItem(full, i), str(full.name))
+                for i in range(len(full.ty.fields))
             ]
-            for item, order in zip(items, self.fields[whole], strict=True):
+            for item, order in zip(items, self.fields[full], strict=True):
                 if order is not None:
                     self.orders[item] = order
             parts = [self._original(item) if item in self.orders else item for item in items]
             joined = typed(relax.Tuple(parts), relax.TupleType([part.ty for part in parts]))
-            env[whole] = self.writer.add(joined, str(whole.name))
+            env[full] = self.writer.add(joined, str(full.name))
         if not env:
             return value
         if isinstance(value, relax.Var):
@@ -364,12 +364,12 @@ def _scaled(order: Segments, shape: tuple[Any, ...] | None, blocks: Any) -> tupl
 
 def _groups(segments: Sequence[int], sizes: Sequence[Any]) -> list[tuple[int, ...]] | None:
     """Return the segments that each field of a split consists of, None where it cuts one."""
-    groups, waiting = [], list(segments)
+    groups, pending = [], list(segments)
     for size in sizes:
         group: list[int] = []
-        while waiting and isinstance(size, int) and sum(group) < size:
-            group.append(waiting.pop(0))
+        while pending and isinstance(size, int) and sum(group) < size:
+            group.append(pending.pop(0))
         if sum(group) != size:
             return None
         groups.append(tuple(group))
-    return None if waiting else groups
+    return None if pending else groups

@@ -143,8 +143,8 @@ def _interleaved(
     for gv, fn in mod.functions.items():
         name = str(gv.name_hint)
         for position, rule in targets[name].params.items() if name in targets else ():
-            place = f"{name}/{fn.params[position].name}"
-            segments = _segments(fn, place, plan, position, rule)
+            location = f"{name}/{fn.params[position].name}"
+            segments = _segments(fn, location, plan, position, rule)
             if segments is not None:
                 segments_of.setdefault(gv, {})[position] = segments
     if not segments_of:
@@ -168,7 +168,7 @@ def _with_divided_caches(fn: Function, name: str, plan: Plan, target: FunctionTa
 
 
 def _segments(
-    fn: Function, place: str, plan: Plan, position: int, rule: PlanRule
+    fn: Function, location: str, plan: Plan, position: int, rule: PlanRule
 ) -> Segments | None:
     """Return how the segments of a parameter are interleaved, None where they need not be.
 
@@ -180,7 +180,7 @@ def _segments(
     """
     if not rule.segments:
         return None
-    shape, mesh = known_shape(fn.params[position].ty) or (), plan.mesh(rule.mesh, place)
+    shape, mesh = known_shape(fn.params[position].ty) or (), plan.mesh(rule.mesh, location)
     cut = sorted({label for label in rule.closed_labels if label >= 0})
     dims = [dim for dim in cut if dim < len(shape) and shape[dim] == sum(rule.segments)]
     if not dims or is_private(fn):
@@ -188,7 +188,7 @@ def _segments(
             "DIST0221",
             f"the segments {list(rule.segments)} have {sum(rule.segments)} rows, and no sharded "
             f"dim of the parameter, of shape {list(shape)}, has as many",
-            place=place,
+            location=location,
             remedy="Give the segments of a sharded dim of a parameter of an entry.",
         )
     axes = [axis for axis, label in enumerate(rule.closed_labels) if label == dims[0]]
@@ -197,7 +197,7 @@ def _segments(
     if broken:
         problem = f"the segment of {broken[0]} rows is not divisible by {parts} devices"
         remedy = "Choose a size of the mesh axis that divides every segment."
-        raise PlanError("DIST0234", problem, place=place, remedy=remedy)
+        raise PlanError("DIST0234", problem, location=location, remedy=remedy)
     return Segments(dims[0], rule.segments, parts) if parts > 1 else None
 
 
@@ -208,7 +208,7 @@ def _refuse_dtensors(mod: ir.IRModule) -> None:
                 raise LevelError(
                     "DIST0451",
                     "the module contains DTensors: it is already annotated and propagated",
-                    place=f"{gv.name_hint}/{var.name}",
+                    location=f"{gv.name_hint}/{var.name}",
                     remedy="Annotate the module before propagation.",
                 )
 

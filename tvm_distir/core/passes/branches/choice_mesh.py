@@ -183,8 +183,8 @@ class _ChoiceMover:
         """Return the condition on a mesh: a variable for all choices there."""
         key = (self.def_use.moved(cond)[0], mesh_key(mesh))
         if key not in self.flags:
-            whole = placement_of([R] * len(mesh_shape(mesh)))
-            self.flags[key] = self.writer.emit(redistribute(cond, mesh, whole), str(cond.name))
+            replicated = placement_of([R] * len(mesh_shape(mesh)))
+            self.flags[key] = self.writer.emit(redistribute(cond, mesh, replicated), str(cond.name))
         return self.flags[key]
 
     def _choose(self, b: Any, choice: _Placed, state: PartialState) -> None:

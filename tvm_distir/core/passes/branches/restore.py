@@ -171,9 +171,9 @@ def _write_branch(choice: Choice) -> list[Any]:
     value = typed(relax.If(choice.cond, *branches), ty)
     if choice.paths == [()]:
         return [relax.VarBinding(first.var, value)]
-    whole = relax.Var(choice.name, ty)
-    values: dict[Path, Any] = {(): whole}
-    bindings = [relax.VarBinding(whole, value)]
+    full = relax.Var(choice.name, ty)
+    values: dict[Path, Any] = {(): full}
+    bindings = [relax.VarBinding(full, value)]
     for b, path in zip(choice.wheres, choice.paths, strict=True):
         for depth in range(len(path) - 1):
             inside = path[: depth + 1]

@@ -59,9 +59,9 @@ def branch_results(mod: ir.IRModule, fn: relax.Function) -> dict[Any, BranchResu
     for block in fn.body.blocks:
         for b in block.bindings:
             if isinstance(b.value, relax.TupleGetItem) and b.value.tuple_value in results:
-                whole = results[b.value.tuple_value]
-                path = (*whole.path, int(b.value.index))
-                results[b.var] = BranchResult(whole.call, whole.name, whole.side, path)
+                source = results[b.value.tuple_value]
+                path = (*source.path, int(b.value.index))
+                results[b.var] = BranchResult(source.call, source.name, source.side, path)
     return results
 
 

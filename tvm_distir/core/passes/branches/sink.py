@@ -118,9 +118,9 @@ class _Sinker:
     def _reached(functions: dict[str, tuple[Any, Any]]) -> set[str]:
         """Return all functions but branches that no call needs."""
         reached = {name for name, (_, fn) in functions.items() if branch_of(fn) is None}
-        waiting = sorted(reached)
-        while waiting:
-            fn = functions[waiting.pop()][1]
+        pending = sorted(reached)
+        while pending:
+            fn = functions[pending.pop()][1]
             if not isinstance(fn, relax.Function):
                 continue
             for block in fn.body.blocks:
@@ -128,7 +128,7 @@ class _Sinker:
                     op = b.value.op if isinstance(b.value, ir.Call) else None
                     if isinstance(op, ir.GlobalVar) and str(op.name_hint) not in reached:
                         reached.add(str(op.name_hint))
-                        waiting.append(str(op.name_hint))
+                        pending.append(str(op.name_hint))
         return reached
 
     # callers ---------------------------------------------------------------------------

@@ -15,9 +15,9 @@ from tvm_distir.core.ir.operators.ops import call_axes
 from tvm_distir.core.ir.types import flat_types
 from tvm_distir.core.ops.class_memo import class_memo
 from tvm_distir.core.ops.lookup import rule_of
-from tvm_distir.core.ops.partial import call_form, carried
+from tvm_distir.core.ops.partial import call_sharding, carried
 from tvm_distir.core.ops.terms import (
-    CallForm,
+    CallSharding,
     Terms,
     attribute_axes,
     axes_of,
@@ -25,7 +25,14 @@ from tvm_distir.core.ops.terms import (
     within,
     without,
 )
-from tvm_distir.core.rewriting.calls import is_tensors, leaves_of, place_of, rebuild, rebuilt, typed
+from tvm_distir.core.rewriting.calls import (
+    is_tensors,
+    leaves_of,
+    location_of,
+    rebuild,
+    rebuilt,
+    typed,
+)
 from tvm_distir.core.rewriting.substitute import substitute
 from tvm_distir.support import LevelError
 
@@ -48,7 +55,7 @@ class CallLegalizer:
 
     def __init__(self, mod: ir.IRModule, values: LegalizedValues, moves: Moves) -> None:
         self.mod, self.values, self.moves = mod, values, moves
-        self._forms = class_memo("forms")
+        self._shardings = class_memo("forms")
 
     def creation(self, var: relax.Var, value: ir.Call) -> None:
         """Write a call that has no tensors, or makes no DTensor."""
@@ -73,7 +80,7 @@ class CallLegalizer:
                 "DIST0451",
                 f"its operand is already reduced along the mesh axes {axes}: "
                 "the module is already legalized, or it would be summed twice",
-                place=place_of(values.name, var, value),
+                location=location_of(values.name, var, value),
                 remedy="Apply LegalizeRedistribute to a module at level 3.",
             )
         values.bind(var, rebuild(value, value.op, [raw], value.ty), [without(terms, axes)])
@@ -127,8 +134,8 @@ class CallLegalizer:
         if not any(isinstance(t, DTensorType) for t in outs):
             self.creation(var, value)
             return
-        form: CallForm = self._forms.of(
-            like, lambda: call_form(value, outs, self.mod, values.name, var)
+        sharding: CallSharding = self._shardings.of(
+            like, lambda: call_sharding(value, outs, self.mod, values.name, var)
         )
         old = value.args[:]
         skip = 1 if type(old[0]) is ir.GlobalVar else 0
@@ -138,9 +145,9 @@ class CallLegalizer:
         have = [values.terms_of(e, n) for e, n, _ in operands]
         handed: Terms = ()
         if any(have):
-            rule = form.rule or rule_of(value, self.mod)
+            rule = sharding.rule or rule_of(value, self.mod)
             constants = [i for i, (e, _, _) in enumerate(operands) if type(e) is ir.GenericConst]
-            handed, needed = carried(rule, have, constants, form)
+            handed, needed = carried(rule, have, constants, sharding)
             mesh = outs[0].device_mesh
             at = 0
             for i in tensors:
@@ -152,16 +159,21 @@ class CallLegalizer:
                 args[i] = values.demand(args[i], partial_axes, mesh)
                 at += count
         new = rebuilt(value, value.op, args)
-        if not form.terms:
+        if not sharding.terms:
             values.bind(var, new, [handed] * len(outs))
             return
-        self._reducing(var, new, form, handed, outs)
+        self._reducing(var, new, sharding, handed, outs)
 
     def _reducing(
-        self, var: relax.Var, call: ir.Call, form: CallForm, handed: Terms, outs: Sequence[ir.Type]
+        self,
+        var: relax.Var,
+        call: ir.Call,
+        sharding: CallSharding,
+        handed: Terms,
+        outs: Sequence[ir.Type],
     ) -> None:
         """Bind a reducing call and complete it for all but its wraps."""
-        values, added = self.values, form.terms
+        values, added = self.values, sharding.terms
         reads = values.reads.get(var, 0)
         terms = tuple(sorted((*added, *handed)))
         fields = isinstance(var.ty, relax.TupleType) and reads == ITEM
@@ -172,7 +184,7 @@ class CallLegalizer:
         raw = (relax.DataflowVar if local else relax.Var)(f"{var.name}_terms", var.ty)
         values.writer.bind(raw, call)
         for i in range(len(outs)):
-            values.terms[(raw, i)] = tuple(sorted((*form.result_terms(i), *handed)))
+            values.terms[(raw, i)] = tuple(sorted((*sharding.result_terms(i), *handed)))
         if fields:  # each reader completes its field
             values.env[var] = raw
             return

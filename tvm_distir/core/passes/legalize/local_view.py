@@ -22,7 +22,7 @@ from tvm_distir.core.ir.mesh import AXES_ATTR, mesh_key, mesh_shape, meshes
 from tvm_distir.core.ir.placement import R, labels_of
 from tvm_distir.core.ir.types import relax_functions
 from tvm_distir.core.ops.class_memo import class_facts
-from tvm_distir.core.rewriting.calls import op_name, place_of, typed
+from tvm_distir.core.rewriting.calls import location_of, op_name, typed
 from tvm_distir.core.rewriting.native.function_index import OP_CALL, Member
 from tvm_distir.core.rewriting.substitute import substitute
 from tvm_distir.core.rewriting.writer import with_body
@@ -97,7 +97,7 @@ def _replaced(binding: relax.Binding, function: str, builder: relax.BlockBuilder
             "DIST0504",
             f'a redistribute from "{value.args[0].ty.placement}" to "{value.attrs.placement}" '
             "cannot be expressed in TVM's local view",
-            place=place_of(function, binding.var, value),
+            location=location_of(function, binding.var, value),
             remedy="Do not run LowerGlobalViewToLocalView on the module.",
         )
     (old,), (new,) = labels_of(value.args[0].ty.placement), labels_of(value.attrs.placement)

@@ -16,7 +16,7 @@ from tvm_distir.core.ops.class_memo import class_facts, class_memo
 from tvm_distir.core.passes.cost_model import CostModel
 from tvm_distir.core.passes.declaration import Rewrite, module_pass
 from tvm_distir.core.redistribution.planner import Planner
-from tvm_distir.core.rewriting.calls import is_redistribute, op_name, place_of
+from tvm_distir.core.rewriting.calls import is_redistribute, location_of, op_name
 from tvm_distir.core.rewriting.functions import callers_closure, has_dtensor, retyped
 from tvm_distir.core.rewriting.native.function_index import OP_CALL, Member, read_module
 from tvm_distir.core.rewriting.repeated_bindings import Templates
@@ -127,7 +127,7 @@ def _is_transfer(member: Member, number: int) -> bool:
         raise LevelError(
             "DIST0451",
             "the module still has an annotation: it is at level 2",
-            place=place_of(member.name, var, value),
+            location=location_of(member.name, var, value),
             remedy="Run PropagateSharding first.",
         )
     if dist_op_name(value) in ("send", "recv"):

@@ -65,8 +65,8 @@ class FunctionLegalizer:
         self._note_reads()
         self._open_params()
         if values.terms:
-            for place in range(self.reading.params):
-                self.repeated.note(place)
+            for position in range(self.reading.params):
+                self.repeated.note(position)
         else:
             self.repeated.stay(())
         blocks, end = [], 0

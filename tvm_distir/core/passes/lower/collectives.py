@@ -88,23 +88,23 @@ def join_shards(
     blocks = [size]
     for k in parts:
         blocks.append(-(-blocks[-1] // k))
-    whole = list(static_shape(x.ty) or ())
+    full = list(static_shape(x.ty) or ())
     for number in range(len(parts) - 1, -1, -1):
-        shape = list(whole)
+        shape = list(full)
         shape[dim : dim + 1] = [math.prod(parts[:number]), parts[number] * blocks[number + 1]]
         x = writer.emit(relax.op.reshape(x, shape), f"{name}_blocks")
         cut = cut_off(x, dim + 1, blocks[number])
         x = x if cut is x else writer.emit(cut, f"{name}_blocks")
-    whole[dim] = size
-    return relax.op.reshape(x, whole)
+    full[dim] = size
+    return relax.op.reshape(x, full)
 
 
 def sliced(
-    writer: BlockWriter, x: Expr, mesh: DeviceMesh, labels: Labels, whole: Sequence[int], name: str
+    writer: BlockWriter, x: Expr, mesh: DeviceMesh, labels: Labels, full: Sequence[int], name: str
 ) -> ir.Expr:
     """Slice the device's shard out of a full local tensor (a constant)."""
     sizes = [int(n) for n in mesh.shape]
-    for dim in range(len(whole)):
+    for dim in range(len(full)):
         axes = [a for a, label in enumerate(labels) if label == dim and sizes[a] > 1]
         if axes:
             x = parted(writer, x, dim, [sizes[a] for a in axes], name)

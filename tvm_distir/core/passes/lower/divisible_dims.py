@@ -31,7 +31,7 @@ from tvm_distir.core.ir.mesh import mesh_shape
 from tvm_distir.core.ir.placement import labels_of, shard_counts
 from tvm_distir.core.ir.types import flat_types, known_shape, static_shape
 from tvm_distir.core.ops.dims import symbols
-from tvm_distir.core.rewriting.calls import place_of
+from tvm_distir.core.rewriting.calls import location_of
 from tvm_distir.core.rewriting.dims import dims_remedy, open_dims
 from tvm_distir.core.rewriting.functions import callees_first, has_dtensor
 from tvm_distir.core.rewriting.resizing import with_extents
@@ -57,7 +57,7 @@ class DivisibleDims:
     def __init__(self, name: str, fn: relax.Function) -> None:
         self.name, self.fn = name, fn
         self.parts: dict[Any, int] = {}
-        self._places: dict[Any, str] = {}  # of the first value that a variable has to divide
+        self._locations: dict[Any, str] = {}  # of the first value that a variable has to divide
         extents = [extent for param in fn.params for extent in _extents(param.ty)]
         self.local: dict[Any, Any] = {
             extent: tirx.Var(str(extent.name), extent.ty.dtype)
@@ -65,7 +65,7 @@ class DivisibleDims:
             if isinstance(extent, tirx.Var)
         }
 
-    def whole(self, extent: Any) -> Any:
+    def global_extent(self, extent: Any) -> Any:
         """Return an extent in the sizes of shards."""
         analyzer = Analyzer()
         for variable in symbols(extent):
@@ -77,13 +77,13 @@ class DivisibleDims:
         """Return the extent of a shard; None if the requirements do not make it divisible."""
         if isinstance(extent, int):
             return -(-extent // count)
-        whole, analyzer = self.whole(extent), Analyzer()
-        rest = analyzer.simplify(tirx.floormod(whole, count))
+        global_extent, analyzer = self.global_extent(extent), Analyzer()
+        rest = analyzer.simplify(tirx.floormod(global_extent, count))
         if not isinstance(rest, tirx.IntImm) or int(rest):
             return None
-        return analyzer.simplify(tirx.floordiv(whole, count))
+        return analyzer.simplify(tirx.floordiv(global_extent, count))
 
-    def require(self, extent: Any, count: int, place: str) -> None:
+    def require(self, extent: Any, count: int, location: str) -> None:
         """Require sizes of the variables of an extent that make it divisible.
 
         Raises
@@ -95,17 +95,17 @@ class DivisibleDims:
             if self.part(extent, count) is not None:
                 return
             self.parts[variable] = math.lcm(self.parts.get(variable, 1), count)
-            self._places.setdefault(variable, place)
+            self._locations.setdefault(variable, location)
         if self.part(extent, count) is None:
             raise _needs_size(
-                f"a dim of size {extent} is divided into {count} parts", extent, place
+                f"a dim of size {extent} is divided into {count} parts", extent, location
             )
 
     def read(self, callees: Mapping[str, DivisibleDims]) -> None:
         """Require what the placements of the function's values and its callees require."""
-        for place, ty in self._types():
+        for location, ty in self._types():
             for extent, count in _sharded_extents(ty):
-                self.require(extent, count, place)
+                self.require(extent, count, location)
         for binding in all_bindings(self.fn.body):
             value = binding.value
             if not isinstance(value, ir.Call) or not isinstance(value.op, ir.GlobalVar):
@@ -113,12 +113,12 @@ class DivisibleDims:
             callee = callees.get(str(value.op.name_hint))
             if callee is None:
                 continue
-            place = place_of(self.name, binding.var, value)
+            location = location_of(self.name, binding.var, value)
             for param, arg in zip(callee.fn.params, value.args, strict=True):
                 for declared, actual in zip(_extents(param.ty), _extents(arg.ty), strict=True):
                     count = callee.parts.get(declared, 1) if isinstance(declared, tirx.Var) else 1
                     if count > 1:
-                        self.require(actual, count, place)
+                        self.require(actual, count, location)
 
     def check_defined(self) -> None:
         """Refuse (DIST0502) a size of shards that no shard of a parameter has."""
@@ -145,17 +145,17 @@ class DivisibleDims:
         problem = f"{what}, and {placement}: the size of a part is that of no input"
         remedy = f'Shard {params[0]} along "{name}" too, or replicate this dim.'
         remedy = f"{remedy} {dims_remedy([name])}"
-        return LoweringError("DIST0502", problem, place=self._places[variable], remedy=remedy)
+        return LoweringError("DIST0502", problem, location=self._locations[variable], remedy=remedy)
 
     def _types(self) -> Iterator[tuple[str, Any]]:
         for param in self.fn.params:
             yield f"{self.name}/{param.name}", param.ty
         for binding in all_bindings(self.fn.body):
-            yield place_of(self.name, binding.var, binding.value), binding.var.ty
+            yield location_of(self.name, binding.var, binding.value), binding.var.ty
 
     def written(self) -> relax.Function:
         """Return the function with its dims in the sizes of shards."""
-        return with_extents(self.fn, self.whole)
+        return with_extents(self.fn, self.global_extent)
 
     def named(self) -> dict[str, tuple[Any, int]]:
         """Return the variables of shards by the names of the dims (see :data:`Dims`)."""
@@ -169,9 +169,9 @@ class DivisibleDims:
         return dims
 
 
-def _needs_size(problem: str, extent: Any, place: str) -> LoweringError:
+def _needs_size(problem: str, extent: Any, location: str) -> LoweringError:
     names = [str(variable.name) for variable in symbols(extent)]
-    return LoweringError("DIST0502", problem, place=place, remedy=dims_remedy(names))
+    return LoweringError("DIST0502", problem, location=location, remedy=dims_remedy(names))
 
 
 def _parts(ty: ir.Type) -> Iterator[tuple[Any, int]]:
@@ -195,7 +195,7 @@ def _extents(ty: ir.Type) -> list[Any]:
     return [extent for leaf in flat_types(ty) for extent in static_shape(leaf) or ()]
 
 
-def dim_text(extent: Any, dims: Dims, place: str) -> str:
+def dim_text(extent: Any, dims: Dims, location: str) -> str:
     """Return an extent in the sizes of shards as text in the sizes of whole dims.
 
     Parameters
@@ -203,7 +203,7 @@ def dim_text(extent: Any, dims: Dims, place: str) -> str:
     extent : expression
     dims : Dims
         The dims of the function.
-    place : str
+    location : str
         The place of the tensor, for messages.
 
     Returns
@@ -220,7 +220,7 @@ def dim_text(extent: Any, dims: Dims, place: str) -> str:
     terms = _polynomial(extent, names)
     if terms is None or any(number.denominator > 1 for number in terms.values()):
         raise _needs_size(
-            f"the size {extent} is no sum of products of the dims of the inputs", extent, place
+            f"the size {extent} is no sum of products of the dims of the inputs", extent, location
         )
     text = ""
     for factors, number in terms.items():

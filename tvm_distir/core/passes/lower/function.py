@@ -89,15 +89,15 @@ class LocalFunction:
         values = self.values
         boundary = attribute_axes(self.fn, "params")
         known = values.context.local_types_on(values.number)
-        alike: list[tuple[int, int, Any]] = []
+        equal_params: list[tuple[int, int, Any]] = []
         at = 0
         for position, like in enumerate(self.reading.types[: self.reading.params]):
             if like in known:
-                alike.append((len(self.params), position, boundary.get(at)))
+                equal_params.append((len(self.params), position, boundary.get(at)))
                 self.params.append(None)
                 if self.entry:
-                    name, whole = self.repeated.names[position], self.reading.variables[position].ty
-                    self.param_leaves.append(Leaf(position, name, whole, like))
+                    name, full = self.repeated.names[position], self.reading.variables[position].ty
+                    self.param_leaves.append(Leaf(position, name, full, like))
                 at += 1
                 continue
             param = self.reading.variables[position]
@@ -118,26 +118,26 @@ class LocalFunction:
             local = values.env.get(param)
             if type(param.ty) is DTensorType and local is not None and local.ty.vdevice is None:
                 known[like] = local.ty
-        self._like_params(alike)
+        self._like_params(equal_params)
 
-    def _like_params(self, alike: Sequence[tuple[int, int, Any]]) -> None:
+    def _like_params(self, equal_params: Sequence[tuple[int, int, Any]]) -> None:
         """Make parameters that are tensors of types that have their local forms.
 
         Given are the place of each among the new ones, its position, and its partial axes.
         """
         values, types = self.values, self.reading.types
         known, names = values.context.local_types_on(values.number), self.repeated.names
-        kinds = list(dict.fromkeys([types[position] for _, position, _ in alike]))
+        kinds = list(dict.fromkeys([types[position] for _, position, _ in equal_params]))
         numbers = {like: i for i, like in enumerate(kinds)}
         variables = make_variables(
-            [names[position] for _, position, _ in alike],
+            [names[position] for _, position, _ in equal_params],
             [known[like] for like in kinds],
-            [numbers[types[position]] for _, position, _ in alike],
+            [numbers[types[position]] for _, position, _ in equal_params],
         )
         complete = VariableState((sums(()),), (self.entry,))
         number = self.repeated.templates.number(complete)
-        for (place, position, axes), local in zip(alike, variables):
-            self.params[place] = local
+        for (param_number, position, axes), local in zip(equal_params, variables):
+            self.params[param_number] = local
             if axes:
                 self.repeated.know(position, local, VariableState((sums(axes),), (self.entry,)))
             else:
@@ -152,10 +152,10 @@ class LocalFunction:
         if not is_tensors(param.ty):
             problem = f"an input has the type {param.ty}"
             raise LoweringError(
-                "DIST0504", problem, place=f"{values.name}/{param.name}", remedy=TENSORS_ONLY
+                "DIST0504", problem, location=f"{values.name}/{param.name}", remedy=TENSORS_ONLY
             )
 
-        whole = param.ty
+        full = param.ty
 
         def make(ty: Type, name: str) -> Any:
             if isinstance(ty, relax.TupleType):
@@ -169,11 +169,11 @@ class LocalFunction:
                 return None
             var = relax.Var(name, values.local_type(ty, f"{values.name}/{name}"))
             self.params.append(var)
-            like = self.reading.types[position] if ty is whole else -1
+            like = self.reading.types[position] if ty is full else -1
             self.param_leaves.append(Leaf(position, name, ty, like))
             return var
 
-        value = make(whole, str(param.name))
+        value = make(full, str(param.name))
         if value is not None:
             values.env[param] = value
 
@@ -186,13 +186,13 @@ class LocalFunction:
         self.param_leaves.append(Leaf(position, str(param.name), param.ty, -1))
         values.env[param] = var
 
-    def _refuse_several_meshes(self, place: str, problem: str) -> None:
+    def _refuse_several_meshes(self, param_number: str, problem: str) -> None:
         """Refuse an object of a module with several meshes: it is not known which has it."""
         if len(self.values.context.keys) > 1:
             raise LoweringError(
                 "DIST0504",
                 f"{problem} is an object, and the module has several meshes",
-                place=place,
+                location=param_number,
                 remedy="Use a single mesh, or create the object inside from tensors.",
             )
 
@@ -205,15 +205,15 @@ class LocalFunction:
         if not self.entry:
             return values.local(result)
         # The very objects that ``values`` has as keys are looked up without a comparison.
-        places = {handle(reading.variables[n]): n for n in reading.result if n >= 0}
+        positions = {handle(reading.variables[n]): n for n in reading.result if n >= 0}
         mine = []
         for index, (expr, number, ty) in enumerate(self._open_tuples(result)):
-            place = places.get(handle(expr), -1)
-            whole = reading.variables[place] if place >= 0 else expr
-            like = reading.types[place] if place >= 0 and number == 0 else -1
+            param_number = positions.get(handle(expr), -1)
+            full = reading.variables[param_number] if param_number >= 0 else expr
+            like = reading.types[param_number] if param_number >= 0 and number == 0 else -1
             if type(ty) is DTensorType and not self._here(ty, like):
                 continue
-            value, like = self._output(index, whole, number, ty, like)
+            value, like = self._output(index, full, number, ty, like)
             mine.append(value)
             self.outputs.append(Output(index, ty, like))
         if len(mine) == 1:
@@ -231,7 +231,7 @@ class LocalFunction:
                     f"result {i} is partial along {list(have)}, its callers expect {list(want)}"
                 )
                 remedy = "Run LegalizeRedistribute first."
-                raise LevelError("DIST0451", problem, place=values.name, remedy=remedy)
+                raise LevelError("DIST0451", problem, location=values.name, remedy=remedy)
 
     def _here(self, ty: DTensorType, like: int) -> bool:
         """Return whether a tensor is on the mesh of this function."""
@@ -240,12 +240,12 @@ class LocalFunction:
             return True
         return bool(values.context.mesh_number(ty.device_mesh) == values.number)
 
-    def _output(self, index: int, whole: Expr, number: int, ty: Type, like: int) -> tuple[Any, int]:
+    def _output(self, index: int, full: Expr, number: int, ty: Type, like: int) -> tuple[Any, int]:
         """Return the local value of a leaf of the result, and the class of its type."""
         values = self.values
         known = values.context.local_types_on(values.number)
         if like in known:
-            return values.local(whole), like
+            return values.local(full), like
         if is_shape(ty):  # a constant, the same on each device
             self._refuse_several_meshes(values.name, f"result {index}")
             return values.writer.emit(relax.ShapeExpr(list(ty.values)), "result"), -1
@@ -255,9 +255,9 @@ class LocalFunction:
             values.local_type(ty, values.name)
             problem = f"result {index} is of type {ty}, which has no global value"
             remedy = "Return tensors, static shapes, or objects of each device."
-            raise LoweringError("DIST0504", problem, place=values.name, remedy=remedy)
-        value = values.local(whole)
-        if isinstance(whole.ty, relax.TupleType):
+            raise LoweringError("DIST0504", problem, location=values.name, remedy=remedy)
+        value = values.local(full)
+        if isinstance(full.ty, relax.TupleType):
             return self._item(value, number), -1
         if is_object(ty):
             return value, -1
@@ -279,7 +279,7 @@ class LocalFunction:
                 return self._item(part, number) if isinstance(part_ty, relax.TupleType) else part
             number -= count
         problem = "a result is not a tensor"
-        raise LoweringError("DIST0504", problem, place=values.name, remedy="Return tensors.")
+        raise LoweringError("DIST0504", problem, location=values.name, remedy="Return tensors.")
 
     def _open_tuples(self, expr: Expr) -> list[tuple[Any, int, Any]]:
         """Return the leaves of a result, tuples that span meshes opened."""

@@ -17,7 +17,7 @@ from tvm.relax.distributed import DTensorType
 from tvm_distir.core.ir.mesh import mesh_shape
 from tvm_distir.core.ir.placement import R, labels_of, local_shape
 from tvm_distir.core.ir.types import relax_functions, static_shape
-from tvm_distir.core.rewriting.calls import op_name, place_of, rebuild
+from tvm_distir.core.rewriting.calls import location_of, op_name, rebuild
 from tvm_distir.core.rewriting.functions import has_dtensor, retyped
 from tvm_distir.core.rewriting.substitute import substitute
 from tvm_distir.core.rewriting.writer import BlockWriter, with_body
@@ -29,24 +29,27 @@ _CACHES = {
 }
 
 
-def _shard_type(ty: ir.Type, place: str) -> Any:
+def _shard_type(ty: ir.Type, location: str) -> Any:
     """Return the type of a shard; other types as they are."""
     if isinstance(ty, relax.TupleType):
-        return relax.TupleType([_shard_type(t, place) for t in ty.fields])
+        return relax.TupleType([_shard_type(t, location) for t in ty.fields])
     if not isinstance(ty, DTensorType):
         return ty
     shape = static_shape(ty)
     if shape is None:
         raise LoweringError(
-            "DIST0502", "a shape is unknown", place=place, remedy="Give the tensor a known shape."
+            "DIST0502",
+            "a shape is unknown",
+            location=location,
+            remedy="Give the tensor a known shape.",
         )
     local = local_shape(shape, labels_of(ty.placement), mesh_shape(ty.device_mesh))
     return relax.TensorType(local, ty.tensor_ty.dtype, ty.tensor_ty.vdevice)
 
 
-def _whole_type(ty: ir.Type) -> Any:
+def _full_type(ty: ir.Type) -> Any:
     if isinstance(ty, relax.TupleType):
-        return relax.TupleType([_whole_type(t) for t in ty.fields])
+        return relax.TupleType([_full_type(t) for t in ty.fields])
     return ty.tensor_ty if isinstance(ty, DTensorType) else ty
 
 
@@ -65,7 +68,7 @@ class _Lowering:
         if len(sizes) != 1:
             problem = f"TVM's local view supports only 1-D meshes, not {sizes}"
             remedy = "Do not run LowerGlobalViewToLocalView; LowerDistIR does not require it."
-            raise LoweringError("DIST0504", problem, place=self.name, remedy=remedy)
+            raise LoweringError("DIST0504", problem, location=self.name, remedy=remedy)
         (label,) = labels_of(ty.placement)
         if not isinstance(value, ir.Var):
             value = self.writer.emit(value, "item")
@@ -83,7 +86,7 @@ class _Lowering:
                         self.items[(old, i)] = self._spread(relax.TupleGetItem(new, i), field)
 
     def _value(self, var: relax.Var, value: Any) -> Any:
-        place = place_of(self.name, var, value)
+        location = location_of(self.name, var, value)
         if not isinstance(value, ir.Call):
             return self._plain(value)
         args = [self._plain(a) for a in value.args]
@@ -92,18 +95,18 @@ class _Lowering:
             new = rebuild(value, relax.ExternFunc(_CACHES.get(symbol, symbol)), args)
             if not symbol.endswith("attention_kv_cache_view"):
                 return new
-            ty = _shard_type(var.ty, place)
+            ty = _shard_type(var.ty, location)
             return ir.Call(new.op, [args[0], ty.shape], value.attrs, [ty])
         name = op_name(value)
         if str(getattr(value.op, "name", "")) == "relax.dist.call_tir_local_view":
             op = ir.Op.get("relax.call_tir")
-            return ir.Call(op, args, value.attrs, [_shard_type(var.ty, place)])
+            return ir.Call(op, args, value.attrs, [_shard_type(var.ty, location)])
         if str(getattr(value.op, "name", "")) == "relax.call_tir":
             problem = "a call_tir is in global view"
             remedy = "Run LowerGlobalViewToLocalView first."
-            raise LoweringError("DIST0504", problem, place=place, remedy=remedy)
+            raise LoweringError("DIST0504", problem, location=location, remedy=remedy)
         if name == "reshape":
-            return relax.op.reshape(args[0], _shard_type(var.ty, place).shape)
+            return relax.op.reshape(args[0], _shard_type(var.ty, location).shape)
         return rebuild(value, value.op, args)
 
     def _plain(self, expr: ir.Expr) -> Any:
@@ -114,7 +117,7 @@ class _Lowering:
         return substitute(expr, self.env)
 
     def run(self) -> relax.Function:
-        params = [relax.Var(p.name, _whole_type(p.ty)) for p in self.fn.params]
+        params = [relax.Var(p.name, _full_type(p.ty)) for p in self.fn.params]
         self.env.update(zip(self.fn.params, params))
         blocks = []
         for number, block in enumerate(self.fn.body.blocks):

@@ -14,7 +14,7 @@ from tvm_distir.core.ir.operators.ops import call_axes
 from tvm_distir.core.ir.types import known_shape
 from tvm_distir.core.ops.terms import within, without
 from tvm_distir.core.redistribution.shards import terms_of
-from tvm_distir.core.rewriting.calls import place_of, rebuild
+from tvm_distir.core.rewriting.calls import location_of, rebuild
 
 from .collectives import collective, reduced_terms
 from .values import LocalValues
@@ -81,7 +81,7 @@ class LocalMoves:
             if within(terms, axes):
                 raise values.level_fault("it wraps a value that is already partial", var, value)
             terms = tuple(sorted((*terms, *((a, str(attrs["op"])) for a in axes))))
-        want = values.shard_of(var.ty, place_of(values.name, var, value))
+        want = values.shard_of(var.ty, location_of(values.name, var, value))
         local, name = values.local(source), str(var.name)
         move = terms_of(value)
         if move is not None and known_shape(source.ty) is None:

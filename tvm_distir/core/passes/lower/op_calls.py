@@ -17,13 +17,13 @@ from tvm_distir.core.ir.types import flat_types, static_shape, tensor_type
 from tvm_distir.core.ops.dims import symbols
 from tvm_distir.core.ops.local.call import LocalCall
 from tvm_distir.core.ops.local.fold import folded, is_foldable
-from tvm_distir.core.ops.local.form import local_form, stays_zero
 from tvm_distir.core.ops.local.shard import Operand, Shard, shard
+from tvm_distir.core.ops.local.sharding import local_rule, stays_zero
 from tvm_distir.core.ops.lookup import rule_of
-from tvm_distir.core.ops.partial import call_form, carried
+from tvm_distir.core.ops.partial import call_sharding, carried
 from tvm_distir.core.ops.registry import registration_of
 from tvm_distir.core.ops.terms import Terms, axes_of, without
-from tvm_distir.core.rewriting.calls import is_tensors, leaves_of, place_of, tensor_args
+from tvm_distir.core.rewriting.calls import is_tensors, leaves_of, location_of, tensor_args
 from tvm_distir.core.rewriting.dims import dims_remedy
 from tvm_distir.core.rewriting.substitute import VARIABLES, substitute
 from tvm_distir.support import LoweringError, PropagationError
@@ -42,7 +42,7 @@ class OpCalls:
 
     def __init__(self, values: LocalValues) -> None:
         self.values = values
-        self.forms = values.context.forms
+        self.shardings = values.context.shardings
 
     def lower(self, var: Var, value: ir.Call, like: int) -> None:
         """Write the local form of a call; ``like`` is its class, -1 for none."""
@@ -50,7 +50,7 @@ class OpCalls:
         if not is_tensors(var.ty):
             values.bind(var, substitute(value, values.env), [], False)
             return
-        place = place_of(values.name, var, value)
+        location = location_of(values.name, var, value)
         folds = False
         if is_foldable(value):
             values.foldable[var] = value
@@ -60,22 +60,22 @@ class OpCalls:
                 folds = True
                 value = folded(value, source, values.context.mod, values.name, var)
         outs = flat_types(var.ty)
-        form = self.forms.of(
+        sharding = self.shardings.of(
             -1 if folds else like,
-            lambda: call_form(value, outs, values.context.mod, values.name, var),
+            lambda: call_sharding(value, outs, values.context.mod, values.name, var),
         )
         operands = [leaf for arg in tensor_args(value) for leaf in leaves_of(arg)]
-        handed = self._handed(var, value, form, operands)
+        handed = self._handed(var, value, sharding, operands)
         ins = [
-            self._operand(var, value, *leaf, labels, place)
-            for leaf, labels in zip(operands, form.ins)
+            self._operand(var, value, *leaf, labels, location)
+            for leaf, labels in zip(operands, sharding.ins)
         ]
-        shards = [values.shard_of(t, place) for t in outs]
+        shards = [values.shard_of(t, location) for t in outs]
         where = (values.mesh, values.writer, values.name, var, values.memo)
-        cx = LocalCall(value, form, value.args, ins, shards, *where)
+        cx = LocalCall(value, sharding, value.args, ins, shards, *where)
         registration = registration_of(str(value.op.name))
         try:
-            local = local_form(cx, registration, values.context.mod, values.context.prim_funcs)
+            local = local_rule(cx, registration, values.context.mod, values.context.prim_funcs)
         except (TypeError, ValueError) as error:
             if not any(o.symbolic_dims for o in (*(operand.shard for operand in ins), *shards)):
                 raise
@@ -83,11 +83,18 @@ class OpCalls:
         local = self._normalized(local, var, value)
         values.expect(local.ty, shards, var, value)
         zero = not any(o.padded_dims for o in shards) or stays_zero(cx, registration)
-        terms = [tuple(sorted((*form.result_terms(i), *handed))) for i in range(len(outs))]
+        terms = [tuple(sorted((*sharding.result_terms(i), *handed))) for i in range(len(outs))]
         values.bind(var, local, terms, zero)
 
     def _operand(
-        self, var: Var, call: ir.Call, expr: Expr, number: int, ty: Type, labels: Labels, place: str
+        self,
+        var: Var,
+        call: ir.Call,
+        expr: Expr,
+        number: int,
+        ty: Type,
+        labels: Labels,
+        location: str,
     ) -> Operand:
         """Return the shard of an operand of a call."""
         values = self.values
@@ -100,12 +107,12 @@ class OpCalls:
             remedy = "Redistribute it to the mesh of the result."
             raise values.fault("DIST0503", problem, var, call, remedy)
         at = number if type(expr.ty) is relax.TupleType else None
-        layout = values.shard_of(ty, place)
+        layout = values.shard_of(ty, location)
         return Operand(values.local(expr), at, layout, values.zero_of(expr, number))
 
     def _needs_sizes(self, shards: Sequence[Shard], cx: LocalCall) -> LoweringError:
         """Return the error about a local form that computes with sizes."""
-        extents = [shard.whole[dim] for shard in shards for dim in shard.symbolic_dims]
+        extents = [shard.global_shape[dim] for shard in shards for dim in shard.symbolic_dims]
         names = list(dict.fromkeys(str(v.name) for n in extents for v in symbols(n)))
         problem = f"on shards, the op computes with the sizes of {', '.join(names)}"
         return cx.fault("DIST0502", problem, dims_remedy(names))
@@ -127,15 +134,15 @@ class OpCalls:
             remedy = "Replicate its operands, or register its rule with a local form."
             raise values.fault("DIST0505", problem, var, value, remedy) from error
 
-    def _handed(self, var: Var, value: ir.Call, form: Any, operands: Sequence[Any]) -> Terms:
+    def _handed(self, var: Var, value: ir.Call, sharding: Any, operands: Sequence[Any]) -> Terms:
         """Return the terms that the call carries; everything unfinished must be carried."""
         values = self.values
         have = [values.terms_of(e, n) for e, n, _ in operands]
         if not any(have):
             return ()
-        rule = form.rule or rule_of(value, values.context.mod)
+        rule = sharding.rule or rule_of(value, values.context.mod)
         constants = [i for i, (e, _, _) in enumerate(operands) if isinstance(e, ir.GenericConst)]
-        handed, needed = carried(rule, have, constants, form)
+        handed, needed = carried(rule, have, constants, sharding)
         if needed or any(without(t, axes_of(handed)) for t in have):
             raise values.level_fault("it reads partial sums", var, value)
         return handed

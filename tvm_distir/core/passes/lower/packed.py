@@ -16,14 +16,14 @@ from tvm_distir.core.ops.local.shard import Shard
 from tvm_distir.core.ops.match import match_factor
 from tvm_distir.core.ops.packed import (
     EFFECTS,
-    PackedForm,
+    PackedLayout,
     interleaved_parts,
     packed_args,
-    packed_form,
+    packed_layout,
     packed_name,
     packed_rule,
 )
-from tvm_distir.core.rewriting.calls import leaves_of, place_of, typed
+from tvm_distir.core.rewriting.calls import leaves_of, location_of, typed
 from tvm_distir.support import LoweringError, PropagationError
 
 from .values import LocalValues
@@ -46,24 +46,26 @@ def packed_call(values: LocalValues, var: relax.Var, call: ir.Call) -> ir.Call:
     LoweringError
         DIST0503 an operand of another mesh, DIST0507 a padded shard.
     """
-    place = place_of(values.name, var, call)
+    location = location_of(values.name, var, call)
     arguments = packed_args(call)
     operands = [(e, n, t) for a in arguments for e, n, t in leaves_of(a) if _counts(t)]
     results = [t for ty in call.ty_args for t in flat_types(ty)]
     placements = [None] * len(operands)
     rule, _ = packed_rule(call, placements)
-    _, form = packed_form(call, placements)
+    _, packing = packed_layout(call, placements)
     ins = [None if isinstance(e, ir.GenericConst) else _labels(t) for e, _, t in operands]
     outs = [_labels(t) for t in results]
     for axis in range(len(values.sizes)):
-        match_factor(rule, [_along(r, axis) for r in ins], [_along(r, axis) for r in outs], place)
+        match_factor(
+            rule, [_along(r, axis) for r in ins], [_along(r, axis) for r in outs], location
+        )
 
     def shard(ty: ir.Type) -> Shard:
-        layout = values.shard_of(ty, place)
+        layout = values.shard_of(ty, location)
         if layout.padded_dims:
             problem = f"a packed function would read the padding of dim {layout.padded_dims[0]}"
             remedy = "Shard a dim whose size the mesh axis divides."
-            raise LoweringError("DIST0507", problem, place=place, remedy=remedy)
+            raise LoweringError("DIST0507", problem, location=location, remedy=remedy)
         return layout
 
     for _, _, ty in operands:
@@ -73,16 +75,16 @@ def packed_call(values: LocalValues, var: relax.Var, call: ir.Call) -> ir.Call:
             raise LoweringError(
                 "DIST0503",
                 "an operand is on another mesh than the object",
-                place=place,
+                location=location,
                 remedy="Redistribute it to the object's mesh.",
             )
         shard(ty)
     parts = interleaved_parts(call)
     if parts is not None:
-        _check_parts(parts, operands[-1][2], shard, place)
-    types = [values.local_type(ty, place) for ty in call.ty_args]
+        _check_parts(parts, operands[-1][2], shard, location)
+    types = [values.local_type(ty, location) for ty in call.ty_args]
     types_of = {"in": [t for _, _, t in operands], "out": results}
-    args = [_argument(values, i, a, form, types_of, shard) for i, a in enumerate(arguments)]
+    args = [_argument(values, i, a, packing, types_of, shard) for i, a in enumerate(arguments)]
     if isinstance(call.op, ir.Op) and str(call.op.name) in EFFECTS:
         return ir.Call(call.op, args, call.attrs)
     called = relax.ExternFunc(packed_name(call))
@@ -93,13 +95,13 @@ def packed_call(values: LocalValues, var: relax.Var, call: ir.Call) -> ir.Call:
     return ir.Call(call.op, [called, *args], call.attrs, types)
 
 
-def _check_parts(parts: int, ty: ir.Type, shard: Callable[[Any], Shard], place: str) -> None:
+def _check_parts(parts: int, ty: ir.Type, shard: Callable[[Any], Shard], location: str) -> None:
     """Refuse (PropagationError DIST0405) heads that are not divided as they are interleaved."""
     count = shard(ty).counts[1] if isinstance(ty, DTensorType) else 1
     if count != parts:
         problem = f"its heads are interleaved for {parts} devices, and divided among {count}"
         remedy = "Shard the fused weights along the mesh axes that divide the heads alone."
-        raise PropagationError("DIST0405", problem, place=place, remedy=remedy)
+        raise PropagationError("DIST0405", problem, location=location, remedy=remedy)
 
 
 def _counts(ty: ir.Type) -> bool:
@@ -118,7 +120,7 @@ def _argument(
     values: LocalValues,
     number: int,
     arg: ir.Expr,
-    form: PackedForm,
+    packing: PackedLayout,
     types_of: dict[str, list[Any]],
     shard: Callable[[Any], Shard],
 ) -> Any:
@@ -126,9 +128,9 @@ def _argument(
     if not isinstance(arg, relax.ShapeExpr):
         scalar = isinstance(arg, ir.StringImm | tirx.IntImm | tirx.FloatImm)
         return arg if scalar else values.local(arg)
-    if number not in form.shapes:
+    if number not in packing.shapes:
         return arg
-    side, whose = form.shapes[number]
+    side, whose = packing.shapes[number]
     ty = types_of[side][whose]
     if not isinstance(ty, DTensorType):
         return arg

@@ -93,7 +93,7 @@ def lower(mod: ir.IRModule) -> ir.IRModule:
     if not any(has_dtensor(member.fn) for member in members):
         problem = "the module contains no DTensor"
         remedy = "Run PropagateSharding and LegalizeRedistribute first."
-        raise LevelError("DIST0451", problem, place="LowerDistIR", remedy=remedy)
+        raise LevelError("DIST0451", problem, location="LowerDistIR", remedy=remedy)
     dims: dict[str, Dims] = {}
     if has_symbolic_dims(mod):
         mod, dims = write_divisible_dims(mod)
@@ -104,7 +104,7 @@ def lower(mod: ir.IRModule) -> ir.IRModule:
         if branch_of(mod[name]):
             problem = "a branch of an If uses several meshes: one mesh would decide for the other"
             remedy = "Place the entire branch on a single mesh."
-            raise LoweringError("DIST0504", problem, place=name, remedy=remedy)
+            raise LoweringError("DIST0504", problem, location=name, remedy=remedy)
     if mixed:
         mod = inline_functions(mod, [(m.gv, m.fn) for m in members], mixed)
         members, context = read_module(mod), _context(mod)
@@ -167,12 +167,12 @@ def _part(
     data = {str(n) for n in attrs[INPUTS_ATTR]} if INPUTS_ATTR in attrs else None
     description, which = _Described(len(values.sizes), dims, values.name), []
     for position, name, ty, like in lowered.param_leaves:
-        role = ""
+        usage = ""
         if data is not None:
-            role = "data" if lowered.repeated.names[position] in data else "weight"
+            usage = "data" if lowered.repeated.names[position] in data else "weight"
         base = lowered.repeated.names[position]
         allowed = indices.get((position, name.removeprefix(base) if name != base else ""))
-        which.append(description.number(ty, like, role, allowed, segments.get(name)))
+        which.append(description.number(ty, like, usage, allowed, segments.get(name)))
     names = [leaf.name for leaf in lowered.param_leaves]
     positions = [leaf.position for leaf in lowered.param_leaves]
     inputs = make_ports(names, positions, description.rows, which)
@@ -200,9 +200,9 @@ class _Described:
         The descriptions, by number.
     """
 
-    def __init__(self, axes: int, dims: Dims, place: str) -> None:
-        self.dims, self.place = dims, place
-        self.whole = placement_text((R,) * axes)
+    def __init__(self, axes: int, dims: Dims, location: str) -> None:
+        self.dims, self.location = dims, location
+        self.replicated = placement_text((R,) * axes)
         self.rows: list[dict[str, Any]] = []
         self._cache: dict[tuple[int, str, IndexRange | None, Segments | None], int] = {}
 
@@ -210,36 +210,36 @@ class _Described:
         self,
         ty: ir.Type,
         like: int,
-        role: str = "",
+        usage: str = "",
         allowed: IndexRange | None = None,
         segments: Segments | None = None,
     ) -> int:
         """Return the number of the description of type ``like`` in a role."""
-        number = self._cache.get((like, role, allowed, segments))
+        number = self._cache.get((like, usage, allowed, segments))
         if number is not None:
             return number
         if is_object(ty) or is_shape(ty):
             empty = tvm_ffi.convert([])
-            self.rows.append({"shape": empty, "dtype": "object", "placement": self.whole})
+            self.rows.append({"shape": empty, "dtype": "object", "placement": self.replicated})
             return len(self.rows) - 1
         row = {
             "shape": tvm_ffi.convert([self._size(n) for n in static_shape(ty) or ()]),
             "dtype": str(ty.tensor_ty.dtype),
             "placement": placement_text(labels_of(ty.placement)),
         }
-        if role:
-            row["role"] = role
+        if usage:
+            row["role"] = usage
         if allowed is not None:
             row["index_range"] = tvm_ffi.convert(list(allowed.numbers()))
         if segments is not None:
             row["segments"] = tvm_ffi.convert(segments.to_list())
         self.rows.append(row)
         if like >= 0:
-            self._cache[like, role, allowed, segments] = len(self.rows) - 1
+            self._cache[like, usage, allowed, segments] = len(self.rows) - 1
         return len(self.rows) - 1
 
     def _size(self, extent: int | ir.Expr) -> int | str:
-        return extent if isinstance(extent, int) else dim_text(extent, self.dims, self.place)
+        return extent if isinstance(extent, int) else dim_text(extent, self.dims, self.location)
 
 
 def _without_unused(mod: ir.IRModule) -> ir.IRModule:
@@ -253,14 +253,14 @@ def _without_unused(mod: ir.IRModule) -> ir.IRModule:
     by_name = {str(gv.name_hint): fn for gv, fn in mod.functions.items()}
     if len(roots) == len(by_name):
         return mod
-    reached, waiting = set(roots), sorted(roots)
-    while waiting:
-        fn = by_name[waiting.pop()]
+    reached, pending = set(roots), sorted(roots)
+    while pending:
+        fn = by_name[pending.pop()]
         if not isinstance(fn, relax.Function):
             continue
         for used in mentioned(fn):
             if used not in reached:
                 reached.add(used)
-                waiting.append(used)
+                pending.append(used)
     functions = {gv: fn for gv, fn in mod.functions.items() if str(gv.name_hint) in reached}
     return ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)

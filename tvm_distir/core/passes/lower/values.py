@@ -23,7 +23,7 @@ from tvm_distir.core.ops.local.positions import BlockMemo
 from tvm_distir.core.ops.local.shard import Shard, shard
 from tvm_distir.core.ops.registry import registration_of
 from tvm_distir.core.ops.terms import Terms
-from tvm_distir.core.rewriting.calls import place_of, typed
+from tvm_distir.core.rewriting.calls import location_of, typed
 from tvm_distir.core.rewriting.repeated_bindings import RewrittenValues, Templates
 from tvm_distir.core.rewriting.substitute import VARIABLES, substitute
 from tvm_distir.core.rewriting.writer import BlockWriter
@@ -54,9 +54,9 @@ class Context:
     known : list of (handle, position)
         Mesh objects met so far, for speed only.
     prim_funcs : dict
-        PrimFuncs cut to local shapes, see :mod:`.local.form`.
-    forms : ClassMemo
-        The :class:`~.CallForm` of the calls of each class.
+        PrimFuncs cut to local shapes, see :mod:`.local.sharding`.
+    shardings : ClassMemo
+        The :class:`~.CallSharding` of the calls of each class.
     templates : dict of int to Templates
         Local forms per mesh.
     meshes : dict of str to list of int
@@ -68,7 +68,7 @@ class Context:
     callees: dict[ir.GlobalVar, ir.GlobalVar]
     known: list[tuple[int, int]] = field(default_factory=list)
     prim_funcs: dict[Any, Any] = field(default_factory=dict)
-    forms: ClassMemo = field(default_factory=lambda: class_memo("forms"))
+    shardings: ClassMemo = field(default_factory=lambda: class_memo("forms"))
     templates: dict[int, Templates] = field(default_factory=dict)
     meshes: dict[str, list[int]] = field(default_factory=dict)
 
@@ -146,7 +146,9 @@ class LocalValues(RewrittenValues):
     def level_fault(self, problem: str, var: relax.Var, value: Expr) -> LevelError:
         """Return the error about a module that is not at level 4."""
         remedy = "Run LegalizeRedistribute first."
-        return LevelError("DIST0451", problem, place=place_of(self.name, var, value), remedy=remedy)
+        return LevelError(
+            "DIST0451", problem, location=location_of(self.name, var, value), remedy=remedy
+        )
 
     def expect(self, ty: ir.Type, expected: Sequence[Shard], var: relax.Var, value: Expr) -> None:
         """Refuse (DIST0505) a local form of another type than the binding's shards have."""
@@ -155,7 +157,7 @@ class LocalValues(RewrittenValues):
             remedy = "Replicate its operands, or register its rule with a local form."
             raise self.fault("DIST0505", wrong, var, value, remedy)
 
-    def shard_of(self, ty: ir.Type, place: str) -> Shard:
+    def shard_of(self, ty: ir.Type, location: str) -> Shard:
         """Return the shard of a level-4 tensor type on this mesh."""
         cached = self.shards.get(handle(ty))
         if cached is not None:
@@ -164,7 +166,7 @@ class LocalValues(RewrittenValues):
         if shape is None:
             problem = "the shape is not known before the run"
             remedy = "Give it a shape, of symbolic dims where sizes differ between runs."
-            raise LoweringError("DIST0502", problem, place=place, remedy=remedy)
+            raise LoweringError("DIST0502", problem, location=location, remedy=remedy)
         if isinstance(ty, DTensorType):
             labels, dtype = labels_of(ty.placement), str(ty.tensor_ty.dtype)
         else:
@@ -173,17 +175,17 @@ class LocalValues(RewrittenValues):
         self.shards[handle(ty)] = ty, layout
         return layout
 
-    def local_type(self, ty: ir.Type, place: str) -> ir.Type:
+    def local_type(self, ty: ir.Type, location: str) -> ir.Type:
         """Return the level-5 type of a level-4 type."""
         if isinstance(ty, relax.TupleType):
-            return relax.TupleType([self.local_type(t, place) for t in ty.fields])
+            return relax.TupleType([self.local_type(t, location) for t in ty.fields])
         if isinstance(ty, DTensorType):
-            layout = self.shard_of(ty, place)
+            layout = self.shard_of(ty, location)
             return relax.TensorType(list(layout.local), ty.tensor_ty.dtype, ty.tensor_ty.vdevice)
         if isinstance(ty, relax.TensorType):
             problem = f"a plain {ty} occurs among DTensors"
             remedy = "Run PropagateSharding first: every tensor must have a mesh."
-            raise LevelError("DIST0451", problem, place=place, remedy=remedy)
+            raise LevelError("DIST0451", problem, location=location, remedy=remedy)
         return ty
 
     # -- variables
@@ -252,7 +254,7 @@ class LocalValues(RewrittenValues):
         if shape is None:
             problem = "a constant has an unknown shape"
             remedy = "Give it a known shape."
-            raise LoweringError("DIST0502", problem, place=self.name, remedy=remedy)
+            raise LoweringError("DIST0502", problem, location=self.name, remedy=remedy)
         cut = tuple(x if x >= 0 and self.sizes[a] > 1 else R for a, x in enumerate(labels))
         key = (handle(expr), cut)
         if key not in self.constants:
@@ -302,4 +304,4 @@ class LocalValues(RewrittenValues):
             return self.local(relax.Tuple(self.tuples[var]))
         problem = f'"{var.name}" is on another mesh than its reader'
         remedy = "Redistribute it to the reader's mesh."
-        raise LoweringError("DIST0503", problem, place=self.name, remedy=remedy)
+        raise LoweringError("DIST0503", problem, location=self.name, remedy=remedy)

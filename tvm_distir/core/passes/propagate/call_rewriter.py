@@ -85,15 +85,15 @@ class Calls:
             raise PropagationError(
                 "DIST0417",
                 f"{name} creates a tensor of a size that is not known, or by a kernel",
-                place=values.g.place(k),
+                location=values.g.location(k),
                 remedy="Give symbolic dims their sizes (td.bind_dims); write a kernel as an op, or "
                 "pass its result in as an argument.",
             )
         placed = values.constant(value, mesh)
-        form = values.decision.gives(values.inst, k, 0, mesh)
-        if all(x == R for x in form):
+        layout = values.decision.gives(values.inst, k, 0, mesh)
+        if all(x == R for x in layout):
             return placed
-        return redistribute(placed, values.meshes[mesh], placement_of(form))
+        return redistribute(placed, values.meshes[mesh], placement_of(layout))
 
 
 def _evaluated(call: ir.Call) -> Any:

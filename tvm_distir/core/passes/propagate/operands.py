@@ -52,10 +52,10 @@ class Operands:
             return cached
         self.arrive(v)
         route = values.route(v)
-        form = values.decision.needs(values.inst, k, i, g.values[v].mesh)
-        if form == route.root and cached is not None:
+        layout = values.decision.needs(values.inst, k, i, g.values[v].mesh)
+        if layout == route.root and cached is not None:
             return cached
-        return values.in_form(v, form, name, var)
+        return values.in_layout(v, layout, name, var)
 
     def constant(self, k: int, i: int, old: ir.Expr) -> Any:
         """Return operand i of node k, a constant, in the placement that the node requires."""
@@ -68,16 +68,16 @@ class Operands:
             mesh = kid.values[kid.param_values[i]].mesh
         elif node.kind == "ret":
             mesh = max(mesh, 0)
-        form = values.decision.needs(inst, k, i, mesh)
+        layout = values.decision.needs(inst, k, i, mesh)
         out = values.constant(old, mesh)
-        have = [R] * len(form)
+        have = [R] * len(layout)
         ty = out.ty
         device_mesh = values.meshes[mesh]
-        if any(x >= 0 for x in form):
-            have = [max(x, R) for x in form]
+        if any(x >= 0 for x in layout):
+            have = [max(x, R) for x in layout]
             ty = as_dtensor(old.ty, device_mesh, have)
             out = values.emit("const", redistribute(out, device_mesh, placement_of(have)), ty)
-        pending = [a for a, x in enumerate(form) if x == P]
+        pending = [a for a, x in enumerate(layout) if x == P]
         if pending:
             out = values.emit("const", ops.partial(out, device_mesh, pending), ty)
         return out
@@ -91,7 +91,7 @@ class Operands:
         source = values.g.nodes[k].operands[0]
         self.arrive(source)
         mesh = values.g.values[source].mesh
-        expr = values.in_form(source, values.decision.needs(values.inst, k, 0, mesh))
+        expr = values.in_layout(source, values.decision.needs(values.inst, k, 0, mesh))
         root = values.route(v).root
         call = redistribute(expr, values.mesh(v), placement_of(root))
         moved = values.emit(values.g.values[v].name, call, values.type_of(v, root))

@@ -153,9 +153,9 @@ class ModuleRewriter:
 
     def name_kids(self, entry: Instance) -> None:
         """Reserve names of specializations in order of first call, outermost first."""
-        waiting = [entry]
-        while waiting:
-            inst = waiting.pop()
+        pending = [entry]
+        while pending:
+            inst = pending.pop()
             if inst.number in self.visited:
                 continue
             self.visited.add(inst.number)
@@ -163,7 +163,7 @@ class ModuleRewriter:
             for kid in kids:
                 if kid.number not in self.names:
                     self.names[kid.number] = self._free_name(kid.graph.name)
-            waiting += reversed(kids)
+            pending += reversed(kids)
 
     def _free_name(self, base: str) -> str:
         name, count = base, 0
@@ -201,15 +201,15 @@ class ModuleRewriter:
         g, decision = inst.graph, self.decision
         partial: dict[str, dict[str, list[int]]] = {"params": {}, "results": {}}
         for i, k in enumerate(g.params):
-            form = decision.value_form(inst, g.nodes[k].results[0])
-            axes = [a for a, x in enumerate(form) if x < -1]
+            layout = decision.value_layout(inst, g.nodes[k].results[0])
+            axes = [a for a, x in enumerate(layout) if x < -1]
             if axes:
                 partial["params"][str(i)] = axes
         for i, k in enumerate(g.rets):
             v = g.nodes[k].operands[0]
             if v >= 0:
-                form = decision.needs(inst, k, 0, g.values[v].mesh)
-                axes = [a for a, x in enumerate(form) if x < -1]
+                layout = decision.needs(inst, k, 0, g.values[v].mesh)
+                axes = [a for a, x in enumerate(layout) if x < -1]
                 if axes:
                     partial["results"][str(i)] = axes
         return partial

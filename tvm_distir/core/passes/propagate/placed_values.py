@@ -18,7 +18,7 @@ from tvm_distir.core.ir.operators import ops
 from tvm_distir.core.ir.placement import P, R, placement_of
 from tvm_distir.core.ir.types import as_dtensor, tensor_type
 from tvm_distir.core.propagation.decision import Decision, Instance
-from tvm_distir.core.propagation.solve.conversions import Form, ReshardPath
+from tvm_distir.core.propagation.solve.conversions import Layout, ReshardPath
 from tvm_distir.core.rewriting.calls import typed
 from tvm_distir.core.rewriting.nodes import make_binding, make_var
 
@@ -63,16 +63,16 @@ class PlacedValues:
         self.aliases: dict[int, ir.Expr] = {}
         self.bindings: list[relax.Binding] = []
         self.dataflow = False
-        self._converted: dict[tuple[int, Form], ir.Expr] = {}
+        self._converted: dict[tuple[int, Layout], ir.Expr] = {}
         self._routes: dict[int, ReshardPath] = decision.settled(inst)
-        self._types: dict[tuple[int, int, Form], ir.Type] = {}
+        self._types: dict[tuple[int, int, Layout], ir.Type] = {}
         # What the open dataflow block hides, beside its variables: outputs that have another
         # name inside, fields of tuples bound in it, values that came from another mesh in it, and
         # the conversions that were there before.
         self._shadowed: Mapping[int, ir.Expr] = {}
         self._fields: dict[int, Any] = {}
         self._arrived: list[int] = []
-        self._before: set[tuple[int, Form]] = set()
+        self._before: set[tuple[int, Layout]] = set()
 
     # blocks ----------------------------------------------------------------------------
 
@@ -148,16 +148,16 @@ class PlacedValues:
             path = self._routes[value] = self.decision.route(self.inst, value)
         return path
 
-    def type_of(self, value: int, form: Form) -> ir.Type:
+    def type_of(self, value: int, layout: Layout) -> ir.Type:
         """Return the DTensor type of a value in a placement, None for an opaque value."""
         flat = self.g.values[value]
         base = flat.ty
         if base is None:
             return None
-        key = (handle(base), flat.mesh, form)
+        key = (handle(base), flat.mesh, layout)
         placed = self._types.get(key)
         if placed is None:
-            labels = tuple(R if x == P else x for x in form) if P in form else form
+            labels = tuple(R if x == P else x for x in layout) if P in layout else layout
             placed = self._types[key] = as_dtensor(base, self.meshes[flat.mesh], labels)
         return placed
 
@@ -188,27 +188,27 @@ class PlacedValues:
 
     # conversions -----------------------------------------------------------------------
 
-    def in_form(
-        self, value: int, form: Form, name: str | None = None, var: Var | None = None
+    def in_layout(
+        self, value: int, layout: Layout, name: str | None = None, var: Var | None = None
     ) -> ir.Expr:
         """Return the expression of a value in a placement, converted at most once."""
         route = self.route(value)
-        if form == route.root:
+        if layout == route.root:
             return self._in_root(value)
-        key = (value, form)
+        key = (value, layout)
         if key in self._converted:
             return self._converted[key]
-        source = route.source(form)
-        start = self.in_form(value, source)
-        self._converted[key] = self._convert(value, start, source, form, name, var)
+        source = route.source(layout)
+        start = self.in_layout(value, source)
+        self._converted[key] = self._convert(value, start, source, layout, name, var)
         return self._converted[key]
 
-    def let_out(self, value: int, form: Form) -> None:
+    def let_out(self, value: int, layout: Layout) -> None:
         """Convert a value for a reader behind the open dataflow block, which it is the end of."""
-        expr = self.in_form(value, form, var=OUTSIDE)
+        expr = self.in_layout(value, layout, var=OUTSIDE)
         if is_dataflow(expr):  # it was converted for a reader inside
             expr = self.emit(str(expr.name), expr, expr.ty, OUTSIDE)
-            self._converted[value, form] = expr
+            self._converted[value, layout] = expr
 
     def _in_root(self, value: int) -> ir.Expr:
         root = self.roots[value]
@@ -221,13 +221,19 @@ class PlacedValues:
 
     def field(self, name: str, expr: ir.Expr) -> Any:
         """Bind a field of a (nested) tuple step by step: each is taken of a variable."""
-        whole = expr.tuple_value
-        if isinstance(whole, relax.TupleGetItem):
-            expr = relax.TupleGetItem(self.field(name, whole), expr.index)
+        source = expr.tuple_value
+        if isinstance(source, relax.TupleGetItem):
+            expr = relax.TupleGetItem(self.field(name, source), expr.index)
         return self.emit(name, expr, expr.ty)
 
     def _convert(
-        self, value: int, start: ir.Expr, have: Form, want: Form, name: str | None, var: Var | None
+        self,
+        value: int,
+        start: ir.Expr,
+        have: Layout,
+        want: Layout,
+        name: str | None,
+        var: Var | None,
     ) -> ir.Expr:
         name = name or self.g.values[value].name
         mesh = self.mesh(value)
@@ -258,8 +264,8 @@ class PlacedValues:
     def _unaliased(self, value: Any) -> Any:
         """Return the expression that an old variable, or a field of it, is another name of."""
         if type(value) is relax.TupleGetItem:
-            whole = self._unaliased(value.tuple_value)
-            return self._unaliased(whole.fields[value.index])
+            source = self._unaliased(value.tuple_value)
+            return self._unaliased(source.fields[value.index])
         bound = self.aliases.get(handle(value))
         return value if bound is None else self._unaliased(bound)
 

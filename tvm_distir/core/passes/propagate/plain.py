@@ -54,10 +54,10 @@ class PlainCalls:
                 operands.append(-1)
                 continue
             v = node.results[0]
-            ty, form = g.values[v].ty, values.route(v).root
-            number = numbers.setdefault((id(ty), node.mesh, form), len(types))
+            ty, layout = g.values[v].ty, values.route(v).root
+            number = numbers.setdefault((id(ty), node.mesh, layout), len(types))
             if number == len(types):
-                types.append(values.type_of(v, form))
+                types.append(values.type_of(v, layout))
                 self._meshes.append(node.mesh)
             operands.append(number)
         return operands
@@ -75,7 +75,7 @@ class PlainCalls:
             for i, v in enumerate(operands)
             if v == CONST
         ]
-        return all(label == R for form in needs for label in form)
+        return all(label == R for layout in needs for label in layout)
 
     def know(self, variables: Iterable[tuple[int, Any]]) -> None:
         """Record the replacements of old variables, by their handles."""

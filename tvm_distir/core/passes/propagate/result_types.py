@@ -37,8 +37,8 @@ class CallResults:
         values = self.values
         v = values.g.nodes[k].results[j]
         route = values.route(v)
-        form = route.root if route.settled else values.decision.value_form(values.inst, v)
-        return values.type_of(v, form)
+        layout = route.root if route.settled else values.decision.value_layout(values.inst, v)
+        return values.type_of(v, layout)
 
     def field_type(self, k: int, j: int, plain: ir.Type) -> Any:
         """Return type argument j of node k, with a placement if it is a tensor type."""
@@ -115,9 +115,9 @@ class Returned:
             if v < 0:
                 continue
             self.operands.arrive(v)
-            form = values.decision.needs(values.inst, k, 0, values.g.values[v].mesh)
-            if form != values.route(v).root:
-                values.let_out(v, form)
+            layout = values.decision.needs(values.inst, k, 0, values.g.values[v].mesh)
+            if layout != values.route(v).root:
+                values.let_out(v, layout)
 
     def expression(self) -> ir.Expr:
         """Return the result of the new function."""
@@ -142,11 +142,11 @@ class Returned:
         if v == CONST:
             return self.operands.constant(k, 0, old)
         self.operands.arrive(v)
-        form = values.decision.needs(values.inst, k, 0, values.g.values[v].mesh)
+        layout = values.decision.needs(values.inst, k, 0, values.g.values[v].mesh)
         cached = values.exprs.get(handle(old))
-        if form == values.route(v).root and cached is not None:
+        if layout == values.route(v).root and cached is not None:
             return cached
-        return values.in_form(v, form)
+        return values.in_layout(v, layout)
 
     def _is_root(self, k: int) -> bool:
         """Return whether a result is returned in the placement in which it is produced."""
@@ -154,5 +154,5 @@ class Returned:
         v = values.g.nodes[k].operands[0]
         if v < 0:
             return False
-        form = values.decision.needs(values.inst, k, 0, values.g.values[v].mesh)
-        return form == values.route(v).root
+        layout = values.decision.needs(values.inst, k, 0, values.g.values[v].mesh)
+        return layout == values.route(v).root

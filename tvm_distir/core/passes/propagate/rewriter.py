@@ -96,8 +96,8 @@ class FunctionRewriter:
             values.bind_leaves(old, new)
             params.append(new)
         variables = make_variables([flat[v].name for _, _, v in tensors], types, which)
-        for (place, key, v), new in zip(tensors, variables):
-            params[place] = values.exprs[key] = values.roots[v] = new
+        for (position, key, v), new in zip(tensors, variables):
+            params[position] = values.exprs[key] = values.roots[v] = new
         # An annotation of a parameter became its placement.
         values.exprs.update((key, values.exprs[of]) for key, of in values.g.pinned.items())
         self.plain.know(values.exprs.items())
@@ -137,8 +137,12 @@ class FunctionRewriter:
         TVM's parser infers the types of their readers anew, from what its inference knows;
         so inside the block they get separate names.
         """
-        reread = set(self.values.g.reread[number])
-        return {key: b.var for key, b in zip(keys, bindings) if key in reread} if reread else {}
+        block_reads = set(self.values.g.block_reads[number])
+        return (
+            {key: b.var for key, b in zip(keys, bindings) if key in block_reads}
+            if block_reads
+            else {}
+        )
 
     def _binding(self, key: int, b: relax.Binding) -> None:
         g, var = self.values.g, b.var
@@ -214,10 +218,10 @@ class FunctionRewriter:
         if type(old) is relax.Tuple:
             return relax.Tuple([self._unconverted(f) for f in old.fields[:]])
         if type(old) is relax.TupleGetItem:
-            whole = self._unconverted(old.tuple_value)
-            if type(whole) is relax.Tuple:
-                return whole.fields[old.index]
-            return relax.TupleGetItem(whole, old.index)
+            source = self._unconverted(old.tuple_value)
+            if type(source) is relax.Tuple:
+                return source.fields[old.index]
+            return relax.TupleGetItem(source, old.index)
         if type(old) is ir.GenericConst:
             return self.values.constant(old, 0)
         return old

@@ -15,9 +15,9 @@ Units = Sequence[Sequence[PipelineAction]]
 """The actions of each rank, in order."""
 
 
-def unfit(problem: str, remedy: str, place: str = "schedule") -> PlanError:
+def unfit(problem: str, remedy: str, location: str = "schedule") -> PlanError:
     """Return the error about a schedule."""
-    return PlanError("DIST0236", problem, place=place, remedy=remedy)
+    return PlanError("DIST0236", problem, location=location, remedy=remedy)
 
 
 def check_units(units: Units, rank_of: Sequence[int], micro_batches: int, ranks: int) -> None:

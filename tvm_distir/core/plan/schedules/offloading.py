@@ -42,14 +42,16 @@ def absences(schedule: Schedule, rank: int) -> list[OffloadWindow]:
     stages = [stage for stage, owner in enumerate(schedule.rank_of) if owner == rank]
     if not chosen.intersection(stages):
         return []
-    forward_place: dict[tuple[int, int], int] = {}
+    forward_position: dict[tuple[int, int], int] = {}
     windows = []
-    for place, (phase, micro, chunk) in enumerate(schedule.orders[rank]):
+    for position, (phase, micro, chunk) in enumerate(schedule.orders[rank]):
         stage = stages[chunk]
         if stage not in chosen:
             continue
         if phase == FORWARD:
-            forward_place[stage, micro] = place
-        elif phase == BACKWARD and place - forward_place[stage, micro] >= LEAST:
-            windows.append(OffloadWindow(stage, micro, forward_place[stage, micro] + 1, place - 1))
+            forward_position[stage, micro] = position
+        elif phase == BACKWARD and position - forward_position[stage, micro] >= LEAST:
+            windows.append(
+                OffloadWindow(stage, micro, forward_position[stage, micro] + 1, position - 1)
+            )
     return sorted(windows, key=lambda window: window.stored)

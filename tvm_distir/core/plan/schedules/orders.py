@@ -67,8 +67,8 @@ def interleaved(ranks: int, micro_batches: int, chunks: int) -> Orders:
 
     def unit(phase: str, number: int) -> PipelineAction | None:
         group, rest = divmod(number, ranks * chunks)
-        chunk, place = divmod(rest, ranks)
-        micro = group * ranks + place
+        chunk, position = divmod(rest, ranks)
+        micro = group * ranks + position
         if micro >= micro_batches:
             return None
         return PipelineAction(phase, micro, chunk if phase == FORWARD else chunks - 1 - chunk)

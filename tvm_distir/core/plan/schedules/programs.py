@@ -85,19 +85,19 @@ def _with_moves(steps: Iterable[RankStep], away: Iterable[OffloadWindow]) -> lis
         before.setdefault(window.fetched, []).append(window)
     makers: dict[tuple[int, int], PipelineAction] = {}
     moves: list[RankStep] = []
-    place = 0
+    position = 0
     for step in steps:
         if step.kind != RUN:
             moves.append(step)
             continue
         if step.unit.phase == FORWARD:
             makers[step.stage, step.unit.micro] = step.unit
-        for window in before.get(place, ()):
+        for window in before.get(position, ()):
             moves.append(RankStep(FETCH, makers[window.stage, window.micro], window.stage))
         moves.append(step)
-        for window in behind.get(place, ()):
+        for window in behind.get(position, ()):
             moves.append(RankStep(STORE, makers[window.stage, window.micro], window.stage))
-        place += 1
+        position += 1
     return moves
 
 

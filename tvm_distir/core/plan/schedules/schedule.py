@@ -131,8 +131,8 @@ class Schedule:
             return self.ranks
         if self._is_offered:
             return offered_order(self.kind, self.stages, self.micro_batches, self.chunks)[1]
-        place = there_and_back if self.kind == "zero_bubble_v" else in_turn
-        return place(self.stages, self.chunks)
+        position = there_and_back if self.kind == "zero_bubble_v" else in_turn
+        return position(self.stages, self.chunks)
 
     @functools.cached_property
     def orders(self) -> Orders:
@@ -168,11 +168,11 @@ class Schedule:
     @staticmethod
     def from_dict(
         data: Any,
-        place: str = "schedule",
-        refuse: Refuse = lambda place, problem, remedy: unfit(problem, remedy, place),
+        location: str = "schedule",
+        refuse: Refuse = lambda location, problem, remedy: unfit(problem, remedy, location),
     ) -> Schedule:
         """Read :meth:`to_dict`; ``refuse`` makes the error of a wrong key or type."""
-        return read_model(Schedule, data, place, refuse)
+        return read_model(Schedule, data, location, refuse)
 
     @staticmethod
     def parse(text: str) -> Schedule:

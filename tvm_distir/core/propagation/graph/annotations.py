@@ -95,6 +95,8 @@ class Annotations:
         if number is None:
             problem = "the annotation's mesh is not among the module's meshes"
             remedy = 'Add it: mod.update_global_info("mesh", meshes).'
-            raise PropagationError("DIST0415", problem, place=f"{self._name}/{name}", remedy=remedy)
-        place = f"{self._name}/{name} (annotate_sharding)"
-        return self._facts.labels(placement, shape, number, place), number
+            raise PropagationError(
+                "DIST0415", problem, location=f"{self._name}/{name}", remedy=remedy
+            )
+        location = f"{self._name}/{name} (annotate_sharding)"
+        return self._facts.labels(placement, shape, number, location), number

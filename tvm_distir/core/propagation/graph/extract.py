@@ -132,7 +132,7 @@ class _Function:
                     env[bound[number]] = env[source]
             row = zip(bound[first:end], hidden[first:end])
             read = self.leaves.read
-            g.reread.append([key for key, hides in row if key in read and not hides])
+            g.block_reads.append([key for key, hides in row if key in read and not hides])
             first = end
         for i, v in enumerate(self.leaves.flat(self.fn.body.body, "result")):
             g.add_node(Node("ret", (v,), label=f"result {i}"))
@@ -173,8 +173,8 @@ class _Function:
         self, number: int, name: str, learnt: tuple[Rule, str], binding: relax.Binding
     ) -> None:
         """Add a call whose op is new in the function but known from another function."""
-        place = len(self.params) + number
-        results = self.leaves.like_others(place) or self.leaves.of(place, binding.var)
+        position = len(self.params) + number
+        results = self.leaves.like_others(position) or self.leaves.of(position, binding.var)
         known = _Known(*learnt, [self.g.values[v] for v in results])
         self.of_calls[self._like[number]] = known
         self._emit(number, name, known, self.leaves.operands(number), results)
@@ -225,7 +225,7 @@ class _Function:
                 "DIST0901",
                 f"the rule of {rule.op} has {len(rule.in_bytes)} operands, and the call "
                 f"{len(operands)}",
-                place=f"{self.g.name}/{var.name}",
+                location=f"{self.g.name}/{var.name}",
                 remedy="Report it.",
             )
         return rule

@@ -127,12 +127,12 @@ class Graph:
     Relax variables of ``fn`` go by their :func:`~.handles.handle`: ``bound`` has those of its
     ``bindings`` in order, ``tensors`` those that are tensors of known dims, ``env`` maps each to
     its flat value numbers, ``node_of`` those bound to a node to that node, ``pinned`` those bound
-    to the one annotation of a parameter to the parameter; ``reread`` has, per binding block, those
-    bound in it that it reads itself and does not hide. ``key`` is the function's name plus, after
-    placing, its meshes. ``origin[k]`` is the node whose result a chain of layout ops ending at
-    node k hands on. ``repeat`` is how often a step runs each call of the function, ``repeats`` has
-    that of what its call nodes call, and of annotations between such calls, where it is more than
-    once.
+    to the one annotation of a parameter to the parameter; ``block_reads`` has, per binding block,
+    those bound in it that it reads itself and does not hide. ``key`` is the function's name plus,
+    after placing, its meshes. ``origin[k]`` is the node whose result a chain of layout ops ending
+    at node k hands on. ``repeat`` is how often a step runs each call of the function, ``repeats``
+    has that of what its call nodes call, and of annotations between such calls, where it is more
+    than once.
     """
 
     key: str
@@ -146,7 +146,7 @@ class Graph:
     bound: Sequence[int] = ()
     tensors: Set[int] = frozenset()
     pinned: dict[int, int] = field(default_factory=dict)
-    reread: list[list[int]] = field(default_factory=list)
+    block_reads: list[list[int]] = field(default_factory=list)
     public: bool = False
     params: list[int] = field(default_factory=list)
     param_values: list[int] = field(default_factory=list)
@@ -248,8 +248,8 @@ class Graph:
 
     def error(self, code: str, label: str, problem: str, remedy: str) -> PropagationError:
         """Build an error about a variable, or about an object with another label."""
-        return PropagationError(code, problem, place=f"{self.name}/{label}", remedy=remedy)
+        return PropagationError(code, problem, location=f"{self.name}/{label}", remedy=remedy)
 
-    def place(self, node: int) -> str:
+    def location(self, node: int) -> str:
         """Return the position of a node, for messages."""
         return f"{self.name}/{self.nodes[node].label}"

@@ -104,8 +104,8 @@ class Leaves:
             return tuple([v for field in expr.fields[:] for v in self.flat(field, label)])
         if type(expr) is relax.TupleGetItem:
             starts = self._facts.starts(expr.tuple_value.ty)
-            whole = self.flat(expr.tuple_value, label)
-            return whole[starts[expr.index] : starts[expr.index + 1]]
+            source = self.flat(expr.tuple_value, label)
+            return source[starts[expr.index] : starts[expr.index + 1]]
         if isinstance(expr, ir.GenericConst):
             return (CONST,)
         if not isinstance(expr, ir.Call | relax.If):

@@ -33,7 +33,7 @@ class MeshAssignment:
         self._count: dict[str, int] = {}
         self._path: dict[str, None] = {}  # the functions that are being placed
 
-    def place(self, name: str) -> str:
+    def unrolled_key(self, name: str) -> str:
         """Place a public function; return the graph's key. It raises as :meth:`placed` does."""
         return unrolled(self.placed(name))
 
@@ -59,7 +59,7 @@ class MeshAssignment:
             cycle = " -> ".join([*path[path.index(name) :], name])
             problem = f"recursive call {cycle}"
             remedy = "Recursive functions cannot be distributed: unroll the recursion."
-            raise PropagationError("DIST0408", problem, place=f"{path[-1]}", remedy=remedy)
+            raise PropagationError("DIST0408", problem, location=f"{path[-1]}", remedy=remedy)
         if name not in self._raw:
             self._raw[name] = extract(self.facts, name)
         raw = self._raw[name]
@@ -226,7 +226,7 @@ class _Placing:
         g = Graph(raw.key, raw.name, raw.fn, public=raw.public)
         g.values = [v._replace(mesh=m) for v, m in zip(raw.values, self.mesh)]
         g.env, g.bindings, g.bound = raw.env, raw.bindings, raw.bound
-        g.tensors, g.pinned, g.reread = raw.tensors, raw.pinned, raw.reread
+        g.tensors, g.pinned, g.block_reads = raw.tensors, raw.pinned, raw.block_reads
         renumbered: dict[int, int] = {}
         moved: dict[tuple[int, int], int] = {}
 

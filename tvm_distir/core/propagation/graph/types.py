@@ -83,13 +83,13 @@ class ModuleTypes:
         """Return dims and bytes of a tensor type, read once per distinct type."""
         result = self._by_handle.get(handle(ty))
         if result is None:
-            alike = self._tensors.setdefault(tvm_ffi.structural_hash(ty), [])
-            equal = (x for other, x in alike if tvm_ffi.structural_equal(other, ty))
+            same = self._tensors.setdefault(tvm_ffi.structural_hash(ty), [])
+            equal = (x for other, x in same if tvm_ffi.structural_equal(other, ty))
             result = next(equal, None)
             if result is None:
                 shape, item = static_shape(ty), item_bytes(ty)
                 result = Tensor(shape, item, math.prod(map(nominal, shape or ())) * item)
-                alike.append((ty, result))
+                same.append((ty, result))
             self._by_handle[handle(ty)] = result
         return result
 
@@ -102,7 +102,7 @@ class ModuleTypes:
         return offsets
 
     def labels(
-        self, placement: ir.Type, shape: Sequence[int | ir.Expr], mesh: int, place: str
+        self, placement: ir.Type, shape: Sequence[int | ir.Expr], mesh: int, location: str
     ) -> tuple[int, ...]:
         """Return the labels of an annotation, checked against the mesh and the tensor.
 
@@ -114,7 +114,7 @@ class ModuleTypes:
             DIST0416 for a dim cut by several axes into more parts than it has.
         """
         labels = labels_of(placement)
-        check_placement(labels, self.mesh_shapes[mesh], len(shape), place)
+        check_placement(labels, self.mesh_shapes[mesh], len(shape), location)
         counts = shard_counts(labels, self.mesh_shapes[mesh], len(shape))
         for d, (size, count) in enumerate(zip(shape, counts)):
             if labels.count(d) > 1 and not divisible(size, count) and size <= count:
@@ -122,7 +122,7 @@ class ModuleTypes:
                     "DIST0416",
                     f"dim {d} of size {size} is sharded by several mesh axes into {count} parts, "
                     "more than it has elements",
-                    place=place,
+                    location=location,
                     remedy=f"Shard it over one axis, or pad it to {ceil_div(size, count) * count}.",
                 )
         return labels

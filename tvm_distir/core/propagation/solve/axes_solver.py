@@ -25,7 +25,7 @@ from .byte_costs import ByteCosts
 from .exact import NARROW, WarmStarts, minimise
 from .problem import LabellingProblem, Summary
 from .strategies import NodeStrategy, TooManyStrategies
-from .tables import PriceTables
+from .tables import CostTables
 
 TABLE_LIMIT = 1 << 22
 """Limit on the entries of a table; a problem that stays wider goes to the integer solver."""
@@ -100,7 +100,7 @@ class AxesSolver:
 
     Parameters
     ----------
-    prices : PriceTables
+    cost_tables : PriceTables
     axes : sequence of int
         Numbers of the axes.
     instances : Instances
@@ -112,16 +112,16 @@ class AxesSolver:
 
     def __init__(
         self,
-        prices: PriceTables,
+        cost_tables: CostTables,
         axes: Sequence[int],
         instances: Instances,
         problems: Problems,
         limits: SolverLimits,
         starts: WarmStarts | None = None,
     ) -> None:
-        self.tables, self.instances, self.problems = prices.tables, instances, problems
+        self.tables, self.instances, self.problems = cost_tables.tables, instances, problems
         self.limits, self.starts = limits, starts
-        self.costs = ByteCosts.of(prices, tuple(axes))
+        self.costs = ByteCosts.of(cost_tables, tuple(axes))
         self._summaries: dict[int, Summary] = {}
         # By what is picked of the kept variables of a summary.
         self._specialised: dict[tuple[int, tuple[int, ...]], Instance] = {}

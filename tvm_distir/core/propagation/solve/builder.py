@@ -51,7 +51,7 @@ class ProblemBuilder:
         summary_of: Callable[[int], Summary],
         forced: Signature | None = None,
     ) -> None:
-        self.costs, self.strategies, self.prices = costs, costs.strategies, costs.prices
+        self.costs, self.strategies, self.cost_tables = costs, costs.strategies, costs.cost_tables
         self.inst, self.g, self.reach = inst, inst.graph, reach
         self.bytes, self.cut = sizes
         self.summary_of, self.forced = summary_of, forced
@@ -88,7 +88,7 @@ class ProblemBuilder:
     def _others(self, first: int) -> Iterable[Others]:
         """Return the decisions of the other axes of the mesh, per node from a first on."""
         columns: list[Iterable[tuple[int, OpStrategy | None]]] = []
-        for b, axis in enumerate(self.prices.axes):
+        for b, axis in enumerate(self.cost_tables.axes):
             if axis.mesh != self.mesh or b in self.costs.numbers:
                 continue
             chosen = self.inst.choice.get(b)
@@ -124,7 +124,7 @@ class ProblemBuilder:
         variable = len(m.domains)
         m.domains.append(len(strategies.items))
         m.ends.append((strategies, variable))
-        m.factors[variable,], low = table if times == 1 else self.prices.times(table, times)
+        m.factors[variable,], low = table if times == 1 else self.cost_tables.times(table, times)
         m.constant += low
 
     def _params(self) -> None:
@@ -136,26 +136,26 @@ class ProblemBuilder:
                 forced = self.forced[a][0]
                 labels = [x if self._here(v) else R for x, v in zip(forced, g.param_values)]
             columns.append(labels)
-        forms, known = list(zip(*columns)), dict[tuple[int | None, ...], End]()
-        for form in set(forms):
-            if None not in form:
-                column = [[OpStrategy((), (x,), None)] for x in form if x is not None]
-                known[form] = self.strategies.ends(column, None), -1
-        for v, form in zip(g.param_values, forms):
-            if form in known:
-                self.given[v] = form
-                ends.append(known[form])
+        layouts, known = list(zip(*columns)), dict[tuple[int | None, ...], End]()
+        for layout in set(layouts):
+            if None not in layout:
+                column = [[OpStrategy((), (x,), None)] for x in layout if x is not None]
+                known[layout] = self.strategies.ends(column, None), -1
+        for v, layout in zip(g.param_values, layouts):
+            if layout in known:
+                self.given[v] = layout
+                ends.append(known[layout])
             else:
-                self._free_param(v, form)
+                self._free_param(v, layout)
 
-    def _free_param(self, v: int, form: Sequence[int | None]) -> None:
+    def _free_param(self, v: int, layout: Sequence[int | None]) -> None:
         """Add a parameter that has a choice along some axes, with the cost of its bytes."""
-        labels = self._labels(v, form, may_wait=not self.g.public)
+        labels = self._labels(v, layout, may_wait=not self.g.public)
         end = self._boundary(
             (v,), v, [[OpStrategy((), (x,), None) for x in label] for label in labels]
         )
         if self.g.public:
-            self._price(end, self.costs.held, v)
+            self._cost(end, self.costs.held, v)
 
     def _pin(self, _: int, node: Node) -> None:
         """Add an annotation, fixed or free along each axis."""
@@ -163,8 +163,8 @@ class ProblemBuilder:
             self._trivial(node)
             return
         v, pin = node.results[0], node.pin
-        form = [None if pin is None else pin[axis.index] for axis in self.costs.axes]
-        labels = self._labels(v, form, may_wait=True)
+        layout = [None if pin is None else pin[axis.index] for axis in self.costs.axes]
+        labels = self._labels(v, layout, may_wait=True)
         self._boundary(
             node.results, v, [[OpStrategy((x,), (x,), None) for x in label] for label in labels]
         )
@@ -183,17 +183,17 @@ class ProblemBuilder:
             self._boundary(node.results, v, columns)
         else:
             columns = [[OpStrategy((R,), (x,), None) for x in label] for label in labels]
-            self._price(self._boundary(node.results, v, columns), self.costs.moved, v)
+            self._cost(self._boundary(node.results, v, columns), self.costs.moved, v)
 
     def _ret(self, k: int, node: Node) -> None:
         """Add a result of the function."""
         v, g = node.operands[0], self.g
-        form: Sequence[int | None] = self._open
+        layout: Sequence[int | None] = self._open
         if not self._here(v):
-            form = [R] * len(self._open)
+            layout = [R] * len(self._open)
         elif self.forced is not None:
-            form = [self.forced[a][1][k - g.rets[0]] for a in self.costs.numbers]
-        labels = self._labels(v, form, may_wait=not g.public)
+            layout = [self.forced[a][1][k - g.rets[0]] for a in self.costs.numbers]
+        labels = self._labels(v, layout, may_wait=not g.public)
         self._boundary(
             node.results, v, [[OpStrategy((x,), (), None) for x in label] for label in labels]
         )
@@ -201,7 +201,7 @@ class ProblemBuilder:
     def _call(self, k: int, node: Node) -> None:
         """Add the summary of the function that a node calls."""
         summary = self.summary_of(k)
-        self.model.splice(self.prices, k, summary)
+        self.model.splice(self.cost_tables, k, summary)
         for v, (strategies, variable) in zip(node.results, summary.rets):
             if variable < 0:
                 self.given[v] = strategies.gives[0][0]
@@ -210,16 +210,16 @@ class ProblemBuilder:
     def _trivial(self, node: Node) -> None:
         """Add a node that is replicated along all axes."""
         results = node.results
-        self._add(self.strategies.whole(len(node.operands), len(results)), results)
+        self._add(self.strategies.replicated(len(node.operands), len(results)), results)
 
-    def _labels(self, v: int, form: Sequence[int | None], *, may_wait: bool) -> list[list[int]]:
+    def _labels(self, v: int, layout: Sequence[int | None], *, may_wait: bool) -> list[list[int]]:
         """Return per axis the label of a boundary value where it is given, else all it may have.
 
         Those are the dims that the axis reaches, replicated, and partial. A value that is given as
         partial, and is none along the axis, is replicated.
         """
         columns, g = [], self.g
-        for i, (label, a) in enumerate(zip(form, self.costs.numbers)):
+        for i, (label, a) in enumerate(zip(layout, self.costs.numbers)):
             if label is not None:
                 columns.append([R if label == P and not self._waiting[i][v] else label])
                 continue
@@ -243,20 +243,20 @@ class ProblemBuilder:
         """Add a node of some results, with a variable where it has several strategies."""
         m, variable = self.model, -1
         if len(strategies.items) == 1:
-            for v, form in zip(results, strategies.gives[0]):
-                self.given[v] = form
+            for v, layout in zip(results, strategies.gives[0]):
+                self.given[v] = layout
         else:
             variable = len(m.domains)
             m.domains.append(len(strategies.items))
         m.ends.append((strategies, variable))
         return m.ends[-1]
 
-    def _price(self, end: End, table_of: Callable[[Strategies, int], Interned], v: int) -> None:
+    def _cost(self, end: End, table_of: Callable[[Strategies, int], Interned], v: int) -> None:
         """Add the cost of a value's bytes to the strategies of its node."""
         strategies, variable = end
         if variable >= 0:
             table = table_of(strategies, self.bytes[v])
-            self.model.put(self.prices, (variable,), table)
+            self.model.put(self.cost_tables, (variable,), table)
 
     def _here(self, v: int) -> bool:
         return v >= 0 and self.g.values[v].mesh == self.mesh

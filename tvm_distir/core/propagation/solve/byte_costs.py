@@ -17,9 +17,9 @@ from tvm_distir.core.ops.factor import Rule
 from tvm_distir.core.solver.problem import INFINITE, Array
 
 from .strategies import NodeStrategy, Others, Strategies, StrategyTable
-from .tables import Interned, PriceTables
+from .tables import CostTables, Interned
 
-Held = tuple[tuple[int, bool], ...]
+HeldLabels = tuple[tuple[int, bool], ...]
 """The cost of a byte that moves, and whether the value may not move at all, per axis."""
 
 Reader = tuple[Strategies, tuple[int, ...]]
@@ -47,28 +47,28 @@ class ByteCosts:
 
     Parameters
     ----------
-    prices : PriceTables
+    cost_tables : PriceTables
         The tables of costs at each axis' weights, in which the tables are interned.
     axes : sequence of int
         Numbers of the axes.
     """
 
-    def __init__(self, prices: PriceTables, axes: Sequence[int]) -> None:
-        self.prices, self.numbers = prices, tuple(axes)
-        self.axes = [prices.axes[a] for a in axes]
+    def __init__(self, cost_tables: CostTables, axes: Sequence[int]) -> None:
+        self.cost_tables, self.numbers = cost_tables, tuple(axes)
+        self.axes = [cost_tables.axes[a] for a in axes]
         self.ranks = [axis.size for axis in self.axes]
-        self.strategies = prices.strategies.setdefault(self.numbers, StrategyTable(self.ranks))
-        self._along = [prices.along(a) for a in axes]
+        self.strategies = cost_tables.strategies.setdefault(self.numbers, StrategyTable(self.ranks))
+        self._along = [cost_tables.along(a) for a in axes]
         self._cache: dict[Any, Any] = {}
         self._ops: dict[Any, OpTable] = {}
-        self._edges: dict[tuple[int, int, int, tuple[int, ...], int, Held], Interned] = {}
+        self._edges: dict[tuple[int, int, int, tuple[int, ...], int, HeldLabels], Interned] = {}
 
     @classmethod
-    def of(cls, prices: PriceTables, axes: tuple[int, ...]) -> ByteCosts:
-        """Return the tables of some axes, which are cached in ``prices``."""
-        costs = prices.along_axes.get(axes)
+    def of(cls, cost_tables: CostTables, axes: tuple[int, ...]) -> ByteCosts:
+        """Return the tables of some axes, which are cached in ``cost_tables``."""
+        costs = cost_tables.along_axes.get(axes)
         if not isinstance(costs, cls):
-            costs = prices.along_axes[axes] = cls(prices, axes)
+            costs = cost_tables.along_axes[axes] = cls(cost_tables, axes)
         return costs
 
     def __len__(self) -> int:
@@ -98,20 +98,20 @@ class ByteCosts:
         table: Interned | None = self._cache.get(key)
         if table is None:
             costs = [self._work(rule, axes, others) for axes in strategies.items]
-            table = self._cache[key] = self.prices.table([costs])
+            table = self._cache[key] = self.cost_tables.table([costs])
         return table
 
     def _work(self, rule: Rule, axes: NodeStrategy, others: Others) -> int:
         if len(axes) == 1:
             local, sent = self._along[0].parts(rule, axes[0], self.ranks[0], others)
-            return self.prices.costs.scaled(local + sent)
+            return self.cost_tables.costs.scaled(local + sent)
         sides = tuple(zip(self.ranks, axes))
         local = sent = 0
-        for i, (prices, strategy) in enumerate(zip(self._along, axes)):
+        for i, (cost_tables, strategy) in enumerate(zip(self._along, axes)):
             beside = sides[:i] + sides[i + 1 :] + others
-            local, sent_here = prices.parts(rule, strategy, self.ranks[i], beside)
+            local, sent_here = cost_tables.parts(rule, strategy, self.ranks[i], beside)
             sent += sent_here
-        return self.prices.costs.scaled(local + sent)
+        return self.cost_tables.costs.scaled(local + sent)
 
     def held(self, strategies: Strategies, size_bytes: int) -> Interned:
         """Return per strategy of a free parameter the cost of its bytes, per axis with a choice."""
@@ -119,12 +119,12 @@ class ByteCosts:
         if key not in self._cache:
             columns = enumerate(zip(*strategies.items))
             open_axes = [i for i, column in columns if len(set(column)) > 1]
-            costs, row = self.prices.costs, []
-            for (form,) in strategies.gives:
-                cut = [n if label >= 0 else 1 for n, label in zip(self.ranks, form)]
-                weighed = [costs.hold * self._bytes(size_bytes, form, i) for i in open_axes]
+            costs, row = self.cost_tables.costs, []
+            for (layout,) in strategies.gives:
+                cut = [n if label >= 0 else 1 for n, label in zip(self.ranks, layout)]
+                weighed = [costs.hold * self._bytes(size_bytes, layout, i) for i in open_axes]
                 row.append(sum(costs.scaled(x // cut[i]) for i, x in zip(open_axes, weighed)))
-            self._cache[key] = self.prices.table([row])
+            self._cache[key] = self.cost_tables.table([row])
         table: Interned = self._cache[key]
         return table
 
@@ -132,15 +132,17 @@ class ByteCosts:
         """Return per strategy of a move to this mesh the cost of the bytes a device receives."""
         key = ("moved", strategies.number, size_bytes)
         if key not in self._cache:
-            costs = self.prices.costs if len(self.axes) > 1 else self._along[0].costs
-            received = [self._bytes(size_bytes, form) for (form,) in strategies.gives]
-            self._cache[key] = self.prices.table([[costs.scaled(costs.wire * b) for b in received]])
+            costs = self.cost_tables.costs if len(self.axes) > 1 else self._along[0].costs
+            received = [self._bytes(size_bytes, layout) for (layout,) in strategies.gives]
+            self._cache[key] = self.cost_tables.table(
+                [[costs.scaled(costs.wire * b) for b in received]]
+            )
         table: Interned = self._cache[key]
         return table
 
-    def _bytes(self, size_bytes: int, form: Sequence[int], without: int = -1) -> int:
+    def _bytes(self, size_bytes: int, layout: Sequence[int], without: int = -1) -> int:
         """Return a device's bytes of a placed value; unsharded along the axis ``without``."""
-        for i, (n, label) in enumerate(zip(self.ranks, form)):
+        for i, (n, label) in enumerate(zip(self.ranks, layout)):
             if label >= 0 and i != without:
                 size_bytes = -(-size_bytes // n)
         return size_bytes
@@ -152,7 +154,7 @@ class ByteCosts:
         consumer: Strategies,
         operands: tuple[int, ...],
         size_bytes: int,
-        stationary: Held,
+        stationary: HeldLabels,
     ) -> Interned:
         """Return the table (producer x consumer strategies) of a value with a single consumer."""
         key = (producer.number, result, consumer.number, operands, size_bytes, stationary)
@@ -174,9 +176,9 @@ class ByteCosts:
         """Intern the sum of a table per axis; a single table has its columns in order."""
         if len(parts) == 1:
             rows, of, _ = parts[0]
-            return self.prices.table([rows[i] for i in of])
+            return self.cost_tables.table([rows[i] for i in of])
         arrays = [np.array(rows, np.int64)[np.ix_(of, columns)] for rows, of, columns in parts]
-        return self.prices.intern(functools.reduce(lambda x, y: _capped(x + y), arrays))
+        return self.cost_tables.intern(functools.reduce(lambda x, y: _capped(x + y), arrays))
 
     def _supplied(
         self,
@@ -185,25 +187,30 @@ class ByteCosts:
         axis: int,
         sets: Sequence[frozenset[int]],
         size_bytes: int,
-        stationary: Held,
+        stationary: HeldLabels,
     ) -> tuple[Rows, list[int]]:
         """Return the costs of storing sets of labels along an axis, and each strategy's row."""
         times, stays = stationary[axis]
         supply, ranks = self._along[axis].conversions.supply, self.ranks[axis]
-        forms, rows = producer.results[result], list[list[int]]()
+        layouts, rows = producer.results[result], list[list[int]]()
         at: dict[tuple[int, int], int] = {}
-        row_of = dict.fromkeys(forms, 0)
-        for form in row_of:
-            local_bytes = self._bytes(size_bytes, form, axis) if len(form) > 1 else size_bytes
-            label, size = form[axis], local_bytes * times
+        row_of = dict.fromkeys(layouts, 0)
+        for layout in row_of:
+            local_bytes = self._bytes(size_bytes, layout, axis) if len(layout) > 1 else size_bytes
+            label, size = layout[axis], local_bytes * times
             if (label, size) not in at:
                 at[label, size] = len(rows)
                 rows.append([supply(label, labels, size, ranks, stays)[0] for labels in sets])
-            row_of[form] = at[label, size]
-        return rows, [row_of[form] for form in forms]
+            row_of[layout] = at[label, size]
+        return rows, [row_of[layout] for layout in layouts]
 
     def share(
-        self, producer: Strategies, result: int, readers: Readers, size_bytes: int, stationary: Held
+        self,
+        producer: Strategies,
+        result: int,
+        readers: Readers,
+        size_bytes: int,
+        stationary: HeldLabels,
     ) -> list[Kept]:
         """Return variables of the label sets in which a value with several readers is stored."""
         key = (producer, result, readers, size_bytes, stationary)  # strategies are interned
@@ -243,7 +250,7 @@ class ByteCosts:
         group: Sequence[int],
         sets: Sequence[tuple[frozenset[int], ...]],
         size_bytes: int,
-        stationary: Held,
+        stationary: HeldLabels,
     ) -> Kept:
         picks = list(zip(*itertools.product(*[range(len(sets[i])) for i in group])))
         first = self._sum(

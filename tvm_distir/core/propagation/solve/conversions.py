@@ -11,7 +11,7 @@ from tvm_distir.core.ir.placement import P, R
 
 from .cost import Conversions
 
-Form = tuple[int, ...]
+Layout = tuple[int, ...]
 
 
 class ReshardPath:
@@ -39,8 +39,8 @@ class ReshardPath:
     def __init__(
         self,
         conversions: Sequence[Conversions],
-        produced: Form,
-        targets: Sequence[Form],
+        produced: Layout,
+        targets: Sequence[Layout],
         pending: Sequence[int],
         sizes: Sequence[int],
         ranks: Sequence[int],
@@ -52,12 +52,12 @@ class ReshardPath:
         # left to a single redistribution then, which reduces fewer bytes.
         cut = {
             i
-            for form in targets
-            for i, (have, label) in enumerate(zip(produced, form))
+            for layout in targets
+            for i, (have, label) in enumerate(zip(produced, layout))
             if have < 0 <= label
         }
         for i, have in enumerate(produced):
-            needs = frozenset(form[i] for form in targets)
+            needs = frozenset(layout[i] for layout in targets)
             _, steps = conversions[i].supply(have, needs, sizes[i], ranks[i])
             parents = {want: source for source, want in steps}
             if have == P and i in pending and all(s != P or w == R for s, w in steps):
@@ -65,16 +65,16 @@ class ReshardPath:
                     complete[i] = R
                     parents = {w: s for w, s in parents.items() if w != R}
             self.parents.append(parents)
-        self.root: Form = tuple(complete)
-        self.forms = self._with_waypoints(dict.fromkeys([self.root, *targets]))
+        self.root: Layout = tuple(complete)
+        self.layouts = self._with_waypoints(dict.fromkeys([self.root, *targets]))
 
     @classmethod
     @functools.lru_cache(maxsize=1024)
-    def at_home(cls, produced: Form) -> ReshardPath:
+    def at_home(cls, produced: Layout) -> ReshardPath:
         """Return the route of a value that all consumers take as it is produced."""
         route = cls.__new__(cls)
         route.parents = [{}] * len(produced)
-        route.root, route.forms = produced, [produced]
+        route.root, route.layouts = produced, [produced]
         route.settled = True
         return route
 
@@ -85,24 +85,24 @@ class ReshardPath:
             chain.append(label)
         return chain
 
-    def _with_waypoints(self, forms: dict[Form, None]) -> list[Form]:
+    def _with_waypoints(self, layouts: dict[Layout, None]) -> list[Layout]:
         """Add placements through which several needed placements are reached."""
-        passed: dict[Form, int] = {}
-        for form in forms:
-            for i, label in enumerate(form):
+        passed: dict[Layout, int] = {}
+        for layout in layouts:
+            for i, label in enumerate(layout):
                 for middle in self._chain(i, label)[1:-1]:
-                    through = (*form[:i], middle, *form[i + 1 :])
+                    through = (*layout[:i], middle, *layout[i + 1 :])
                     passed[through] = passed.get(through, 0) + 1
-        return [*forms, *[f for f, n in passed.items() if n > 1 and f not in forms]]
+        return [*layouts, *[f for f, n in passed.items() if n > 1 and f not in layouts]]
 
-    def source(self, form: Form) -> Form:
-        """Return the placement from which ``form`` is made; itself for the root."""
-        if form == self.root:
-            return form
-        chains = [self._chain(i, label) for i, label in enumerate(form)]
+    def source(self, layout: Layout) -> Layout:
+        """Return the placement from which ``layout`` is made; itself for the root."""
+        if layout == self.root:
+            return layout
+        chains = [self._chain(i, label) for i, label in enumerate(layout)]
         best, nearest = self.root, None
-        for other in self.forms:
-            if other == form or any(x not in c for x, c in zip(other, chains)):
+        for other in self.layouts:
+            if other == layout or any(x not in c for x, c in zip(other, chains)):
                 continue
             closeness = -sum(c.index(x) for x, c in zip(other, chains))
             if nearest is None or closeness > nearest:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, replace
 
-from tvm_distir.core.collectives.volume import wire_share
+from tvm_distir.core.collectives.volume import sent_share
 from tvm_distir.core.ir.placement import P, R
 from tvm_distir.core.ops.factor import Factor
 from tvm_distir.core.solver.problem import INFINITE
@@ -69,8 +69,8 @@ class Costs:
         """Return the weights along the axis of a number."""
         if not self.links:
             return self
-        wire, launch = self.links[axis]
-        return replace(self, wire=wire, launch=launch, links=())
+        sent, launch = self.links[axis]
+        return replace(self, wire=sent, launch=launch, links=())
 
     def work(self, flops: int, moved_bytes: int, kept_bytes: int = 0) -> int:
         """Return the cost of a device's arithmetic, memory traffic and storage."""
@@ -115,9 +115,9 @@ def sent_inside(factor: Factor, result_bytes: int, ranks: int, share: int = 1) -
     if factor.kind == "halo" or (factor.kind == "sum" and factor.comm_bytes):
         return factor.comm_bytes // share, 1
     if factor.kind == "stat":
-        return wire_share("all_reduce", 2 * factor.comm_bytes // share, ranks), 2
+        return sent_share("all_reduce", 2 * factor.comm_bytes // share, ranks), 2
     if factor.reduces and factor.kind != "sum":
-        return wire_share("all_reduce", result_bytes, ranks), 1
+        return sent_share("all_reduce", result_bytes, ranks), 1
     return 0, 0
 
 
@@ -170,7 +170,7 @@ class Conversions:
 
         Notes
         -----
-        Ring formulae: :func:`tvm_distir.core.collectives.volume.wire_share`.
+        Ring formulae: :func:`tvm_distir.core.collectives.volume.sent_share`.
         """
         if have == want:
             return 0
@@ -180,9 +180,9 @@ class Conversions:
             return (c.slice if want >= 0 else c.partial) + c.scaled(local_cost)
         if stationary:
             return INFINITE
-        sent = wire_share(conversion_kind(have, want), c.wire * size_bytes, ranks)
-        price = c.scaled(sent + c.launch + local_cost)
-        return price + c.partial if want == P else price
+        sent = sent_share(conversion_kind(have, want), c.wire * size_bytes, ranks)
+        step_cost = c.scaled(sent + c.launch + local_cost)
+        return step_cost + c.partial if want == P else step_cost
 
     def supply(
         self,
@@ -211,15 +211,15 @@ class Conversions:
         for detour in detours:
             orders = itertools.permutations(todo) if len(todo) < 4 else iter([tuple(todo)])
             for order in orders:
-                forms, cost, steps = [have], 0, []
+                layouts, cost, steps = [have], 0, []
                 for want in (*detour, *order):
-                    price, source = min(
-                        (self.cost(form, want, size_bytes, ranks, stationary), i)
-                        for i, form in enumerate(forms)
+                    step_cost, source = min(
+                        (self.cost(layout, want, size_bytes, ranks, stationary), i)
+                        for i, layout in enumerate(layouts)
                     )
-                    cost = min(INFINITE, cost + price)
-                    steps.append((forms[source], want))
-                    forms.append(want)
+                    cost = min(INFINITE, cost + step_cost)
+                    steps.append((layouts[source], want))
+                    layouts.append(want)
                 if best is None or cost < best[0]:
                     best = cost, tuple(steps)
         return best if best is not None else (0, ())

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from tvm_distir.core.propagation.graph.graph import ALONE, Graph, Uses
 from tvm_distir.core.propagation.reach import ReachableAxes, hold_on
 
-from .byte_costs import ByteCosts, Held
+from .byte_costs import ByteCosts, HeldLabels
 from .problem import LabellingProblem
 from .strategies import Strategies
 
@@ -46,9 +46,9 @@ class EdgeTables:
         sizes: Sequence[int],
         placed: Sequence[Placed],
     ) -> None:
-        self.costs, self.prices, self.g, self.reach = costs, costs.prices, g, reach
+        self.costs, self.cost_tables, self.g, self.reach = costs, costs.cost_tables, g, reach
         self.model, self.sizes, self.given = model, sizes, placed
-        self._stays: dict[int, Held] = {}
+        self._stays: dict[int, HeldLabels] = {}
 
     def run(self) -> None:
         """Add the tables.
@@ -56,7 +56,7 @@ class EdgeTables:
         A value that all consumers take in the only placement that it is given in costs nothing.
         """
         g, m, produced, sizes = self.g, self.model, self.given, self.sizes
-        prices, edge, put_edge = self.prices, self.costs.edge, m.put_edge
+        cost_tables, edge, put_edge = self.cost_tables, self.costs.edge, m.put_edge
         ends, spliced, factors, constant = m.ends, m.spliced, m.factors, 0
         once, loose = g.repeat == 1 and not g.repeats, ((1, False),) * len(self.costs.axes)
         for v, k, j, handed, uses, reader, reads in g.links(self.costs.axes[0].mesh):
@@ -89,7 +89,7 @@ class EdgeTables:
                 factors[variable, other], low = table
                 constant += low
             else:
-                put_edge(prices, table, variable, other)
+                put_edge(cost_tables, table, variable, other)
         m.constant += constant
 
     def _consumers(self, uses: Uses, only: Placed) -> list[Consumer]:
@@ -117,26 +117,26 @@ class EdgeTables:
         variable: int,
         j: int,
         size_bytes: int,
-        stationary: Held,
+        stationary: HeldLabels,
     ) -> None:
         """Add the cost of passing a value, result j of its producer, to several consumers."""
-        m, prices = self.model, self.prices
+        m, cost_tables = self.model, self.cost_tables
         readers = tuple([(strategies, reads) for strategies, _, reads in consumers])
         for count, first, rest in self.costs.share(producer, j, readers, size_bytes, stationary):
             shared = -1
             if count > 1:
                 shared = len(m.domains)
                 m.domains.append(count)
-            m.put_edge(prices, first, variable, shared)
+            m.put_edge(cost_tables, first, variable, shared)
             for (_, other, _), table in zip(consumers, rest):
-                m.put_edge(prices, table, other, shared)
+                m.put_edge(cost_tables, table, other, shared)
 
-    def _held(self, maker: int) -> Held:
+    def _held(self, maker: int) -> HeldLabels:
         """Return per axis the weight of a moved byte, and whether a node's values stay in place."""
         origin = self.g.origin[maker]
         stationary = self._stays.get(origin)
         if stationary is None:
-            move, axes = self.prices.costs.move, zip(self.costs.axes, self.costs.numbers)
+            move, axes = self.cost_tables.costs.move, zip(self.costs.axes, self.costs.numbers)
             pairs = [hold_on(self.g, self.reach, axis, a, maker) for axis, a in axes]
             stationary = tuple([(move if pinned else 1, stays) for pinned, stays in pairs])
             self._stays[origin] = stationary

@@ -68,8 +68,8 @@ class WarmStarts:
         None where no sharding assignment is known of at most ``most``.
         """
         key = _structure(problem)
-        prices = [(tables.evaluate(problem, mine), mine) for mine in self._labels.get(key, ())]
-        (cost, forbidden), labels = min(prices, default=((most, True), []))
+        cost_tables = [(tables.evaluate(problem, mine), mine) for mine in self._labels.get(key, ())]
+        (cost, forbidden), labels = min(cost_tables, default=((most, True), []))
         if forbidden or cost > most:
             return None
         dual = tables.dual(problem, cost)
@@ -95,7 +95,7 @@ def minimise(
     tables: Tables,
     problem: Problem,
     limit: int,
-    place: str,
+    location: str,
     starts: WarmStarts | None = None,
     gap: float = 0.0,
     constant: int = 0,
@@ -111,7 +111,7 @@ def minimise(
     problem : Problem
     limit : int
         Entries of the largest bucket to join.
-    place : str
+    location : str
         The place that messages name.
     starts : WarmStarts, optional
         The solutions of problems with the same structure, to start from.
@@ -133,16 +133,16 @@ def minimise(
         DIST0410 when there is no assignment.
     """
     values = [0] * len(problem.domains)
-    whole = tables.eliminate_all(problem, min(limit, narrow))
-    if whole is not None:
-        return Solution(tables.decode(whole, values), 0, whole.feasible)
+    full = tables.eliminate_all(problem, min(limit, narrow))
+    if full is not None:
+        return Solution(tables.decode(full, values), 0, full.feasible)
     done = tables.eliminate(problem, near=PAIR)
     remaining = sorted({v for scope in done.factors for v in scope})
     at = {v: i for i, v in enumerate(remaining)}
     factors = {tuple([at[v] for v in scope]): t for scope, t in done.factors.items()}
     core = paired(tables, Problem([problem.domains[v] for v in remaining], factors))
     effort = _Effort(limit, rounds or ROUNDS, program, gap, constant + done.constant)
-    solution = _Core(tables, core, place, starts or WarmStarts(), effort).solve()
+    solution = _Core(tables, core, location, starts or WarmStarts(), effort).solve()
     for v, value in zip(remaining, solution.values):
         values[v] = value
     return Solution(tables.decode(done, values), solution.gap, solution.feasible and done.feasible)
@@ -185,9 +185,9 @@ class _Core:
     """A problem of pairs that is too wide to be eliminated as it is."""
 
     def __init__(
-        self, tables: Tables, problem: Problem, place: str, starts: WarmStarts, effort: _Effort
+        self, tables: Tables, problem: Problem, location: str, starts: WarmStarts, effort: _Effort
     ) -> None:
-        self.tables, self.problem, self.place = tables, problem, place
+        self.tables, self.problem, self.location = tables, problem, location
         self.starts, self.effort, self.limit = starts, effort, effort.limit
 
     def solve(self) -> Solution:
@@ -251,9 +251,9 @@ class _Core:
     def _propose(self, dual: Dual, states: Sequence[Sequence[int]]) -> None:
         """Offer the optimum over the states that look cheapest, as many as stay narrow."""
         excess = dual.excess()
-        dearer = sorted(x for excesses in excess for x in excesses if x > 0)
-        for share in LIKED if dearer else ():
-            most = dearer[int(share * (len(dearer) - 1))]
+        higher = sorted(x for excesses in excess for x in excesses if x > 0)
+        for share in LIKED if higher else ():
+            most = higher[int(share * (len(higher) - 1))]
             liked = [
                 [s for s, x in zip(mine, excesses) if x <= most]
                 for mine, excesses in zip(states, excess, strict=True)
@@ -283,9 +283,9 @@ class _Core:
                 "DIST0410",
                 f"{len(self.problem.domains)} choices depend on each other, and the solver found "
                 "no assignment",
-                place=self.place,
+                location=self.location,
                 remedy="Annotate some values in the middle of the model.",
             )
-        prices = [self.tables.evaluate(self.problem, labels)[0] for labels in known]
-        cost, labels = min(zip(prices, known, strict=True))
+        cost_tables = [self.tables.evaluate(self.problem, labels)[0] for labels in known]
+        cost, labels = min(zip(cost_tables, known, strict=True))
         return Solution(labels, max(0, cost - bound), cost < INFINITE)

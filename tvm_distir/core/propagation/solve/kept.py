@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from tvm_distir.core.propagation.graph.graph import Axis
 
 from .cost import Costs
-from .tables import PriceTables
+from .tables import CostTables
 
 MOST_SETS = 4
 """Sets of tables kept, those given back last."""
@@ -25,24 +25,24 @@ MOST_ENTRIES = 1 << 21
 MOST_HELD = 1 << 18
 """Numbers in the eliminations that are kept with it: 2 MiB. Where there are more none is."""
 
-_kept: dict[tuple[Costs, tuple[Axis, ...]], PriceTables] = {}
+_kept: dict[tuple[Costs, tuple[Axis, ...]], CostTables] = {}
 _turn = threading.Lock()
 
 
-def take(costs: Costs, axes: Sequence[Axis]) -> PriceTables:
+def take(costs: Costs, axes: Sequence[Axis]) -> CostTables:
     """Take tables at some costs for exclusive use."""
     with _turn:
         known = _kept.pop((costs, tuple(axes)), None)
-    return PriceTables(costs, axes) if known is None else known
+    return CostTables(costs, axes) if known is None else known
 
 
-def give_back(prices: PriceTables) -> None:
+def give_back(cost_tables: CostTables) -> None:
     """Return tables to the cache; of eliminations, only small ones stay."""
-    if prices.size > MOST_PIECES or prices.tables.entries > MOST_ENTRIES:
+    if cost_tables.size > MOST_PIECES or cost_tables.tables.entries > MOST_ENTRIES:
         return
-    if prices.tables.held > MOST_HELD:
-        prices.tables.forget()
+    if cost_tables.tables.held > MOST_HELD:
+        cost_tables.tables.forget()
     with _turn:
-        _kept[prices.costs, tuple(prices.axes)] = prices
+        _kept[cost_tables.costs, tuple(cost_tables.axes)] = cost_tables
         while len(_kept) > MOST_SETS:
             _kept.pop(next(iter(_kept)))

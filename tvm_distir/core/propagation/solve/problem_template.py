@@ -26,10 +26,10 @@ from tvm_distir.core.solver.problem import INFINITE
 
 from .axes_solver import Problems, SizesOf, SummaryOf
 from .builder import ProblemBuilder
-from .byte_costs import ByteCosts, Held, Kept, OpTable, Readers
+from .byte_costs import ByteCosts, HeldLabels, Kept, OpTable, Readers
 from .problem import LabellingProblem, Summary
 from .strategies import Others, Strategies
-from .tables import Interned, PriceTables
+from .tables import CostTables, Interned
 
 Order = tuple[Any, ...]
 """A table that is wanted: what makes it, and of what."""
@@ -42,12 +42,12 @@ def structure(summary: Summary) -> Hashable:
     return tuple(summary.domains), scopes, tuple(ends)
 
 
-class _RecordedTables(PriceTables):
+class _RecordedTables(CostTables):
     """Tables that number the requests and make no table."""
 
-    def __init__(self, prices: PriceTables) -> None:
-        super().__init__(prices.costs, prices.axes)
-        self.strategies = prices.strategies
+    def __init__(self, cost_tables: CostTables) -> None:
+        super().__init__(cost_tables.costs, cost_tables.axes)
+        self.strategies = cost_tables.strategies
         self.counts: Counter[int] = Counter()
         self.orders: list[Order] = []
         self.looked_at: list[int] = []
@@ -95,7 +95,7 @@ class _RecordedCosts(ByteCosts):
     """Costs of which each table is requested from :class:`_RecordedTables`."""
 
     def __init__(self, costs: ByteCosts) -> None:
-        self.recorded = _RecordedTables(costs.prices)
+        self.recorded = _RecordedTables(costs.cost_tables)
         super().__init__(self.recorded, costs.numbers)
 
     def op(
@@ -121,7 +121,12 @@ class _RecordedCosts(ByteCosts):
         return self.recorded.order("edge", *request)
 
     def share(
-        self, producer: Strategies, result: int, readers: Readers, size_bytes: int, stationary: Held
+        self,
+        producer: Strategies,
+        result: int,
+        readers: Readers,
+        size_bytes: int,
+        stationary: HeldLabels,
     ) -> list[Kept]:
         """Record the requests."""
         sets, groups = self.stored(readers)
@@ -170,7 +175,7 @@ class ProblemTemplate:
         callees : sequence of Summary
             The distinct ones, of the :func:`structure` that the template was made with.
         """
-        prices = costs.prices
+        cost_tables = costs.cost_tables
         numbers: list[int] = []
         lows: list[int] = []
         constant = sum(n * callee.constant for n, callee in zip(self.calls, callees, strict=True))
@@ -178,7 +183,7 @@ class ProblemTemplate:
         for i, order in enumerate(self.orders):
             if order[0] == "times":  # the minimum of the base table is counted with that
                 base, count = order[1:]
-                number = prices.times((numbers[base], 0), count)[0]
+                number = cost_tables.times((numbers[base], 0), count)[0]
                 low = (count - 1) * lows[base]
             else:
                 number, low = self._table(order, numbers, costs, callees)
@@ -186,7 +191,7 @@ class ProblemTemplate:
             lows.append(low)
             constant += low * self.counts[i]
         for i in self.looked_at:
-            array = prices.tables.array(numbers[i])
+            array = cost_tables.tables.array(numbers[i])
             feasible = feasible and bool(array.ndim or array < INFINITE)
         factors = {scope: numbers[i] for scope, i in self.model.factors.items()}
         return replace(self.model, factors=factors, constant=constant, feasible=feasible)
@@ -195,7 +200,7 @@ class ProblemTemplate:
         self, order: Order, numbers: Sequence[int], costs: ByteCosts, callees: Sequence[Summary]
     ) -> Interned:
         kind, *arguments = order
-        prices = costs.prices
+        cost_tables = costs.cost_tables
         if kind == "edge":
             return costs.edge(*arguments)
         if kind == "share":
@@ -204,11 +209,11 @@ class ProblemTemplate:
         if kind == "op":
             return costs.work(*arguments)
         if kind == "add":
-            return prices.add(numbers[arguments[0]], numbers[arguments[1]])
+            return cost_tables.add(numbers[arguments[0]], numbers[arguments[1]])
         if kind == "callee":
             return callees[arguments[0]].factors[arguments[1]][1], 0
         if kind in ("flip", "diagonal"):
-            turned = prices.flipped if kind == "flip" else prices.diagonal
+            turned = cost_tables.flipped if kind == "flip" else cost_tables.diagonal
             return turned(numbers[arguments[0]])
         return (costs.held if kind == "held" else costs.moved)(*arguments)
 

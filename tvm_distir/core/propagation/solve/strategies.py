@@ -187,7 +187,7 @@ class StrategyTable:
                 return False
         return True
 
-    def whole(self, operands: int, results: int) -> Strategies:
+    def replicated(self, operands: int, results: int) -> Strategies:
         """Return the only strategy of a replicated node."""
         key = (operands, results)
         strategies = self._known.get(key)
@@ -222,7 +222,7 @@ def strategies_along(
     ``occupied`` has what other axes split its factors into. Partial sums are taken by groups of
     operands of which ``enough`` may be partial.
     """
-    items, whole = list[OpStrategy](), (R,) * len(rule.in_bytes)
+    items, replicated = list[OpStrategy](), (R,) * len(rule.in_bytes)
     complete = (R,) * len(rule.out_bytes)
     for i, f in enumerate(rule.factors):
         if mask >> i & 1 and factor_fits(f, ranks, occupied.get(i, 1)):
@@ -232,9 +232,9 @@ def strategies_along(
             items.append(OpStrategy(needs, gives, i))
     for group in rule.linear:
         if enough(partial >> i & 1 for i in group):
-            needs = tuple(P if i in group else R for i in range(len(whole)))
+            needs = tuple(P if i in group else R for i in range(len(replicated)))
             items.append(OpStrategy(needs, (P,) * len(complete), None))
-    items.append(OpStrategy(whole, complete, None))
+    items.append(OpStrategy(replicated, complete, None))
     return items
 
 

@@ -81,7 +81,7 @@ class TableStore:
         return hit
 
 
-class PriceTables(TableStore):
+class CostTables(TableStore):
     """Tables, placements and memoised pieces shared by all problems of a propagation.
 
     All of it follows from the costs, the axes and the keys: so what a propagation has computed
@@ -92,12 +92,12 @@ class PriceTables(TableStore):
         super().__init__(Tables())
         self.costs, self.axes = costs, axes
         self.conversions = Conversions(costs)
-        self._along: dict[int, PriceTables] = {}
+        self._along: dict[int, CostTables] = {}
         self.strategies: dict[tuple[int, ...], StrategyTable] = {}
         self.along_axes: dict[tuple[int, ...], Sized] = {}
         """The objects that are made with these tables, by the numbers of their axes."""
 
-    def along(self, axis: int) -> PriceTables:
+    def along(self, axis: int) -> CostTables:
         """Return the tables at the costs of an axis; tables and placements are shared."""
         if not self.costs.links:
             return self

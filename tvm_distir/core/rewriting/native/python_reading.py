@@ -263,7 +263,7 @@ class _Survey:
 
     def _add_call(self, call: ir.Call) -> None:
         """Note the operands of a call, the first call like it, and the number of its class."""
-        number, first, alike = len(self.like), NONE, NONE
+        number, first, same_key = len(self.like), NONE, NONE
         if call is not None and self.sources[-1] == NONE and type(call.op) in (ir.Op, ir.GlobalVar):
             described = _Description(self.variables, [_PLAIN_CALL])
             described.add_callee(call)
@@ -271,11 +271,11 @@ class _Survey:
             if all(described.add(part, _LITERALS) for part in call.args):
                 key = tuple(described.key)
                 if not described.mentions_function:
-                    alike = NUMBERS.of_key(key)
-                first = self._by_call.setdefault(key if alike == NONE else alike, number)
+                    same_key = NUMBERS.of_key(key)
+                first = self._by_call.setdefault(key if same_key == NONE else same_key, number)
                 self.operands += described.reads
         self.like.append(first)
-        self.classes.append(alike)
+        self.classes.append(same_key)
         self.begin.append(len(self.operands))
 
 

@@ -79,21 +79,21 @@ _here = threading.local()
 @contextmanager
 def worker(fabric: Fabric, rank: int) -> Iterator[None]:
     """Make the calling thread the worker ``rank`` of a fabric."""
-    _here.place = (fabric, rank)
+    _here.location = (fabric, rank)
     try:
         with fabric.worker(rank):
             yield
     finally:
-        del _here.place
+        del _here.location
 
 
-def _place(name: str) -> tuple[Fabric, int]:
-    place: tuple[Fabric, int] | None = getattr(_here, "place", None)
-    if place is None:
+def _location(name: str) -> tuple[Fabric, int]:
+    position: tuple[Fabric, int] | None = getattr(_here, "location", None)
+    if position is None:
         problem = f"{PREFIX}{name} was called outside of a run of several ranks"
         remedy = "Run the module with tvm_distir.run."
-        raise EngineError("DIST0605", problem, place=name, remedy=remedy)
-    return place
+        raise EngineError("DIST0605", problem, location=name, remedy=remedy)
+    return position
 
 
 def split_groups(ranks: Iterable[SupportsInt], size: int) -> tuple[tuple[int, ...], ...]:
@@ -106,7 +106,7 @@ def _guarded(name: str, body: Callable[..., Any]) -> Callable[..., Any]:
     """Hand a failure to the fabric before it leaves, with its class and text intact."""
 
     def call(*args: object) -> object:
-        fabric, rank = _place(name)
+        fabric, rank = _location(name)
         try:
             return body(fabric, rank, *args)
         except BaseException as err:
@@ -132,8 +132,8 @@ def _decoded_exchange(
     x: tvm.runtime.Tensor, groups: tvm_ffi.Shape, size: int, *parts: tvm_ffi.Shape
 ) -> tuple[Collective, list[tvm.runtime.Tensor]]:
     shape, mesh, before, after = (tuple(int(n) for n in part) for part in parts)
-    places = tuple(range(int(size)))
-    args = (("shape", shape), ("src", (mesh, places, before)), ("dst", (mesh, places, after)))
+    positions = tuple(range(int(size)))
+    args = (("shape", shape), ("src", (mesh, positions, before)), ("dst", (mesh, positions, after)))
     return Collective("exchange", split_groups(groups, int(size)), args), [x]
 
 

@@ -83,12 +83,12 @@ def failure_text(error: BaseException) -> str:
 def worker_failed(
     error: BaseException,
     rank: int,
-    place: str,
+    location: str,
     remedy: str = "Run with the engine virtual, which names the binding.",
 ) -> EngineError:
     """Return the error DIST0612 with the last line of a worker's exception."""
     what = f"worker {rank}: {failure_text(error)}"
-    return EngineError("DIST0612", what, place=place, remedy=remedy)
+    return EngineError("DIST0612", what, location=location, remedy=remedy)
 
 
 def call_words(call: Collective, x: Operand) -> str:
@@ -103,19 +103,19 @@ def unlike_calls(
     """Return the failure (DIST0611) of two ranks of a group, given with what they called."""
     problem = f"rank {first[0]} called {first[1]} while rank {second[0]} called {second[1]}"
     remedy = "Make all ranks of a group call the same collectives in the same order."
-    return EngineError("DIST0611", problem, place=f"group {list(group)}", remedy=remedy)
+    return EngineError("DIST0611", problem, location=f"group {list(group)}", remedy=remedy)
 
 
 def deadlock(waits: Sequence[str]) -> EngineError:
     """Return the failure (DIST0610) of ranks that wait for each other, given what each does."""
     remedy = "Make every rank of a group call its collectives, and give each send a receive."
-    return EngineError("DIST0610", "; ".join(waits), place="ranks", remedy=remedy)
+    return EngineError("DIST0610", "; ".join(waits), location="ranks", remedy=remedy)
 
 
 def too_late(problem: str, location: str) -> EngineError:
     """Return the failure (DIST0613) of ranks that did not reach a point within the timeout."""
     remedy = "Raise the engine's timeout_s if it is only slow."
-    return EngineError("DIST0613", problem, place=location, remedy=remedy)
+    return EngineError("DIST0613", problem, location=location, remedy=remedy)
 
 
 def ranks_text(ranks: Sequence[int]) -> str:

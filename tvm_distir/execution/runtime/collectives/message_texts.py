@@ -56,17 +56,17 @@ def read_received(items: Sequence[Sequence[Any]]) -> list[tuple[Transfer, int]]:
     return [(read_transfer(transfer), int(element_bytes)) for transfer, element_bytes in items]
 
 
-Meaning = Transfer | str | None
+MessageMeaning = Transfer | str | None
 """What an array is sent for: a transfer, the words of a collective, or what both sides know."""
 
 
-def array_head(meaning: Meaning, array: Array) -> bytes:
+def array_head(meaning: MessageMeaning, array: Array) -> bytes:
     """Return what is sent before the bytes of an array: its meaning, shape and type."""
     content = transfer_items(meaning) if isinstance(meaning, Transfer) else meaning
     return json.dumps([content, array.shape, str(array.dtype)]).encode()
 
 
-def read_array_head(text: bytes) -> tuple[Meaning, tuple[int, ...], np.dtype[np.generic]]:
+def read_array_head(text: bytes) -> tuple[MessageMeaning, tuple[int, ...], np.dtype[np.generic]]:
     """Return the meaning, the shape and the type that :func:`array_head` wrote."""
     content, shape, dtype = json.loads(text)
     meaning = read_transfer(content) if isinstance(content, list) else content
@@ -100,4 +100,4 @@ def read_error(text: str | bytes) -> BaseException:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
         problem = f"a process reports a failure that cannot be read: {err}"
         remedy = "Check that no other program writes into the store of the job."
-        return EngineError("DIST0612", problem, place="job", remedy=remedy)
+        return EngineError("DIST0612", problem, location="job", remedy=remedy)

@@ -12,7 +12,7 @@ import numpy as np
 import tvm_ffi
 
 from tvm_distir.core.collectives import Collective, Transfer
-from tvm_distir.execution.runtime.collectives.message_texts import Meaning
+from tvm_distir.execution.runtime.collectives.message_texts import MessageMeaning
 from tvm_distir.execution.runtime.program.tensors import Array
 from tvm_distir.support import DistIRError
 
@@ -20,7 +20,7 @@ from . import native_library as native
 from .fabric import WorkerError, failure_text
 from .message_texts import array_head, read_array_head
 from .progress_threads import ProgressThread
-from .transfers import Route, Transfers
+from .transfers import Endpoint, Transfers
 
 _EXCHANGE_TAG = -1
 """Tag of all exchanges: their messages on the same route arrive in the order they were sent."""
@@ -164,7 +164,7 @@ class NativeFabric(Transfers):
         self._count(rank, call, out)
         return out
 
-    def _post(self, route: Route, message: tuple[Meaning, Array]) -> list[object]:
+    def _post(self, route: Endpoint, message: tuple[MessageMeaning, Array]) -> list[object]:
         meaning, part = message
         flat = np.ascontiguousarray(part).reshape(-1).view(np.uint8)
         label = array_head(meaning, part)
@@ -172,8 +172,8 @@ class NativeFabric(Transfers):
         return []
 
     def _take(
-        self, route: Route, message_label: str, expected: tuple[Transfer, Array] | None = None
-    ) -> tuple[Meaning, Array]:
+        self, route: Endpoint, message_label: str, expected: tuple[Transfer, Array] | None = None
+    ) -> tuple[MessageMeaning, Array]:
         tag, source, _ = route
         label, size_bytes = native.await_message(tag, source, message_label)
         meaning, shape, dtype = read_array_head(label)

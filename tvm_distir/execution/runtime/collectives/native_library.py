@@ -28,7 +28,7 @@ NATIVE_KINDS: tuple[str, ...] = (
 """Collectives the library has, in the order of its enum ``Kind``."""
 
 
-_FAULT = ("class", "code", "place", "what", "remedy")
+_FAULT = ("class", "code", "location", "what", "remedy")
 """The fields of ``Fault`` (``passes/ffi/refuse.h``), in its order."""
 
 

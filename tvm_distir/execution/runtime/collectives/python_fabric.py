@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 
 from tvm_distir.core.collectives import Collective, Transfer, apply
 from tvm_distir.execution.runtime.collectives.fabric import deadlock, too_late, unlike_calls
-from tvm_distir.execution.runtime.collectives.message_texts import Meaning
+from tvm_distir.execution.runtime.collectives.message_texts import MessageMeaning
 from tvm_distir.execution.runtime.program.tensors import Array
 
 from .fabric import Aborted, call_words, ranks_text
 from .posted_collectives import PostedCollectives
-from .transfers import Route
+from .transfers import Endpoint
 
 
 @dataclass
@@ -52,7 +52,7 @@ class PythonFabric(PostedCollectives):
         self._timeout_s = timeout_s
         self._changed = threading.Condition()
         self._rendezvous: dict[tuple[int, ...], _Rendezvous] = {}
-        self._messages: dict[Route, deque[tuple[Meaning, Array]]] = {}
+        self._messages: dict[Endpoint, deque[tuple[MessageMeaning, Array]]] = {}
         self._waits: dict[int, _Wait] = {}
         self._done: set[int] = set()
         self.failure: tuple[int, BaseException] | None = None
@@ -117,7 +117,7 @@ class PythonFabric(PostedCollectives):
             rendezvous.results = done
             self._changed.notify_all()
 
-    def _post(self, route: Route, message: tuple[Meaning, Array]) -> list[object]:
+    def _post(self, route: Endpoint, message: tuple[MessageMeaning, Array]) -> list[object]:
         with self._changed:
             self._check_failure()
             self._messages.setdefault(route, deque()).append(message)
@@ -126,8 +126,8 @@ class PythonFabric(PostedCollectives):
         return []
 
     def _take(
-        self, route: Route, label: str, expected: tuple[Transfer, Array] | None = None
-    ) -> tuple[Meaning, Array]:
+        self, route: Endpoint, label: str, expected: tuple[Transfer, Array] | None = None
+    ) -> tuple[MessageMeaning, Array]:
         with self._changed:
             self._check_failure()
             box = self._messages.setdefault(route, deque())
@@ -169,10 +169,10 @@ class PythonFabric(PostedCollectives):
             return
         if any(wait.ready() for wait in self._waits.values()):
             return
-        waiting = [
+        pending = [
             f"rank {r} waits in {wait.what} for {ranks_text(wait.missing())}"
             for r, wait in sorted(self._waits.items())
         ]
         ended = [f"ended: {ranks_text(sorted(self._done))}"] if self._done else []
-        self.failure = (rank, deadlock([*waiting, *ended]))
+        self.failure = (rank, deadlock([*pending, *ended]))
         self._changed.notify_all()

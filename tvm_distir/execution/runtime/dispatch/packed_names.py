@@ -20,4 +20,4 @@ def check_dispatch(dispatch: str | None) -> None:
     if dispatch is not None and dispatch not in DISPATCHES:
         problem = f'there are no kernels of "{dispatch}"'
         remedy = nearest(str(dispatch), DISPATCHES)
-        raise EngineError("DIST0623", problem, place="dispatch", remedy=remedy)
+        raise EngineError("DIST0623", problem, location="dispatch", remedy=remedy)

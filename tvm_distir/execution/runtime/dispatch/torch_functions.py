@@ -80,14 +80,14 @@ def conv2d(
 
 def take_backward(grad: Tensor, indices: Tensor, out: Tensor) -> None:
     """Write the gradient of the rows of a matrix that were looked up."""
-    table, places = from_dlpack(out), from_dlpack(indices)
+    table, positions = from_dlpack(out), from_dlpack(indices)
     # An index that is outside of the table adds nothing, as in the kernel of TVM.
-    inside = (places >= 0) & (places < table.shape[0])
+    inside = (positions >= 0) & (positions < table.shape[0])
     rows = torch.where(inside[:, None], from_dlpack(grad), 0.0)
     if rows.element_size() < 4:  # on CPUs PyTorch adds rows of half precision in their type
         rows = rows.float()
-    places = torch.where(inside, places, 0)
-    table.copy_(torch.ops.aten.embedding_dense_backward(rows, places, table.shape[0], -1, False))
+    positions = torch.where(inside, positions, 0)
+    table.copy_(torch.ops.aten.embedding_dense_backward(rows, positions, table.shape[0], -1, False))
 
 
 FUNCTIONS = {

@@ -32,7 +32,7 @@ def check_outputs(outputs: str) -> None:
     if outputs not in OUTPUTS:
         problem = f'there is no form of outputs "{outputs}"'
         remedy = nearest(str(outputs), OUTPUTS)
-        raise EngineError("DIST0607", problem, place="outputs", remedy=remedy)
+        raise EngineError("DIST0607", problem, location="outputs", remedy=remedy)
 
 
 class Engine(ABC):
@@ -99,7 +99,7 @@ class Engine(ABC):
             raise EngineError(
                 "DIST0605",
                 "it is an object of each device, which cannot leave its process",
-                place=f'engine {self.name}/"{object_port.name}"',
+                location=f'engine {self.name}/"{object_port.name}"',
                 remedy='Use the engine "threads" or "virtual".',
             )
         self.donated = frozenset()
@@ -116,7 +116,7 @@ class Engine(ABC):
         if self.trace is not None and not self.records_trace:
             problem = "it records no trace of a run"
             remedy = 'Use the engine "threads", "mpi" or "torch".'
-            raise EngineError("DIST0605", problem, place=f"engine {self.name}", remedy=remedy)
+            raise EngineError("DIST0605", problem, location=f"engine {self.name}", remedy=remedy)
 
     def run_program(self, program: Runnable, inputs: Inputs, outputs: str) -> list[Any]:
         """Split the inputs, run, and join the outputs."""

@@ -19,9 +19,9 @@ import numpy as np
 
 from tvm_distir.core.collectives import Transfer
 from tvm_distir.execution.runtime.collectives.array_operations import Operand
-from tvm_distir.execution.runtime.collectives.message_texts import Meaning
+from tvm_distir.execution.runtime.collectives.message_texts import MessageMeaning
 from tvm_distir.execution.runtime.collectives.posted_collectives import PostedCollectives
-from tvm_distir.execution.runtime.collectives.transfers import Route
+from tvm_distir.execution.runtime.collectives.transfers import Endpoint
 from tvm_distir.execution.runtime.program.communication import Communication
 from tvm_distir.execution.runtime.program.tensors import Array
 
@@ -45,7 +45,7 @@ class JobFabric(PostedCollectives):
 
     Attributes
     ----------
-    place : str
+    location : str
         The engine, for messages.
     device : tvm.runtime.Device or None
         The device of this process' tensors; None for the CPU.
@@ -53,7 +53,7 @@ class JobFabric(PostedCollectives):
         The first rank that failed, as far as this process knows, and its error.
     """
 
-    place: str
+    location: str
     device: tvm.runtime.Device | None = None
 
     def __init__(self, ranks: Sequence[int], process: int, size: int, local_rank: int) -> None:
@@ -62,7 +62,7 @@ class JobFabric(PostedCollectives):
         self.number, self.size, self.local_rank = process, size, local_rank
         self.failure: tuple[int, BaseException] | None = None
         self._processes = {rank: i for i, rank in enumerate(self.ranks)}
-        self._kept: dict[Route, deque[tuple[Meaning, Array]]] = {}
+        self._kept: dict[Endpoint, deque[tuple[MessageMeaning, Array]]] = {}
 
     @property
     def rank(self) -> int | None:
@@ -81,15 +81,15 @@ class JobFabric(PostedCollectives):
     def finish(self, rank: int) -> None:
         """Do nothing: the end of a run is agreed on by :meth:`exchange_texts`."""
 
-    def _post(self, route: Route, message: tuple[Meaning, Array]) -> list[Any]:
+    def _post(self, route: Endpoint, message: tuple[MessageMeaning, Array]) -> list[Any]:
         if route[1] == route[2]:
             self._kept.setdefault(route, deque()).append(message)
             return []
         return self._send(route, *message)
 
     def _take(
-        self, route: Route, label: str, expected: tuple[Transfer, Operand] | None = None
-    ) -> tuple[Meaning, Array]:
+        self, route: Endpoint, label: str, expected: tuple[Transfer, Operand] | None = None
+    ) -> tuple[MessageMeaning, Array]:
         if route[1] == route[2]:
             return self._kept[route].popleft()
         return self._receive(route, label, expected)
@@ -101,13 +101,13 @@ class JobFabric(PostedCollectives):
         """Record the first failure."""
 
     @abstractmethod
-    def _send(self, route: Route, meaning: Meaning, part: Operand) -> list[Any]:
+    def _send(self, route: Endpoint, meaning: MessageMeaning, part: Operand) -> list[Any]:
         """Send an array and its meaning to another rank; does not wait."""
 
     @abstractmethod
     def _receive(
-        self, route: Route, label: str, expected: tuple[Transfer, Operand] | None
-    ) -> tuple[Meaning, Array]:
+        self, route: Endpoint, label: str, expected: tuple[Transfer, Operand] | None
+    ) -> tuple[MessageMeaning, Array]:
         """Wait for the next array of another rank; returns its meaning and the array."""
 
     @abstractmethod
@@ -140,7 +140,7 @@ class JobFabric(PostedCollectives):
     def prepare(self, communication: Communication) -> None:
         """Make what all processes must make together, once they have agreed on the program."""
 
-    def finish_call(self, place: str) -> None:
+    def finish_call(self, location: str) -> None:
         """Wait for what a call of an entry function has left in flight."""
 
     def end(self) -> None:

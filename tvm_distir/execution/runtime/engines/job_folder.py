@@ -24,7 +24,7 @@ from tvm_distir.execution.runtime.program.local_inputs import LocalInputs
 from tvm_distir.execution.runtime.program.runnable import Runnable, load_saved
 from tvm_distir.execution.runtime.program.sharded import ShardedArray, Stored
 from tvm_distir.execution.runtime.program.tensors import Array
-from tvm_distir.support import write_whole
+from tvm_distir.support import write_atomically
 
 JOB = "job.pickle"
 COUNTS = "counts.pickle"
@@ -47,8 +47,8 @@ class SavedArray:
 
     def read(self, bounds: Bounds) -> Array:
         """Read a box."""
-        whole: Array = np.fromfile(self.path, np.uint8).view(self.dtype).reshape(self.shape)
-        return whole[tuple(slice(a, b) for a, b in bounds)]
+        full: Array = np.fromfile(self.path, np.uint8).view(self.dtype).reshape(self.shape)
+        return full[tuple(slice(a, b) for a, b in bounds)]
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def process_file(folder: Path, rank: int) -> Path:
 
 def write_value(path: Path, value: object) -> None:
     """Write a file atomically."""
-    write_whole(path, pickle.dumps(value))
+    write_atomically(path, pickle.dumps(value))
 
 
 class RunCounts(NamedTuple):

@@ -38,7 +38,7 @@ def agree(member: JobFabric, call: RunCall) -> list[int]:
     if member.size < len(member.ranks):
         problem = f"the job has {member.size} processes, the program requires {len(member.ranks)}"
         remedy = f"Start {len(member.ranks)} processes."
-        raise EngineError("DIST0632", problem, place=member.place, remedy=remedy)
+        raise EngineError("DIST0632", problem, location=member.location, remedy=remedy)
     calls: list[RunCall] = [
         RunCall(*json.loads(text))
         for text in member.exchange_texts(
@@ -55,7 +55,7 @@ def agree(member: JobFabric, call: RunCall) -> list[int]:
                 raise EngineError(
                     "DIST0631",
                     f"process {process} has another {label} ({theirs}) than process 0 ({mine})",
-                    place=member.place,
+                    location=member.location,
                     remedy="Give every process the same module, lowered in the same way.",
                 )
     return [process for process, other in enumerate(calls) if other.has_inputs]
@@ -70,7 +70,7 @@ def inputs_of_rank(
     if list(sources) != [0]:
         problem = f"the processes {list(sources)} of {member.size} have inputs"
         remedy = "Give them on all processes, or on process 0 and None on the others."
-        raise EngineError("DIST0602", problem, place="inputs", remedy=remedy)
+        raise EngineError("DIST0602", problem, location="inputs", remedy=remedy)
     if inputs is not None:
         local = bind_inputs(program.entries, inputs, program.stored)
         _scatter(member, program, local)

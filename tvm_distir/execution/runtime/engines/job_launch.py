@@ -88,7 +88,7 @@ def read_job(folder: Path) -> Job:
 
 
 def run_rank(
-    job: Job, folder: Path, rank: int, place: str, make_engine: Callable[[], JobEngine]
+    job: Job, folder: Path, rank: int, location: str, make_engine: Callable[[], JobEngine]
 ) -> BaseException | None:
     """Run a rank of a job in its process, and write its results; returns what failed."""
     try:
@@ -102,7 +102,7 @@ def run_rank(
         write_results(job, folder, rank, outputs, counts)
     except BaseException as err:
         known = isinstance(err, DistIRError | KeyboardInterrupt)
-        failure = err if known else worker_failed(err, rank, place)
+        failure = err if known else worker_failed(err, rank, location)
         write_value(failure_file(folder, rank), (time.time(), failure))
         return failure
     return None
@@ -119,10 +119,10 @@ def read_failures(job: Job, folder: Path) -> list[tuple[float, BaseException]]:
     return [pickle.loads(path.read_bytes()) for path in files if path.exists()]
 
 
-def died(problem: str, place: str) -> EngineError:
+def died(problem: str, location: str) -> EngineError:
     """Return the error DIST0615 for a process that ended without a word."""
     remedy = "Check the system's log for the cause: too little memory, or a crash."
-    return EngineError("DIST0615", problem, place=place, remedy=remedy)
+    return EngineError("DIST0615", problem, location=location, remedy=remedy)
 
 
 def last_words(log: Path, lines: int) -> str:

@@ -93,7 +93,7 @@ def wait_for_end(
         if outputs == "sharded" or member.rank is None or member.rank not in entry.ranks:
             continue
         for k, (port, part) in enumerate(zip(entry.outputs, results[member.rank])):
-            check_local(part, port, entry, member.rank, entry.output_place(port))
+            check_local(part, port, entry, member.rank, entry.output_location(port))
             content = np.ascontiguousarray(_without_padding(entry, port, member.rank, part))
             digests[k] = hashlib.sha256(content.tobytes()).hexdigest()
     rank = member.rank
@@ -169,6 +169,6 @@ def collect(
                     )
                 first, array = holder[bounds]
                 if digests[rank][k] != digests[first][k]:
-                    raise different_bits(first, rank, port, entry.output_place(port))
+                    raise different_bits(first, rank, port, entry.output_location(port))
                 arrays[rank].append(array)
     return arrays

@@ -16,7 +16,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_distir.core.ir import is_object, named_leaves, relax_functions
 from tvm_distir.core.ops import input_index_ranges
-from tvm_distir.core.rewriting import all_bindings, called_name, entry_of, place_of
+from tvm_distir.core.rewriting import all_bindings, called_name, entry_of, location_of
 from tvm_distir.execution.runtime.program.compiled import SHARED, LibraryCache
 from tvm_distir.execution.runtime.program.input_faults import index_fault
 from tvm_distir.execution.runtime.program.machines import Machines
@@ -65,7 +65,7 @@ def _result(value: Any, index: int) -> Array:
         return np.asarray(value, None if isinstance(value, float) else "int64")
     problem = f"the output is an object ({type(value).__name__}), which has no values to compare"
     remedy = "Return tensors, or objects that are inputs."
-    raise EngineError("DIST0605", problem, place=f"reference/output {index}", remedy=remedy)
+    raise EngineError("DIST0605", problem, location=f"reference/output {index}", remedy=remedy)
 
 
 def _refuse_collectives(mod: ir.IRModule) -> None:
@@ -77,7 +77,7 @@ def _refuse_collectives(mod: ir.IRModule) -> None:
                     "DIST0605",
                     "the module has a collective of several devices: there is no single-device "
                     "program",
-                    place=place_of(str(gv.name_hint), binding.var, binding.value),
+                    location=location_of(str(gv.name_hint), binding.var, binding.value),
                     remedy="Give the module of a single device: td.distribute writes its "
                     "collectives.",
                 )
@@ -109,7 +109,9 @@ class Reference:
         entry = entry_of(mod)
         if any(isinstance(p.ty, DTensorType) for p in mod[entry].params):
             problem = "the module is already distributed: there is no single-device program"
-            raise EngineError("DIST0605", problem, place=entry, remedy="Give the original module.")
+            raise EngineError(
+                "DIST0605", problem, location=entry, remedy="Give the original module."
+            )
         _refuse_collectives(mod)
         check_engine_runs(str(target_in_scope()), "reference")
         self.mod, self._entry = mod, entry
@@ -135,8 +137,8 @@ class Reference:
         """
         for (position, name, suffix), array in zip(self._names, inputs):
             allowed = self._indices.get((position, suffix))
-            place = f'input {position} "{name}"'
-            fault = index_fault(array, allowed.numbers(), place) if allowed else None
+            location = f'input {position} "{name}"'
+            fault = index_fault(array, allowed.numbers(), location) if allowed else None
             if fault is not None:
                 raise fault
         arrays = iter(inputs)
@@ -147,7 +149,7 @@ class Reference:
             raise EngineError(
                 "DIST0625",
                 next((line for line in str(error).splitlines() if line), type(error).__name__),
-                place=f"reference/{self._entry}",
+                location=f"reference/{self._entry}",
                 remedy="Run the module by TVM on one device first, and repair what it calls.",
             ) from error
         return [_result(value, index) for index, value in enumerate(flat_tensors(result))]

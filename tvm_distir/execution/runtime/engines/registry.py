@@ -64,7 +64,9 @@ def engine(name: str | Engine, dispatch: str | None = None) -> Engine:
         return PlainEngine()
     if name not in ENGINES:
         remedy = REMOVED.get(name) or nearest(name, sorted(ENGINES.names()))
-        raise EngineError("DIST0601", f'there is no engine "{name}"', place="engine", remedy=remedy)
+        raise EngineError(
+            "DIST0601", f'there is no engine "{name}"', location="engine", remedy=remedy
+        )
     target: Any = ENGINES.load(name)
     if name in ENGINES.builtin:
         builtin: Engine = target()

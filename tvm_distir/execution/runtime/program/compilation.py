@@ -74,13 +74,13 @@ def _tile(sch: s_tir.Schedule, rv: SBlockRV, spatial: int) -> None:
     loops = sch.get_loops(rv)
     extents = _extents(sch, loops) or []
     columns, others, reduction = loops[0], loops[1:spatial], loops[spatial:]
-    lanes, inner = _divisor(extents[0], _LANES), []
+    device_groups, inner = _divisor(extents[0], _LANES), []
     outer = []
-    if lanes is not None and lanes < extents[0]:
-        head, columns = sch.split(columns, [None, lanes])
+    if device_groups is not None and device_groups < extents[0]:
+        head, columns = sch.split(columns, [None, device_groups])
         outer.append(head)
     rows = _divisor(extents[spatial - 1], _ROWS) if others else None
-    if rows is not None and lanes is not None:
+    if rows is not None and device_groups is not None:
         head, tail = sch.split(others[-1], [None, rows])
         others = [*others[:-1], head]
         inner.append(tail)
@@ -166,11 +166,11 @@ def _build(
 def not_compiled(error: Exception, location: str) -> EngineError:
     """Return the failure (DIST0606) of a compilation, with the first line of TVM's message."""
     problem = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
-    return EngineError("DIST0606", problem, place=location, remedy=_COMPILE)
+    return EngineError("DIST0606", problem, location=location, remedy=_COMPILE)
 
 
 def compile_module(
-    mod: ir.IRModule, place: str = "module", kernels: SharedKernels | None = None
+    mod: ir.IRModule, location: str = "module", kernels: SharedKernels | None = None
 ) -> relax.VMExecutable:
     """Compile a module: legalize, order loops, repair kernels, and run TVM's default build.
 
@@ -196,4 +196,4 @@ def compile_module(
     except Exception as err:
         lines = [line.strip() for line in str(err).splitlines() if line.strip()]
         problem = f"{type(err).__name__}: {' '.join(lines[:3])[:400] or 'no message'}"
-        raise EngineError("DIST0606", problem, place=place, remedy=_COMPILE) from err
+        raise EngineError("DIST0606", problem, location=location, remedy=_COMPILE) from err

@@ -56,9 +56,9 @@ class _ModuleMap:
             if key not in self._entries:
                 return None
             self._entries.move_to_end(key)
-            alike = tuple(self._entries[key])
+            equal = tuple(self._entries[key])
         # Structural hashes of unlike nodes meet in TVM: only the comparison decides.
-        return next((v for m, v in alike if tvm_ffi.structural_equal(mod, m)), None)
+        return next((v for m, v in equal if tvm_ffi.structural_equal(mod, m)), None)
 
     def keep(self, mod: ir.IRModule, value: object) -> None:
         """Store a value of a module that is not known yet."""
@@ -98,7 +98,7 @@ class LibraryCache:
         self._cache = _ModuleMap(size)
         self._kernels = kernels
 
-    def get(self, mod: ir.IRModule, place: str) -> Any:
+    def get(self, mod: ir.IRModule, location: str) -> Any:
         """Return the module compiled, at its first use.
 
         Raises
@@ -106,7 +106,9 @@ class LibraryCache:
         EngineError
             DIST0606 when TVM cannot compile it.
         """
-        return self._cache.find_or_make(mod, lambda: compile_module(mod, place, self._kernels).mod)
+        return self._cache.find_or_make(
+            mod, lambda: compile_module(mod, location, self._kernels).mod
+        )
 
 
 class KernelCache:
@@ -130,7 +132,7 @@ class KernelCache:
         self._cache = _ModuleMap(size)
         self.compiled = 0
 
-    def get(self, mod: ir.IRModule, place: str) -> Any:
+    def get(self, mod: ir.IRModule, location: str) -> Any:
         """Return the function of a module, compiled at its first use.
 
         Raises
@@ -138,7 +140,7 @@ class KernelCache:
         EngineError
             DIST0606 when TVM cannot compile it.
         """
-        return self._cache.find_or_make(mod, lambda: self._compile([(mod, place)])[0])
+        return self._cache.find_or_make(mod, lambda: self._compile([(mod, location)])[0])
 
     def prepare(self, needed: Iterable[tuple[ir.IRModule, str]]) -> None:
         """Compile the modules that are not known yet in a single build.
@@ -166,10 +168,10 @@ class KernelCache:
         """Return the modules that are not known, each once."""
         missing: list[tuple[ir.IRModule, str]] = []
         seen = _ModuleMap(_CACHE_SIZE)
-        for mod, place in requests:
+        for mod, position in requests:
             if self._cache.find(mod) is None and seen.find(mod) is None:
                 seen.keep(mod, True)
-                missing.append((mod, place))
+                missing.append((mod, position))
         return missing
 
     def _compile(self, modules: Sequence[tuple[ir.IRModule, str]]) -> list[Callable[..., Any]]:

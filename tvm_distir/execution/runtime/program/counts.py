@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from tvm_distir.core.collectives import wire_bytes
+from tvm_distir.core.collectives import sent_bytes
 from tvm_distir.core.ir.operators import COLLECTIVES
 
 
@@ -27,7 +27,7 @@ class CollectiveCount:
     bytes_per_device : int
         The sum over the executions of the bytes of a device's result.
     wire_bytes_per_device : int
-        Sum of :func:`tvm_distir.core.collectives.volume.wire_bytes`; for a transfer, the bytes that
+        Sum of :func:`tvm_distir.core.collectives.volume.sent_bytes`; for a transfer, the bytes that
         leave a device, summed over devices and divided by the destination ranks, rounded up.
     """
 
@@ -49,17 +49,17 @@ class CollectiveCounter:
     def __init__(self) -> None:
         self._sums: dict[tuple[str, str, int], list[int]] = {}
 
-    def _add(self, key: tuple[str, str, int], result_bytes: int, wire: int) -> None:
+    def _add(self, key: tuple[str, str, int], result_bytes: int, sent: int) -> None:
         entry = self._sums.setdefault(key, [0, 0, 0])
         entry[0] += 1
         entry[1] += result_bytes
-        entry[2] += wire
+        entry[2] += sent
 
     def collective(self, kind: str, axes: str, group_size: int, result_bytes: int) -> None:
         """Count an execution; ops without traffic are not counted."""
         if kind in COLLECTIVES:
-            wire = wire_bytes(kind, result_bytes, group_size)
-            self._add((kind, axes, group_size), result_bytes, wire)
+            sent = sent_bytes(kind, result_bytes, group_size)
+            self._add((kind, axes, group_size), result_bytes, sent)
 
     def transfer(self, axes: str, ranks: int, result_bytes: int, moved_bytes: int) -> None:
         """Count a transfer between meshes."""

@@ -53,13 +53,13 @@ class DeviceObjects:
         if known is None:
             problem = "no packed function of this name is registered"
             remedy = "Register it with tvm_ffi.register_global_func."
-            raise EngineError("DIST0618", problem, place=function, remedy=remedy)
+            raise EngineError("DIST0618", problem, location=function, remedy=remedy)
         return [known(self.objects[device], *args) for device in sorted(self.objects)]
 
-    def of(self, rank: int, place: str) -> object:
+    def of(self, rank: int, location: str) -> object:
         """Return the object of a device (EngineError DIST0602 where it has none)."""
         if rank not in self.objects:
             problem = f"device {rank} has no object, the devices {sorted(self.objects)} have"
             remedy = "Give td.DeviceObjects with an object for each device of the mesh."
-            raise EngineError("DIST0602", problem, place=place, remedy=remedy)
+            raise EngineError("DIST0602", problem, location=location, remedy=remedy)
         return self.objects[rank]

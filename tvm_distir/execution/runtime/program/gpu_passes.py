@@ -110,7 +110,7 @@ def check_threads(mod: ir.IRModule, target: tvm.target.Target) -> None:
             raise EngineError(
                 "DIST0608",
                 f"its loops are not bound to threads, as the target {target.kind.name} requires",
-                place=str(gv.name_hint),
+                location=str(gv.name_hint),
                 remedy="Bind its loops to threads, or remove its attribute tirx.is_scheduled, so "
                 "that TVM's DLight schedules it.",
             )

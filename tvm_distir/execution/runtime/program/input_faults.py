@@ -16,11 +16,11 @@ from .tensors import Array
 
 def bad_input(problem: str, remedy: str, port: Port | None = None) -> EngineError:
     """Return the error DIST0602, which names the input."""
-    place = input_location(port) if port else "inputs"
-    return EngineError("DIST0602", problem, place=place, remedy=remedy)
+    location = input_location(port) if port else "inputs"
+    return EngineError("DIST0602", problem, location=location, remedy=remedy)
 
 
-def index_fault(values: Array, index_range: Sequence[int], place: str) -> EngineError | None:
+def index_fault(values: Array, index_range: Sequence[int], location: str) -> EngineError | None:
     """Return the error DIST0619 if a value is outside of the range of indices.
 
     Parameters
@@ -28,7 +28,7 @@ def index_fault(values: Array, index_range: Sequence[int], place: str) -> Engine
     values : array of integers
     index_range : sequence of int
         The range, as :attr:`Port.index_range` has it.
-    place : str
+    location : str
         The place of the input.
     """
     low, high, *ignored = index_range
@@ -42,7 +42,7 @@ def index_fault(values: Array, index_range: Sequence[int], place: str) -> Engine
     at = np.argwhere(outside)[0]
     problem = f"{values[tuple(at)]} at {at.tolist()} is not an index of a dim of {high} elements"
     remedy = f"Give indices from {low} to {high - 1}."
-    return EngineError("DIST0619", problem, place=place, remedy=remedy)
+    return EngineError("DIST0619", problem, location=location, remedy=remedy)
 
 
 def input_location(port: Port) -> str:

@@ -144,13 +144,13 @@ class EntryFunction:
             raise EngineError(
                 "DIST0602",
                 f"the dim {unknown[0]} has no size before a run",
-                place=f"{self.function}/{port.name}",
+                location=f"{self.function}/{port.name}",
                 remedy="Call td.run with the inputs, or distribute the module with sizes: "
                 "td.bind_dims.",
             )
         return port.shape
 
-    def output_place(self, port: Port) -> str:
+    def output_location(self, port: Port) -> str:
         """Return the text for messages."""
         return f'{self.function}/output {port.index} "{port.name}"'
 
@@ -158,10 +158,10 @@ class EntryFunction:
 Entries = Sequence[EntryFunction]
 
 
-def wrong_module(place: str, problem: str) -> EngineError:
+def wrong_module(location: str, problem: str) -> EngineError:
     """Return the error DIST0603 for a module that is not at level 5."""
     return EngineError(
-        "DIST0603", problem, place=place, remedy="Lower the module with LowerDistIR first."
+        "DIST0603", problem, location=location, remedy="Lower the module with LowerDistIR first."
     )
 
 
@@ -176,7 +176,7 @@ def np_dtype(name: str) -> np.dtype[np.generic]:
         return dtype_class
 
 
-def read_port(item: Mapping[str, Any], place: str, mesh_shape: Sequence[int]) -> Port:
+def read_port(item: Mapping[str, Any], location: str, mesh_shape: Sequence[int]) -> Port:
     """Return the port of an item of ``dist.io``.
 
     Raises
@@ -198,9 +198,9 @@ def read_port(item: Mapping[str, Any], place: str, mesh_shape: Sequence[int]) ->
         if port.segments is not None:
             port.segments.check(port.shape)
     except (KeyError, TypeError, ValueError) as err:
-        raise wrong_module(place, f"an item of dist.io cannot be read: {err}") from err
+        raise wrong_module(location, f"an item of dist.io cannot be read: {err}") from err
     sizes = port.mesh[0] if port.mesh else mesh_shape
-    check_placement(port.labels, sizes, len(port.shape), f"{place}/{port.name}")
+    check_placement(port.labels, sizes, len(port.shape), f"{location}/{port.name}")
     return port
 
 

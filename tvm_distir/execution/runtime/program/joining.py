@@ -23,7 +23,7 @@ from .tensors import Array
 _CHUNK = 1 << 20
 
 
-def check_local(array: Array, port: Port, entry: EntryFunction, rank: int, place: str) -> None:
+def check_local(array: Array, port: Port, entry: EntryFunction, rank: int, location: str) -> None:
     """Refuse (DIST0603) a rank's output of another shape or type than ``dist.io`` promises."""
     size, dtype = entry.local_shape(port), np_dtype(port.dtype)
     if array.shape != size or array.dtype != dtype:
@@ -31,18 +31,18 @@ def check_local(array: Array, port: Port, entry: EntryFunction, rank: int, place
             "DIST0603",
             f"rank {rank} returned {array.dtype}{list(array.shape)}, "
             f"dist.io declares {dtype}{list(size)}",
-            place=place,
+            location=location,
             remedy="Lower the module again: its entry function does not match its dist.io.",
         )
 
 
-def different_bits(first: int, rank: int, port: Port, place: str) -> EngineError:
+def different_bits(first: int, rank: int, port: Port, location: str) -> EngineError:
     """Return the error DIST0604 for two replicas that differ."""
     return EngineError(
         "DIST0604",
         f"ranks {first} and {rank} hold different bits of a value that is placed "
         f'"{placement_text(port.labels)}"',
-        place=place,
+        location=location,
         remedy="Add the missing collective, or use an engine that reduces in a fixed order.",
     )
 
@@ -51,30 +51,30 @@ class _OutputAssembly:
     """A full output that is assembled from the unpadded parts of a mesh's ranks."""
 
     def __init__(self, port: Port, missing: Sequence[int]) -> None:
-        self.whole = np.zeros(port.shape, np_dtype(port.dtype))
+        self.full = np.zeros(port.shape, np_dtype(port.dtype))
         self._missing = dict.fromkeys(missing)
         self._holder: dict[Bounds, tuple[int, Array]] = {}
 
     def add(self, entry: EntryFunction, port: Port, rank: int, part: Array) -> None:
         """Add a rank's local array."""
-        place = entry.output_place(port)
-        check_local(part, port, entry, rank, place)
+        location = entry.output_location(port)
+        check_local(part, port, entry, rank, location)
         del self._missing[rank]
         bounds = entry.bounds(port, rank)
         content = part[tuple(slice(0, b - a) for a, b in bounds)]
         if bounds in self._holder:
             first, other = self._holder[bounds]
             if not same_bits(content, other):
-                raise different_bits(first, rank, port, place)
+                raise different_bits(first, rank, port, location)
             return
         self._holder[bounds] = (rank, content)
-        self.whole[tuple(slice(a, b) for a, b in bounds)] = content
+        self.full[tuple(slice(a, b) for a, b in bounds)] = content
 
-    def check(self, place: str) -> None:
+    def check(self, location: str) -> None:
         """Refuse (DIST0603) a mesh of which some ranks give nothing."""
         if self._missing:
             raise wrong_module(
-                place, f"the ranks {list(self._missing)} of its mesh do not return it"
+                location, f"the ranks {list(self._missing)} of its mesh do not return it"
             )
 
 
@@ -135,11 +135,11 @@ def gather_outputs(entries: Entries, results: Mapping[int, Sequence[Array]]) -> 
                 )
                 continue
             mesh = entry.mesh_of(port)
-            place = entry.output_place(port)
+            location = entry.output_location(port)
             copies = joined.setdefault(port.index, {})
-            _, whole = copies.setdefault(mesh, (place, _OutputAssembly(port, mesh[1])))
+            _, full = copies.setdefault(mesh, (location, _OutputAssembly(port, mesh[1])))
             for rank in entry.ranks:
-                whole.add(entry, port, rank, results[rank][k])
+                full.add(entry, port, rank, results[rank][k])
     return [
         DeviceObjects(objects[i]) if i in objects else _agreed(joined[i])
         for i in range(len(joined) + len(objects))
@@ -148,11 +148,13 @@ def gather_outputs(entries: Entries, results: Mapping[int, Sequence[Array]]) -> 
 
 def _agreed(copies: Mapping[Any, tuple[str, _OutputAssembly]]) -> Array:
     """Return the output, which must be the same on all meshes that return it."""
-    (first, whole), *others = copies.values()
-    for place, other in copies.values():
-        other.check(place)
-    for place, other in others:
-        if not same_bits(whole.whole, other.whole):
+    (first, full), *others = copies.values()
+    for location, other in copies.values():
+        other.check(location)
+    for location, other in others:
+        if not same_bits(full.full, other.full):
             remedy = "Return it from a single mesh, or reduce it before it is returned."
-            raise EngineError("DIST0604", f"it differs from {first}", place=place, remedy=remedy)
-    return whole.whole
+            raise EngineError(
+                "DIST0604", f"it differs from {first}", location=location, remedy=remedy
+            )
+    return full.full

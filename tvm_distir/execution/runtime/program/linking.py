@@ -40,7 +40,7 @@ def need_compiler() -> str:
         raise DependencyError(
             "DIST0112",
             f"there is no C compiler (looked for {', '.join(_COMPILERS)})",
-            place="deploy",
+            location="deploy",
             remedy=f"Install one (Debian: apt install g++), or name it in {COMPILER_VARIABLE}. "
             "It is needed to write libraries, not to run them.",
         )
@@ -78,7 +78,7 @@ def export_library(executable: relax.VMExecutable, path: Path, compiler: str) ->
         raise DependencyError(
             "DIST0112",
             f"{compiler} cannot link the library: {' '.join(lines[-2:])[:300] or 'no message'}",
-            place=str(path),
+            location=str(path),
             remedy=f"Name another compiler in {COMPILER_VARIABLE}.",
         ) from err
 
@@ -96,10 +96,10 @@ def _workspace(executable: relax.VMExecutable) -> Iterator[tuple[str, list[int]]
 
     LLVM ends the process where it cannot write an object, so none goes to a disk.
     """
-    waiting, count = [executable.mod], 0
-    while waiting:
+    pending, count = [executable.mod], 0
+    while pending:
         count += 1
-        waiting = [*waiting[:-1], *waiting[-1].imports]
+        pending = [*pending[:-1], *pending[-1].imports]
     with tempfile.TemporaryDirectory(prefix="tvm-distir-") as folder:
         objects: list[int] = []
         try:

@@ -50,7 +50,7 @@ def make_machine(
         raise EngineError(
             "DIST0618",
             "the program calls a packed function of this name, which is not registered",
-            place=unknown[1],
+            location=unknown[1],
             remedy="Register it with tvm_ffi.register_global_func in each process that runs the "
             "program; the engines mpi and torch import modules for this purpose (preload).",
         ) from err

@@ -267,8 +267,8 @@ class _Reader:
         if isinstance(expr, relax.Tuple):
             return tuple(self._tree(field) for field in expr.fields)
         if isinstance(expr, relax.TupleGetItem):
-            whole = self._tree(expr.tuple_value)
-            return whole[int(expr.index)] if isinstance(whole, tuple) else whole
+            source = self._tree(expr.tuple_value)
+            return source[int(expr.index)] if isinstance(source, tuple) else source
         return None
 
 

@@ -101,12 +101,12 @@ def spans_in_flight(spans: Sequence[CallSpan]) -> list[tuple[CallSpan, CallSpan]
     return sorted(pairs, key=lambda pair: pair[0].begin_ns)
 
 
-def check_trace_path(path: str | Path, place: str = "trace") -> Path:
+def check_trace_path(path: str | Path, location: str = "trace") -> Path:
     """Return the path of a trace of a run; DIST0152 where it is none of a JSON file."""
     if Path(path).suffix != ".json":
         problem = f'"{path}" does not end with .json'
         remedy = "Traces of runs are written in Chrome's JSON, which Perfetto opens."
-        raise UsageError("DIST0152", problem, place=place, remedy=remedy)
+        raise UsageError("DIST0152", problem, location=location, remedy=remedy)
     return Path(path).absolute()
 
 

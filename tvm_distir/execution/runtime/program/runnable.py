@@ -96,7 +96,7 @@ def as_runnable(dist: Any, dispatch: str | None = None) -> Runnable:
         if dispatch is not None:
             problem = "the program is compiled already"
             remedy = "Give dispatch to td.compile or td.deploy."
-            raise EngineError("DIST0623", problem, place="dispatch", remedy=remedy)
+            raise EngineError("DIST0623", problem, location="dispatch", remedy=remedy)
         return dist
     from .lowered import LoweredProgram
 

@@ -89,7 +89,7 @@ class ShardedArray:
 
 def _cannot_join(problem: str) -> EngineError:
     return EngineError(
-        "DIST0602", problem, place="sharded array", remedy='Run with outputs="whole".'
+        "DIST0602", problem, location="sharded array", remedy='Run with outputs="whole".'
     )
 
 
@@ -130,7 +130,7 @@ def sharded_outputs(entries: Entries, results: Mapping[int, Sequence[Array]]) ->
             for rank in entry.ranks:
                 if rank not in results:
                     continue
-                check_local(results[rank][k], port, entry, rank, entry.output_place(port))
+                check_local(results[rank][k], port, entry, rank, entry.output_location(port))
                 parts.setdefault(port.index, {})[rank] = results[rank][k]
                 boxes.setdefault(port.index, {})[rank] = entry.bounds(port, rank)
     return [

@@ -49,16 +49,16 @@ def sizes_of_inputs(entries: Entries, values: Mapping[int, Any]) -> dict[str, in
     sizes: dict[str, int] = {}
     where: dict[str, str] = {}
     for port, name, size in _named_dims(entries, values, parts):
-        place = f'input {port.index} "{port.name}"'
+        location = f'input {port.index} "{port.name}"'
         if sizes.setdefault(name, size) != size:
             problem = f"the dim {name} has the size {size}, and {sizes[name]} in {where[name]}"
             raise bad_input(problem, "Give inputs of consistent shapes.", port)
-        where[name] = place
+        where[name] = location
         if size % parts[name]:
             raise EngineError(
                 "DIST0624",
                 f"the dim {name} has the size {size}, which {parts[name]} does not divide",
-                place=place,
+                location=location,
                 remedy=f"Give a multiple of {parts[name]}, or distribute the module with the size "
                 f'of the dim: td.bind_dims(mod, {{"{name}": {size}}}).',
             )
@@ -152,7 +152,7 @@ class SizedProgram(DerivedProgram):
         if not isinstance(self._program, LoweredProgram):
             problem = "the engine compiles a program for each size, from IR, which is not there"
             remedy = 'Use the engine "threads" or "virtual".'
-            raise EngineError("DIST0605", problem, place="engine", remedy=remedy)
+            raise EngineError("DIST0605", problem, location="engine", remedy=remedy)
         return LoweredProgram(bind_dims(self._program.mod, self.sizes))
 
     def save(self, entry: EntryFunction, folder: Path) -> Path:

@@ -79,7 +79,7 @@ def as_target(target: object) -> tvm.target.Target:
         raise EngineError(
             "DIST0622",
             f"TVM does not know the target: {str(err).strip().splitlines()[-1][:200]}",
-            place=text,
+            location=text,
             remedy="Give KIND:ARCH, such as cuda:sm_90 or llvm:x86-64-v3, a tag of TVM, such as "
             "nvidia/nvidia-h100, or TVM's JSON form.",
         ) from err
@@ -103,14 +103,14 @@ def target_in_scope() -> tvm.target.Target:
     return tvm.target.Target.current(allow_none=True) or host_target()
 
 
-def check_engine_runs(target: str, place: str) -> None:
+def check_engine_runs(target: str, location: str) -> None:
     """Refuse to run code of a GPU: the engines give programs arrays in the memory of the host.
 
     Parameters
     ----------
     target : str
         TVM's JSON form.
-    place : str
+    location : str
         The function that would run it, for the message.
 
     Raises
@@ -123,13 +123,13 @@ def check_engine_runs(target: str, place: str) -> None:
         raise EngineError(
             "DIST0609",
             f"it runs programs on CPUs, and the target is {kind}",
-            place=place,
+            location=location,
             remedy="Run without a Target in scope, or with a Target of kind llvm; use td.deploy "
             "for other targets.",
         )
 
 
-def check_machine_runs(target: Mapping[str, Any], place: str) -> None:
+def check_machine_runs(target: Mapping[str, Any], location: str) -> None:
     """Refuse a target whose code this machine cannot run.
 
     Of an instruction set it can tell only where TVM's compiler is loaded, and only for the
@@ -139,7 +139,7 @@ def check_machine_runs(target: Mapping[str, Any], place: str) -> None:
     ----------
     target : mapping
         The target, as TVM's JSON form.
-    place : str
+    location : str
 
     Raises
     ------
@@ -159,7 +159,7 @@ def check_machine_runs(target: Mapping[str, Any], place: str) -> None:
         text = f"{kind} {processor}".strip()
         problem = f"it was compiled for {text}, and this is a machine {reason}"
         remedy = "Load it on a machine with its target, or deploy it again for this machine."
-        raise EngineError("DIST0609", problem, place=place, remedy=remedy)
+        raise EngineError("DIST0609", problem, location=location, remedy=remedy)
 
 
 def _has_device(kind: str) -> bool:

@@ -94,11 +94,11 @@ def is_nested(value: object) -> bool:
 
 def flat_tensors(value: Any) -> list[Any]:
     """Return the leaves of a (nested) tuple or FFI array of tensors and objects, in order."""
-    leaves, waiting = [], [value]
-    while waiting:
-        item = waiting.pop()
+    leaves, pending = [], [value]
+    while pending:
+        item = pending.pop()
         if is_nested(item):
-            waiting += reversed(item)
+            pending += reversed(item)
         else:
             leaves.append(item)
     return leaves

@@ -113,10 +113,10 @@ class StageLoads:
         """Yield the pieces with and without collectives."""
         edges = np.unique(np.concatenate(([0], start, end)))
         talks = _covered(edges, start, end)
-        talking = float(np.diff(edges)[talks].sum())
-        shares = _shares(used, talking) if talking else {}
-        for place in np.flatnonzero(np.diff(talks, append=~talks[-1:])).tolist():
-            yield float(edges[place + 1]), shares if talks[place] else {}
+        communicating = float(np.diff(edges)[talks].sum())
+        shares = _shares(used, communicating) if communicating else {}
+        for position in np.flatnonzero(np.diff(talks, append=~talks[-1:])).tolist():
+            yield float(edges[position + 1]), shares if talks[position] else {}
         yield ENDLESS, {}
 
     def _message(self, edge: Edge, source: int, target: int, duration: int) -> list[Piece]:
@@ -224,18 +224,18 @@ def _shared(classes: list[list[Piece]], owners: list[Hashable]) -> dict[Hashable
     most: dict[Hashable, dict[Hashable, float]] = {}
     columns: dict[Hashable, list[tuple[int, int, float]]] = {}
     for number, (pieces, owner) in enumerate(zip(classes, owners, strict=True)):
-        for place, (_, shares) in enumerate(pieces):
+        for position, (_, shares) in enumerate(pieces):
             for link, load in shares.items():
                 by_owner = most.setdefault(link, {})
                 by_owner[owner] = max(by_owner.get(owner, 0.0), load)
-                columns.setdefault(link, []).append((number, place, load))
+                columns.setdefault(link, []).append((number, position, load))
     numbers: dict[Hashable, int] = {}
     result: dict[Hashable, int] = {}
     for link, by_owner in most.items():
         if sum(by_owner.values()) > 1.0 + 1e-9:
-            alike = tuple(columns[link])
-            if alike not in numbers:
-                numbers[alike] = result[link] = len(numbers)
+            link_columns = tuple(columns[link])
+            if link_columns not in numbers:
+                numbers[link_columns] = result[link] = len(numbers)
     return result
 
 

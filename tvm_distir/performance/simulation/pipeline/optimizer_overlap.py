@@ -48,11 +48,13 @@ def with_optimizer_overlap(program: Program) -> Program:
     if staged is None or staged.schedule.stash:
         return program
     functions = dict(program.functions)
-    roles = []
-    for role in staged.roles:
-        with_reductions = _with_reductions(role, functions)
-        roles.append(_with_gathers(with_reductions, functions))
-    return replace(program, functions=functions, staged=replace(staged, roles=tuple(roles)))
+    stage_kinds = []
+    for stage_kind in staged.stage_kinds:
+        with_reductions = _with_reductions(stage_kind, functions)
+        stage_kinds.append(_with_gathers(with_reductions, functions))
+    return replace(
+        program, functions=functions, staged=replace(staged, stage_kinds=tuple(stage_kinds))
+    )
 
 
 @dataclass
@@ -88,10 +90,10 @@ class _MovedOps:
         self.values.append(value)
         return len(self.values) - 1
 
-    def phase(self, kind: str, role: StageKind, functions: dict[str, Function]) -> Phase:
+    def phase(self, kind: str, stage_kind: StageKind, functions: dict[str, Function]) -> Phase:
         """Add the function, and return the phase that runs it."""
-        name = f"{role.name}.{kind}"
-        mesh = functions[role.phases[0].function].mesh
+        name = f"{stage_kind.name}.{kind}"
+        mesh = functions[stage_kind.phases[0].function].mesh
         functions[name] = Function(
             mesh, tuple(self.inputs.values()), tuple(self.ops), tuple(self.outputs.values()),
             tuple(self.values),
@@ -99,12 +101,12 @@ class _MovedOps:
         return Phase(kind, name, tuple(self.inputs), tuple(self.outputs))
 
 
-def _with_reductions(role: StageKind, functions: dict[str, Function]) -> StageKind:
+def _with_reductions(stage_kind: StageKind, functions: dict[str, Function]) -> StageKind:
     """Return a stage kind with the phase ``reduce``, and replace the functions of its end."""
-    accumulate = role.phase(ACCUMULATE)
+    accumulate = stage_kind.phase(ACCUMULATE)
     sums = set() if accumulate is None else set(accumulate.outputs)
-    slots, moved, phases = list(role.slots), _MovedOps(), list[Phase]()
-    for phase in role.phases:
+    slots, moved, phases = list(stage_kind.slots), _MovedOps(), list[Phase]()
+    for phase in stage_kind.phases:
         if phase.name != END and phase.name.partition(":")[0] != PART:
             phases.append(phase)
             continue
@@ -116,7 +118,7 @@ def _with_reductions(role: StageKind, functions: dict[str, Function]) -> StageKi
             for source, output, payload_bytes in shares:
                 slots.append(Value(*fn.values[output][:4]))
                 values[output] = len(slots) - 1
-                read = moved.read(source, role.slots[source])
+                read = moved.read(source, stage_kind.slots[source])
                 write = moved.written(values[output], slots[-1])
                 moved.ops.append(
                     op._replace(
@@ -132,10 +134,10 @@ def _with_reductions(role: StageKind, functions: dict[str, Function]) -> StageKi
         )
         phases.append(replace(phase, inputs=(*phase.inputs, *values.values())))
     if not moved.ops:
-        return role
-    place = next(n for n, p in enumerate(phases) if p.name.partition(":")[0] in (PART, END))
-    phases.insert(place, moved.phase(REDUCE, role, functions))
-    return replace(role, slots=tuple(slots), phases=tuple(phases))
+        return stage_kind
+    position = next(n for n, p in enumerate(phases) if p.name.partition(":")[0] in (PART, END))
+    phases.insert(position, moved.phase(REDUCE, stage_kind, functions))
+    return replace(stage_kind, slots=tuple(slots), phases=tuple(phases))
 
 
 def _reductions(fn: Function, phase: Phase, sums: set[int]) -> list[tuple[Op, list[int]]]:
@@ -154,22 +156,22 @@ def _reductions(fn: Function, phase: Phase, sums: set[int]) -> list[tuple[Op, li
 def _shares(op: Op, fn: Function) -> list[int]:
     """Return the payload of each result of a collective, in the proportion of their bytes."""
     sizes = [fn.values[value].bytes for value in op.outputs]
-    whole, before, shares = max(sum(sizes), 1), 0, list[int]()
+    total, before, shares = max(sum(sizes), 1), 0, list[int]()
     for size in sizes:
         before += size
-        shares.append(op.payload_bytes * before // whole - sum(shares))
+        shares.append(op.payload_bytes * before // total - sum(shares))
     return shares
 
 
-def _with_gathers(role: StageKind, functions: dict[str, Function]) -> StageKind:
+def _with_gathers(stage_kind: StageKind, functions: dict[str, Function]) -> StageKind:
     """Return a stage kind with the phase ``gather``, and replace the function of its beginning."""
-    begin, forward = role.phase(BEGIN), role.phase(FORWARD)
+    begin, forward = stage_kind.phase(BEGIN), stage_kind.phase(FORWARD)
     if begin is None or forward is None:
-        return role
+        return stage_kind
     fn = functions[begin.function]
     slot_of = dict(zip(fn.params, begin.inputs, strict=True))
     result_of = dict(zip(fn.results, begin.outputs, strict=True))
-    classes = {op.kernel_class for op in _collectives_behind(role, functions)}
+    classes = {op.kernel_class for op in _collectives_behind(stage_kind, functions)}
     starts = {
         op.outputs[0]: op
         for op in fn.ops
@@ -183,8 +185,8 @@ def _with_gathers(role: StageKind, functions: dict[str, Function]) -> StageKind:
             continue
         source, target = slot_of[start.inputs[0]], result_of[wait.outputs[0]]
         flying = moved.add(fn.values[start.outputs[0]])
-        read = moved.read(source, role.slots[source])
-        write = moved.written(target, role.slots[target])
+        read = moved.read(source, stage_kind.slots[source])
+        write = moved.written(target, stage_kind.slots[target])
         kernel_class = next(iter(classes)) if len(classes) == 1 else start.kernel_class
         moved.ops += [
             start._replace(
@@ -194,7 +196,7 @@ def _with_gathers(role: StageKind, functions: dict[str, Function]) -> StageKind:
         ]
         removed.update((id(start), id(wait)))
     if not moved.ops:
-        return role
+        return stage_kind
     remaining = [(v, s) for v, s in result_of.items() if s not in moved.outputs]
     functions[begin.function] = replace(
         fn,
@@ -203,14 +205,14 @@ def _with_gathers(role: StageKind, functions: dict[str, Function]) -> StageKind:
     )
     phases = [
         replace(phase, outputs=tuple(slot for _, slot in remaining)) if phase is begin else phase
-        for phase in role.phases
+        for phase in stage_kind.phases
     ]
-    phases.insert(phases.index(forward), moved.phase(GATHER, role, functions))
-    return replace(role, phases=tuple(phases))
+    phases.insert(phases.index(forward), moved.phase(GATHER, stage_kind, functions))
+    return replace(stage_kind, phases=tuple(phases))
 
 
-def _collectives_behind(role: StageKind, functions: dict[str, Function]) -> Iterable[Op]:
+def _collectives_behind(stage_kind: StageKind, functions: dict[str, Function]) -> Iterable[Op]:
     """Yield the collectives of the phases behind all micro-batches, and of their reductions."""
-    for phase in role.phases:
+    for phase in stage_kind.phases:
         if phase.name.partition(":")[0] in (REDUCE, PART, END):
             yield from (op for op in functions[phase.function].ops if op.kind == "collective")

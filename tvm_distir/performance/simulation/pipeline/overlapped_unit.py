@@ -66,27 +66,27 @@ class OverlappedUnit:
         return _chained(self._with_later(self._with_gathers(order, gathers), later))
 
     def _inlined(
-        self, name: str, inputs: Sequence[int], outputs: Sequence[int], whole: bool
+        self, name: str, inputs: Sequence[int], outputs: Sequence[int], full: bool
     ) -> Iterator[Op]:
         """Yield the ops of a function at its call, and of callees: those that call, or all."""
         fn = self.functions[name]
-        place = dict(zip(fn.params, inputs, strict=True))
+        position = dict(zip(fn.params, inputs, strict=True))
         for result, value in zip(fn.results, outputs, strict=True):
-            place.setdefault(result, value)
+            position.setdefault(result, value)
         for op in fn.ops:
             for value in (*op.inputs, *op.outputs):
-                if value not in place:
+                if value not in position:
                     self.values.append(fn.values[value])
-                    place[value] = len(self.values) - 1
-            ends = tuple(place[v] for v in op.inputs), tuple(place[v] for v in op.outputs)
-            if op.kind == "call" and (whole or self._calls(op.callee)):
-                yield from self._inlined(op.callee, *ends, whole)
+                    position[value] = len(self.values) - 1
+            ends = tuple(position[v] for v in op.inputs), tuple(position[v] for v in op.outputs)
+            if op.kind == "call" and (full or self._calls(op.callee)):
+                yield from self._inlined(op.callee, *ends, full)
             else:
                 yield op._replace(inputs=ends[0], outputs=ends[1])
         for result, value in zip(fn.results, outputs, strict=True):
-            if place[result] != value:  # a parameter, or a result that is returned twice
+            if position[result] != value:  # a parameter, or a result that is returned twice
                 title = self.values[value].name
-                yield Op(title, "view", "view", (place[result],), (value,))
+                yield Op(title, "view", "view", (position[result],), (value,))
 
     def _calls(self, name: str) -> bool:
         """Return whether a function calls others."""
@@ -97,11 +97,11 @@ class OverlappedUnit:
         waits = {op.outputs[0]: op for op in gathers if op.kind == "wait"}
         starts = {op.outputs[0]: op for op in gathers if op.kind != "wait"}
         buckets, starting, body = _Buckets(self.values), list[Op](), list[Op]()
-        place: dict[int, int] = {}
+        position: dict[int, int] = {}
 
         def reach(values: Iterable[int]) -> None:
             read = [waits.pop(value) for value in dict.fromkeys(values) if value in waits]
-            place.update((wait.inputs[0], len(place) + k) for k, wait in enumerate(read))
+            position.update((wait.inputs[0], len(position) + k) for k, wait in enumerate(read))
             starting.extend(buckets.filled(starts[wait.inputs[0]] for wait in read))
             body.extend(read)
 
@@ -111,7 +111,7 @@ class OverlappedUnit:
             reach(op.inputs)
             body.append(op)
         reach(list(waits))
-        starting = sorted([*starting, *buckets.rest()], key=lambda op: place[op.outputs[0]])
+        starting = sorted([*starting, *buckets.rest()], key=lambda op: position[op.outputs[0]])
         return [*starting, *body]
 
     def _with_later(self, order: Sequence[Op], later: Sequence[Op]) -> list[Op]:

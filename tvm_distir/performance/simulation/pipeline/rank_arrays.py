@@ -82,16 +82,16 @@ class StageSteps:
         self._steps: list[tuple[int, ...]] = []
         self._kinds: dict[tuple[int, int, str], int] = {}
         self._kind_function: list[int] = []
-        self._kind_places: list[tuple[int, int]] = []
+        self._kind_positions: list[tuple[int, int]] = []
         slots = [
-            range(len(staged.role_of(stage).slots)) if every_slot else kinds.timed(stage)
+            range(len(staged.stage_kind_of(stage).slots)) if every_slot else kinds.timed(stage)
             for stage in range(len(self.rank_of))
         ]
-        self._place = [
+        self._positions = [
             {slot: number * self.micros for number, slot in enumerate(stage_slots)}
             for stage_slots in slots
         ]
-        sizes = [len(places) * self.micros for places in self._place]
+        sizes = [len(positions) * self.micros for positions in self._positions]
         self._base = [0, *np.cumsum(sizes).tolist()]
         self.edges = [edge for edge in staged.all_edges if self._crosses(edge)]
         self._number = {id(edge): number for number, edge in enumerate(self.edges)}
@@ -135,8 +135,10 @@ class StageSteps:
         templates: dict[tuple[int, str, int], int] = {}
         for stage in range(len(self.rank_of)):
             for phase in PHASES:
-                for place in (_FIRST, _LATER, _LAST):
-                    templates[stage, phase, place] = template(self._phase(stage, phase, place))
+                for position in (_FIRST, _LATER, _LAST):
+                    templates[stage, phase, position] = template(
+                        self._phase(stage, phase, position)
+                    )
         self.unit_templates = list(templates.values())
         moves = self.stashes.templates(
             self._stash, lambda rows: template([StepNumbers(numbers) for numbers in rows])
@@ -154,7 +156,7 @@ class StageSteps:
         rows = [[self.rank_of[edge.target[0]], duration] for edge, duration in messages]
         return RankPrograms(
             np.array(self._kind_function, np.int64),
-            np.array(self._kind_places, np.int64).ravel(),
+            np.array(self._kind_positions, np.int64).ravel(),
             np.array(self._steps, np.int64).reshape(-1, 5),
             np.array(begin, np.int64),
             np.cumsum([0, *sizes]),
@@ -183,13 +185,13 @@ class StageSteps:
         ]
         programs = np.array([templates[(*pair, _LATER)] for pair in named], np.int64)[number]
         last = len(order) - 1 - np.unique(kinds[::-1], return_index=True)[1]
-        for places, place in ((last, _LAST), (first, _FIRST)):
-            programs[places] = [templates[(*pair, place)] for pair in named]
+        for positions, position in ((last, _LAST), (first, _FIRST)):
+            programs[positions] = [templates[(*pair, position)] for pair in named]
         return np.stack((programs, np.array(micros, np.int64)), axis=1)
 
-    def _phase(self, stage: int, phase: str, place: int) -> list[StepNumbers]:
+    def _phase(self, stage: int, phase: str, position: int) -> list[StepNumbers]:
         """Return a unit of the schedule: the first of a stage, the last, or another."""
-        role, stash = self.staged.role_of(stage), self.schedule.stash
+        stage_kind, stash = self.staged.stage_kind_of(stage), self.schedule.stash
         direction = _DIRECTION.get(phase, "")
         steps = [
             self._receive(edge, False)
@@ -197,15 +199,15 @@ class StageSteps:
             if edge.target[0] == stage and edge.direction == direction
         ]
         if phase == FORWARD and stash:  # the weights as they are now
-            steps += [self._copy(stage, (p, True), (p, False)) for p in role.params]
-        names = [f"{phase}{suffix}" for suffix in _SUFFIXES[place]]
+            steps += [self._copy(stage, (p, True), (p, False)) for p in stage_kind.params]
+        names = [f"{phase}{suffix}" for suffix in _SUFFIXES[position]]
         name = next((name for name in names if self.kinds.unit(stage, name) is not None), phase)
         steps += self._run(stage, name)
         if phase == FORWARD:
-            steps += self._handed(stage, role.carried)
+            steps += self._handed(stage, stage_kind.carried)
         if phase == self._last_phase and stash:
             steps += self._run(stage, UPDATE, once=True)
-            steps += self._handed(stage, role.updated)
+            steps += self._handed(stage, stage_kind.updated)
         for edge in self.staged.edges:
             if edge.source[0] == stage and edge.direction == direction:
                 steps.append(self._send(edge, False))
@@ -217,10 +219,10 @@ class StageSteps:
 
     def _cell(self, stage: int, slot: int, once: bool) -> tuple[int, int] | None:
         """Place of a slot; None where its time does not matter."""
-        place = self._place[stage].get(slot)
-        if place is None:
+        position = self._positions[stage].get(slot)
+        if position is None:
             return None
-        return self._base[stage] + place + (self.micros - 1 if once else 0), int(not once)
+        return self._base[stage] + position + (self.micros - 1 if once else 0), int(not once)
 
     def _copy(self, stage: int, source: tuple[int, bool], target: tuple[int, bool]) -> StepNumbers:
         return self._copied(self._cell(stage, *source), self._cell(stage, *target))
@@ -233,15 +235,15 @@ class StageSteps:
         return StepNumbers((COPY, *source, *target))
 
     def _receive(self, edge: Edge, once: bool) -> StepNumbers:
-        place = self._cell(*edge.target, once)
-        return StepNumbers((RECV, self._number[id(edge)], *(place or _NOWHERE)))
+        position = self._cell(*edge.target, once)
+        return StepNumbers((RECV, self._number[id(edge)], *(position or _NOWHERE)))
 
     def _send(self, edge: Edge, once: bool) -> StepNumbers:
         """Return a message, or a value for another stage of the rank."""
-        place = self._cell(*edge.source, once)
+        position = self._cell(*edge.source, once)
         if not self._crosses(edge):
-            return self._copied(place, self._cell(*edge.target, once))
-        return StepNumbers((SEND, self._number[id(edge)], *(place or _NOWHERE), SEND_STREAM))
+            return self._copied(position, self._cell(*edge.target, once))
+        return StepNumbers((SEND, self._number[id(edge)], *(position or _NOWHERE), SEND_STREAM))
 
     def _run(self, stage: int, name: str, once: bool = False) -> list[StepNumbers]:
         """Run a unit, if any; ``once``: no micro-batch has separate slots."""
@@ -253,18 +255,18 @@ class StageSteps:
             self._kinds[key] = len(self._kind_function)
             self._kind_function.append(unit.number)
             for slot in (*unit.inputs, *unit.outputs):
-                place = self._place[stage].get(slot)
+                position = self._positions[stage].get(slot)
                 single = once or slot in unit.once
                 last = self.micros - 1 if single else 0
-                self._kind_places.append(
-                    _NOWHERE if place is None else (place + last, int(not single))
+                self._kind_positions.append(
+                    _NOWHERE if position is None else (position + last, int(not single))
                 )
         kind = RunKind(stage, name, unit, once)
         return [StepNumbers((RUN, self._kinds[key], self._base[stage]), kind)]
 
     def _stash(self, stage: int) -> list[tuple[int, int]]:
         """Return the places of a stage's stash of a micro-batch, where their times matter."""
-        cells = (self._cell(stage, slot, False) for slot in self.staged.role_of(stage).stash)
+        cells = (self._cell(stage, slot, False) for slot in self.staged.stage_kind_of(stage).stash)
         return [cell for cell in cells if cell is not None]
 
     def _begin(self) -> list[list[StepNumbers]]:

@@ -110,18 +110,18 @@ class RankClasses:
     ) -> None:
         self.staged, self.lowering = staged, Lowering(blocking)
         keys = layout_key(axes_used(program), program.meshes, system)
-        roles: dict[Hashable, set[int]] = {}
+        stage_kinds: dict[Hashable, set[int]] = {}
         for stage, rank in zip(staged.stages, staged.schedule.rank_of, strict=True):
-            roles.setdefault(keys[rank], set()).add(stage.role)
+            stage_kinds.setdefault(keys[rank], set()).add(stage.role)
         units = {
-            key: self._read(program, system, keys.index(key), rank_roles)
-            for key, rank_roles in roles.items()
+            key: self._read(program, system, keys.index(key), kinds_of_rank)
+            for key, kinds_of_rank in stage_kinds.items()
         }
         self.maps = summarize_functions(self.lowering.table)
         late = {key: self._classes(rank_units) for key, rank_units in units.items()}
         for key, rank_units in units.items():
-            for (role, _), unit in rank_units.items():
-                self.maps.open(unit.number, [late[key][role][slot] for slot in unit.inputs])
+            for (stage_kind, _), unit in rank_units.items():
+                self.maps.open(unit.number, [late[key][stage_kind][slot] for slot in unit.inputs])
         classes = {
             key: RankClass(rank_units, self._timed(self.maps, rank_units))
             for key, rank_units in units.items()
@@ -141,16 +141,16 @@ class RankClasses:
         return self.of(stage).timed[self.staged.stages[stage].role]
 
     def _read(
-        self, program: Program, system: System, rank: int, roles: Collection[int]
+        self, program: Program, system: System, rank: int, stage_kinds: Collection[int]
     ) -> dict[tuple[int, str], RankUnit]:
         """Read the units of roles as a rank runs them."""
-        unit_program, units = with_units(program, self.staged, rank, roles)
+        unit_program, units = with_units(program, self.staged, rank, stage_kinds)
         names = [unit.function for unit in units.values()]
         numbers = read_functions(self.lowering, unit_program, OpCosts(unit_program, system), names)
 
-        def make_unit(role: int, name: str, unit: StageUnit) -> RankUnit:
+        def make_unit(stage_kind: int, name: str, unit: StageUnit) -> RankUnit:
             function = numbers[unit.function]
-            once = once_slots(self.staged.roles[role], self.staged.schedule, name)
+            once = once_slots(self.staged.stage_kinds[stage_kind], self.staged.schedule, name)
             number = self.lowering.functions[function].number
             return RankUnit(
                 unit.function, function, number, unit.inputs, unit.outputs, frozenset(once)
@@ -163,10 +163,10 @@ class RankClasses:
         classes: dict[int, dict[int, int]] = {}
         stash = self.staged.schedule.stash
         for number, slots in arriving(self.staged).items():
-            role = self.staged.roles[number]
-            late = classes[number] = dict.fromkeys(range(len(role.slots)), AT_HAND)
+            stage_kind = self.staged.stage_kinds[number]
+            late = classes[number] = dict.fromkeys(range(len(stage_kind.slots)), AT_HAND)
             late.update(dict.fromkeys(slots, FREE))
-            late.update({slot: FREE for pair in role.sums for slot in pair})
+            late.update({slot: FREE for pair in stage_kind.sums for slot in pair})
             stage_units = [unit for key, unit in units.items() if key[0] == number]
             before: dict[int, int] = {}
             while before != late:
@@ -176,7 +176,7 @@ class RankClasses:
                     for slot, origin in zip(unit.outputs, origins, strict=True):
                         whence = late[unit.inputs[origin]] if origin >= 0 else SETTLED
                         late[slot] = max(late[slot], FREE if origin == IS_FREE else whence)
-                for param, result in (*role.carried, *(role.updated if stash else ())):
+                for param, result in (*stage_kind.carried, *(stage_kind.updated if stash else ())):
                     late[param] = max(late[param], late[result])
         return classes
 
@@ -184,13 +184,13 @@ class RankClasses:
         self, maps: FunctionSummaries, units: dict[tuple[int, str], RankUnit]
     ) -> dict[int, list[int]]:
         """Return, per stage kind, the slots that are ports, are sent, or become such slots."""
-        slots_of_role = arriving(self.staged)
+        slots_of_kind = arriving(self.staged)
         for (number, _), unit in units.items():
-            slots_of_role[number].update(unit.inputs[p] for p in maps.ports(unit.number))
-        for number, slots in slots_of_role.items():
-            role = self.staged.roles[number]
-            slots.update(slot for pair in role.sums for slot in pair)
-            for param, result in (*role.carried, *role.updated):
+            slots_of_kind[number].update(unit.inputs[p] for p in maps.ports(unit.number))
+        for number, slots in slots_of_kind.items():
+            stage_kind = self.staged.stage_kinds[number]
+            slots.update(slot for pair in stage_kind.sums for slot in pair)
+            for param, result in (*stage_kind.carried, *stage_kind.updated):
                 if param in slots:
                     slots.add(result)
-        return {number: sorted(slots) for number, slots in slots_of_role.items()}
+        return {number: sorted(slots) for number, slots in slots_of_kind.items()}

@@ -150,7 +150,7 @@ class StageRuns:
             subject = list(order[at]) if 0 <= at < len(order) else "a sum over stages"
             raise SimulationError(
                 "DIST0720", f"the ranks {stuck} cannot continue: rank {first} waits for {subject}",
-                place="schedule",
+                location="schedule",
                 remedy="Order units such that each follows the units that it depends on.",
             )  # fmt: skip
 
@@ -189,8 +189,8 @@ class StageRuns:
             of_step[step] = numbers[key]
         return steps, of_step
 
-    def busy(self, rank: int, talking: Ints) -> tuple[int, int, int]:
-        """Return the time of computing, of communicating (also ``talking``), and of both."""
+    def busy(self, rank: int, communication: Ints) -> tuple[int, int, int]:
+        """Return the time of computing, of communicating (also ``communication``), and of both."""
         first, last = self.begin[rank : rank + 2].tolist()
         none = np.zeros(0, np.int64)
         slowed = np.zeros(last - first, bool)
@@ -198,8 +198,8 @@ class StageRuns:
             slowed = np.diff(self._met.clock_begin[first : last + 1]) > 0
         if not slowed.any():
             times = self.times[self._at[first] : self._at[last]]
-            return self.kinds.maps.busy(self._functions[first:last], times, none, talking)
-        parts: list[list[Ints]] = [[none], [none, talking]]
+            return self.kinds.maps.busy(self._functions[first:last], times, none, communication)
+        parts: list[list[Ints]] = [[none], [none, communication]]
         for run in self.of(rank):
             function = run.unit.function
             start, end = self.op_times(run)

@@ -87,9 +87,9 @@ class StageTimeline:
         root = "main" if len(self.ran.meshes) == 1 else f"main_mesh{self.rank}"
         elapsed: Table = {root: ElapsedTimes(0, 1)}
         for run in self.runs:
-            (_, whole), *called = self.tables.of(run.unit.function).items()
+            (_, full), *called = self.tables.of(run.unit.function).items()
             count = run.micros.size
-            elapsed[root] = elapsed[root].plus(replace(whole, calls=0), count)
+            elapsed[root] = elapsed[root].plus(replace(full, calls=0), count)
             for name, duration in called:
                 empty = ElapsedTimes(duration.depth, 0)
                 elapsed[name] = elapsed.get(name, empty).plus(duration, count)
@@ -104,9 +104,11 @@ class StageTimeline:
         parts = []
         for run in self.runs:
             if self.ran.kinds.lowering.functions[run.unit.function].tasks:
-                place = f"{self.ran.steps.staged.role_of(run.stage).name}, stage {run.stage}"
+                location = (
+                    f"{self.ran.steps.staged.stage_kind_of(run.stage).name}, stage {run.stage}"
+                )
                 span = self.ran.spans(run)
-                parts.append((run, place, span[:, 0], span[:, 1]))
+                parts.append((run, location, span[:, 0], span[:, 1]))
         return parts
 
     def __len__(self) -> int:
@@ -116,9 +118,9 @@ class StageTimeline:
     def __iter__(self) -> Iterator[Event]:
         device = self.ran.meshes[self.rank].device_ids[0]
         events = list(self._units(device))
-        for wire in self.wires():
-            spans = zip(wire.names, wire.start.tolist(), wire.end.tolist(), strict=True)
-            for kind, (name, start, end) in zip(wire.kinds, spans, strict=True):
+        for messages in self.messages():
+            spans = zip(messages.names, messages.start.tolist(), messages.end.tolist(), strict=True)
+            for kind, (name, start, end) in zip(messages.kinds, spans, strict=True):
                 args = {**kind.args, "binding": name}
                 times = seconds(start), seconds(end - start)
                 events.append(Event(device, kind.stream, kind.name, *times, args))
@@ -126,15 +128,15 @@ class StageTimeline:
 
     def sheets(self) -> Iterator[OpRecords]:
         """Yield the ops of all units."""
-        for run, place, first, last in self.parts:
+        for run, position, first, last in self.parts:
             start, end = self.ran.op_times(run)
             span = np.stack((first, last), axis=1)
             kinds = self.ran.ops(run.unit.function)
             yield OpRecords(
-                kinds, start, end, run.order, unit_word(run.name), place, run.micros, span
+                kinds, start, end, run.order, unit_word(run.name), position, run.micros, span
             )
 
-    def wires(self) -> Iterator[MessageRecords]:
+    def messages(self) -> Iterator[MessageRecords]:
         """Yield the messages of each edge."""
         rank_of = self.ran.steps.rank_of
         for stream, stream_messages in (("send", self.sent), ("recv", self.received)):
@@ -173,7 +175,7 @@ class StageTimeline:
 
     def _units(self, device: int) -> Iterator[Event]:
         lowering = self.ran.kinds.lowering
-        for run, place, start, end in self.parts:
+        for run, position, start, end in self.parts:
             word = unit_word(run.name)
             counts = lowering.counts(run.unit.function).tolist()
             flops = sum(n * row.op.flops for n, row in zip(counts, lowering.rows, strict=True))
@@ -182,7 +184,7 @@ class StageTimeline:
                 args = {
                     "op": run.unit.name,
                     "binding": f"{word} {micro}" if micro >= 0 else word,
-                    "scope": place,
+                    "scope": position,
                     "flops": flops,
                 }
                 yield Event(device, "compute", word, seconds(first), seconds(last - first), args)

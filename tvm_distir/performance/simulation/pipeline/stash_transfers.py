@@ -27,7 +27,7 @@ from tvm_distir.performance.event_loop.rank_programs import (
 from tvm_distir.performance.program.pipeline_program import PipelineProgram
 from tvm_distir.performance.simulation.op_costs import OpCosts
 
-Place = tuple[int, int]
+Position = tuple[int, int]
 Numbers = tuple[int, ...]
 
 STREAM = {STORE: STORE_STREAM, FETCH: FETCH_STREAM}
@@ -78,10 +78,10 @@ class OffloadTransfers:
         )
         self.moves: list[StashTransfer] = []
         self._number: dict[tuple[int, str], int] = {}
-        self._cell: dict[int, Place] = {}
+        self._cell: dict[int, Position] = {}
         for stage in moving:
-            role = staged.role_of(stage)
-            size = sum(role.slots[slot].bytes for slot in role.stash)
+            stage_kind = staged.stage_kind_of(stage)
+            size = sum(stage_kind.slots[slot].bytes for slot in stage_kind.stash)
             if not size:
                 continue
             self._cell[stage] = (cells, 1)
@@ -97,7 +97,7 @@ class OffloadTransfers:
         return [[self.schedule.rank_of[move.stage], move.spent_ps] for move in self.moves]
 
     def templates(
-        self, stash: Callable[[int], list[Place]], template: Callable[[list[Numbers]], int]
+        self, stash: Callable[[int], list[Position]], template: Callable[[list[Numbers]], int]
     ) -> dict[tuple[int, str, bool], int]:
         """Return the templates of the beginning (False) and the end (True) of a stage's copies.
 
@@ -113,7 +113,7 @@ class OffloadTransfers:
             edge, cell = self._number[move.stage, move.kind], self._cell[move.stage]
             begin: list[Numbers] = [(MARK, COMPUTE_PORT, *cell)]
             if move.kind == STORE:
-                begin += [(WAIT, STORE_STREAM, *place) for place in stash(move.stage)]
+                begin += [(WAIT, STORE_STREAM, *position) for position in stash(move.stage)]
             begin.append((SEND, edge, *cell, STREAM[move.kind]))
             end: list[Numbers] = [
                 (RECV, edge, *cell),
@@ -140,17 +140,19 @@ class OffloadTransfers:
         for absence in self.absences[rank]:
             if absence.stage not in self._cell:
                 continue
-            for place, kind, ends in (
+            for position, kind, ends in (
                 (absence.stored, STORE, False),
                 (absence.stored + 1, STORE, True),
                 (absence.fetched, FETCH, False),
                 (absence.fetched + 1, FETCH, True),
             ):
                 row = (templates[absence.stage, kind, ends], absence.micro)
-                before.setdefault(place, []).insert(0 if ends else len(before.get(place, [])), row)
+                before.setdefault(position, []).insert(
+                    0 if ends else len(before.get(position, [])), row
+                )
         rows = [
             row
-            for place, unit in enumerate(units.tolist())
-            for row in (*before.get(place, ()), tuple(unit))
+            for position, unit in enumerate(units.tolist())
+            for row in (*before.get(position, ()), tuple(unit))
         ]
         return np.array(rows, np.int64).reshape(-1, 2)

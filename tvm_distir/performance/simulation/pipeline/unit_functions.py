@@ -34,7 +34,7 @@ class StageUnit:
 
 
 def with_units(
-    program: Program, staged: PipelineProgram, rank: int, roles: Collection[int]
+    program: Program, staged: PipelineProgram, rank: int, stage_kinds: Collection[int]
 ) -> tuple[Program, dict[tuple[int, str], StageUnit]]:
     """Return the units of roles as entries of a program on the mesh of a rank.
 
@@ -47,11 +47,11 @@ def with_units(
     """
     functions = {name: fn.on(rank) for name, fn in program.functions.items()}
     units: dict[tuple[int, str], StageUnit] = {}
-    for number in sorted(roles):
-        role = staged.roles[number]
-        for name, phases in unit_phases(role, staged.schedule).items():
-            full = f"{role.name}/{name}"
-            fn, inputs, outputs = _compose(role, phases, rank, functions)
+    for number in sorted(stage_kinds):
+        stage_kind = staged.stage_kinds[number]
+        for name, phases in unit_phases(stage_kind, staged.schedule).items():
+            full = f"{stage_kind.name}/{name}"
+            fn, inputs, outputs = _compose(stage_kind, phases, rank, functions)
             functions[full] = fn
             units[number, name] = StageUnit(full, inputs, outputs)
     entries = tuple(Entry(rank, unit.function) for unit in units.values())
@@ -59,7 +59,7 @@ def with_units(
 
 
 def _compose(
-    role: StageKind, phases: Sequence[str], mesh: int, functions: Mapping[str, Function]
+    stage_kind: StageKind, phases: Sequence[str], mesh: int, functions: Mapping[str, Function]
 ) -> tuple[Function, tuple[int, ...], tuple[int, ...]]:
     """Write the function that calls phases in turn; with the slots it reads and writes.
 
@@ -72,10 +72,10 @@ def _compose(
     calls: list[PhaseCall] = []
 
     def add(slot: int) -> int:
-        values.append(role.slots[slot])
+        values.append(stage_kind.slots[slot])
         return len(values) - 1
 
-    for phase in filter(None, map(role.phase, phases)):
+    for phase in filter(None, map(stage_kind.phase, phases)):
         for slot in phase.inputs:
             if slot not in at:
                 at[slot] = inputs[slot] = add(slot)
@@ -97,7 +97,7 @@ def _compose(
 
 def arriving(staged: PipelineProgram) -> Mapping[int, set[int]]:
     """Return, per stage kind, the slots that other stages write or read."""
-    slots: dict[int, set[int]] = {number: set() for number in range(len(staged.roles))}
+    slots: dict[int, set[int]] = {number: set() for number in range(len(staged.stage_kinds))}
     for edge in staged.all_edges:
         for stage, slot in (edge.source, edge.target):
             slots[staged.stages[stage].role].add(slot)

@@ -81,8 +81,8 @@ def decided(trial: TrainStepWriter, auto: Auto) -> Recomputation:
     if chosen is None:
         raise too_little(least_bytes(links, gaps), bound)
     policies: dict[str, list[str]] = {}
-    for place, option in zip(chain.places, chosen, strict=True):
-        policies.setdefault(place.call.pair.name, []).append(option.policy)
+    for position, option in zip(chain.positions, chosen, strict=True):
+        policies.setdefault(position.call.pair.name, []).append(option.policy)
     return Recomputation(tuple((name, Runs.of(choices)) for name, choices in policies.items()))
 
 
@@ -103,7 +103,7 @@ def too_little(needed: int, bound: int) -> InfeasibleError:
         "DIST0803",
         f"the step needs {needed / GIB:.3g} GiB on each device with full recomputation, and "
         f"{bound / GIB:.3g} GiB are available",
-        place="train_step (recompute)",
+        location="train_step (recompute)",
         remedy="Give more memory_gib, or the numbers of shards of activations and weights: "
         "auto:activations=8,weights=8.",
     )

@@ -29,7 +29,7 @@ from .peak_memory import PeakMemory
 
 
 @dataclass(frozen=True)
-class _Place:
+class _CallPosition:
     """Call of ``main`` with its forward and backward passes.
 
     Attributes
@@ -79,7 +79,9 @@ class CallChain:
         self.resident = set(body.params) - set(arriving)
         self._later = later
         number = {str(task.var.name): i for i, task in enumerate(body.tasks)}
-        self.places = [_Place(c, number[str(c.made.name)], number[str(c.back.name)]) for c in calls]
+        self.positions = [
+            _CallPosition(c, number[str(c.made.name)], number[str(c.back.name)]) for c in calls
+        ]
         self.last = self.memory.last_uses(body, self._unread())
         self.profile = self.memory.profile(body, arriving, self._kept(), self.last)
         self._options: dict[Any, list[tuple[str, int, ForwardBackward]]] = {}
@@ -90,13 +92,16 @@ class CallChain:
     def _unread(self) -> dict[int, set[Buffer]]:
         """Return the saved values, and results of calls, that only a single backward pass reads."""
         operand_buffers = [
-            {b for arg in place.call.args for b in self._buffers(arg) if self._is_value(b)}
-            for place in self.places
+            {b for arg in position.call.args for b in self._buffers(arg) if self._is_value(b)}
+            for position in self.positions
         ]
         readers = Counter(buffer for buffers in operand_buffers for buffer in buffers)
         return {
-            place.backward: {*self._saved(place.call), *(b for b in buffers if readers[b] == 1)}
-            for place, buffers in zip(self.places, operand_buffers, strict=True)
+            position.backward: {
+                *self._saved(position.call),
+                *(b for b in buffers if readers[b] == 1),
+            }
+            for position, buffers in zip(self.positions, operand_buffers, strict=True)
         }
 
     def _saved(self, call: CallGradient) -> list[Buffer]:
@@ -109,35 +114,39 @@ class CallChain:
     def _kept(self) -> set[Buffer]:
         """Return the buffers that are retained only by the calls."""
         result: set[Buffer] = set()
-        for place in self.places:
-            shown = set(self._buffers(place.call.made)[: -len(self._saved(place.call)) or None])
-            result.update(b for b in self._saved(place.call) if b not in shown)
+        for position in self.positions:
+            shown = set(
+                self._buffers(position.call.made)[: -len(self._saved(position.call)) or None]
+            )
+            result.update(b for b in self._saved(position.call) if b not in shown)
         return result
 
     def links(self) -> list[ChainCall]:
         """Return the links of the chain."""
         return [
             ChainCall(
-                tuple(self._options_of(place)),
-                self.profile[place.forward][0],
-                self.profile[place.backward][0],
+                tuple(self._options_of(position)),
+                self.profile[position.forward][0],
+                self.profile[position.backward][0],
             )
-            for place in self.places
+            for position in self.positions
         ]
 
     def gaps(self) -> list[int]:
         """Return the peak of other live bytes between calls, by the number of calls done."""
-        gaps = [0] * (len(self.places) + 1)
-        ends = {k for place in self.places for k in (place.forward, place.backward)}
+        gaps = [0] * (len(self.positions) + 1)
+        ends = {k for position in self.positions for k in (position.forward, position.backward)}
         for number, (_, most) in enumerate(self.profile):
-            count = sum(place.forward < number < place.backward for place in self.places)
+            count = sum(
+                position.forward < number < position.backward for position in self.positions
+            )
             if number not in ends:
                 gaps[count] = max(gaps[count], most)
         return gaps
 
     def candidates(self, call: CallGradient) -> list[tuple[str, int, ForwardBackward]]:
         """Return the policies of a call's function with their times and pairs."""
-        key = (call.pair.name, call.pair.roles)
+        key = (call.pair.name, call.pair.differentiated)
         if key not in self._options:
             draft = self.pairs.draft(*key)
             parts = draft.params, draft.frontier
@@ -148,37 +157,41 @@ class CallChain:
             cuts = [f"{CUT}{share / 100:g}" for share in shares if 0 < share < 100]
             candidates = []
             for policy in dict.fromkeys((NONE, FULL, SELECTIVE, *cuts)):
-                _, again = kept_by(policy, *parts)
+                _, recomputed = kept_by(policy, *parts)
                 operands = draft.frontier.operands
-                time = sum(self.pairs.times.of(b.value) for b in again if b.var not in operands)
+                time = sum(
+                    self.pairs.times.of(b.value) for b in recomputed if b.var not in operands
+                )
                 candidates.append((policy, time, self.pairs.pair_with(*key, policy)))
                 self.memory.flag(candidates[-1][2], call.args, self.weights)
             self._options[key] = candidates
         return self._options[key]
 
-    def _options_of(self, place: _Place) -> list[CallOption]:
+    def _options_of(self, position: _CallPosition) -> list[CallOption]:
         """Return the options of a call that no other option dominates."""
         options: list[CallOption] = []
-        for policy, time, pair in self.candidates(place.call):
+        for policy, time, pair in self.candidates(position.call):
             later = 0 if self._later is None else self._later(pair)
-            option = CallOption(policy, time, *self._bytes(place, pair), later)
+            option = CallOption(policy, time, *self._bytes(position, pair), later)
             if not any(other.is_no_worse(option) for other in options):
                 options.append(option)
         return options
 
-    def _bytes(self, place: _Place, pair: ForwardBackward) -> tuple[int, int, int]:
+    def _bytes(self, position: _CallPosition, pair: ForwardBackward) -> tuple[int, int, int]:
         """Return the saved bytes, and the peaks inside both passes."""
-        memory, args = self.memory, place.call.args
+        memory, args = self.memory, position.call.args
         operands = [b for arg in args for b in self._buffers(arg)]
         needed = [b for i in pair.needed for b in self._buffers(args[i])]
-        live = {b for b in needed if self._is_value(b) and self.last.get(b, -1) < place.backward}
+        live = {b for b in needed if self._is_value(b) and self.last.get(b, -1) < position.backward}
         forward = str(pair.forward.name_hint)
         tree, _ = memory.results(forward, operands)
         saved = list(leaves(tree[1])) if pair.saves else []  # views share a buffer
-        ends = {b for b in operands if self._is_value(b) and self.last.get(b) == place.forward}
-        grad = self.main.tasks[place.backward].reads[: self._width(place)]
+        ends = {b for b in operands if self._is_value(b) and self.last.get(b) == position.forward}
+        grad = self.main.tasks[position.backward].reads[: self._width(position)]
         dying = {
-            b for b in (*grad, *needed) if self.last.get(b) == place.backward and self._is_value(b)
+            b
+            for b in (*grad, *needed)
+            if self.last.get(b) == position.backward and self._is_value(b)
         }
         return (
             memory.sizes((*dict.fromkeys(saved), *live)),
@@ -188,7 +201,7 @@ class CallChain:
             ),
         )
 
-    def _width(self, place: _Place) -> int:
+    def _width(self, position: _CallPosition) -> int:
         """Return the number of buffers of the gradient of a call's result."""
-        results = self._buffers(place.call.made)
-        return len(results) - len(self._saved(place.call))
+        results = self._buffers(position.call.made)
+        return len(results) - len(self._saved(position.call))

@@ -121,10 +121,10 @@ def least_time(
     bound : int
         Most memory at any moment.
     """
-    ways = all_ways(links, gaps, lambda _, need: need <= bound, bound, is_final=True)
-    if not ways:
+    choices = all_ways(links, gaps, lambda _, need: need <= bound, bound, is_final=True)
+    if not choices:
         return None
-    return min(ways, key=lambda way: (way.time, way.kept_bytes)).options(links)
+    return min(choices, key=lambda way: (way.time, way.kept_bytes)).options(links)
 
 
 def all_ways(
@@ -152,14 +152,14 @@ def all_ways(
     def known(need: int) -> int:
         return 0 if is_final else need
 
-    ways = [PartialChoice(0, known(gaps[0]), 0, 0, -1, None)] if fits(0, gaps[0]) else []
+    choices = [PartialChoice(0, known(gaps[0]), 0, 0, -1, None)] if fits(0, gaps[0]) else []
     for link, gap in zip(links, gaps[1:], strict=True):
         candidates = [
-            way for way in _followed(ways, link, gap) if fits(way.kept_bytes, way.need_bytes)
+            way for way in _followed(choices, link, gap) if fits(way.kept_bytes, way.need_bytes)
         ]
         candidates = [way._replace(need_bytes=0) for way in candidates] if is_final else candidates
-        ways = _coarser(_best(candidates), most)
-    return ways
+        choices = _coarser(_best(candidates), most)
+    return choices
 
 
 def least_bytes(links: Sequence[ChainCall], gaps: Sequence[int]) -> int:
@@ -177,7 +177,7 @@ def least_bytes(links: Sequence[ChainCall], gaps: Sequence[int]) -> int:
     return high
 
 
-def _followed(ways: Sequence[PartialChoice], link: ChainCall, gap: int) -> list[PartialChoice]:
+def _followed(choices: Sequence[PartialChoice], link: ChainCall, gap: int) -> list[PartialChoice]:
     """Extend choices by a call."""
     order = sorted(range(len(link.options)), key=lambda k: -link.options[k].kept_bytes)
     candidates = []
@@ -188,43 +188,45 @@ def _followed(ways: Sequence[PartialChoice], link: ChainCall, gap: int) -> list[
             link.before_backward + option.backward_bytes,
             option.kept_bytes + gap,
         )
-        for way in ways:
+        for way in choices:
             kept_bytes, time = way.kept_bytes + option.kept_bytes, way.time + option.time
             need_bytes = max(way.need_bytes, way.kept_bytes + inside)
             candidates.append(PartialChoice(kept_bytes, need_bytes, time, rank, number, way))
     return candidates
 
 
-def _best(ways: list[PartialChoice]) -> list[PartialChoice]:
+def _best(choices: list[PartialChoice]) -> list[PartialChoice]:
     """Return the choices that no other dominates."""
-    ways.sort(key=lambda way: way[:4])
+    choices.sort(key=lambda way: way[:4])
     result: list[PartialChoice] = []
     needs: list[int] = []  # of the choices so far, rising, while times fall
     times: list[int] = []
-    for way in ways:
-        place = bisect_right(needs, way.need_bytes)
-        if place and times[place - 1] <= way.time:
+    for way in choices:
+        position = bisect_right(needs, way.need_bytes)
+        if position and times[position - 1] <= way.time:
             continue
         result.append(way)
-        last = first = place - 1 if place and needs[place - 1] == way.need_bytes else place
+        last = first = (
+            position - 1 if position and needs[position - 1] == way.need_bytes else position
+        )
         while last < len(times) and times[last] >= way.time:
             last += 1
         needs[first:last], times[first:last] = [way.need_bytes], [way.time]
     return result
 
 
-def _coarser(ways: list[PartialChoice], most: int) -> list[PartialChoice]:
+def _coarser(choices: list[PartialChoice], most: int) -> list[PartialChoice]:
     """Return at most :data:`MOST_WAYS` of the choices, with bytes rounded up."""
     unit = 1
-    while len(ways) > MOST_WAYS:
+    while len(choices) > MOST_WAYS:
         unit = max(2 * unit, most // MOST_WAYS)
-        ways = _best(
+        choices = _best(
             [
                 way._replace(
                     kept_bytes=-(-way.kept_bytes // unit) * unit,
                     need_bytes=-(-way.need_bytes // unit) * unit,
                 )
-                for way in ways
+                for way in choices
             ]
         )
-    return ways
+    return choices

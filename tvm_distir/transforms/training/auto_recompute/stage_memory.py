@@ -111,7 +111,7 @@ class _Measuring:
         self.pair = self.writer.pair
         self.memory = PeakMemory(self.tools.pairs, auto, BLOCK_BYTES)
         self._size, self._sizes = self.memory.size, self.memory.sizes
-        self.draft = self.tools.pairs.draft(self.pair.name, self.pair.roles)
+        self.draft = self.tools.pairs.draft(self.pair.name, self.pair.differentiated)
         part = self.writer.part.stage
         self.first = len(part.activations) + len(part.data)
         self.weights = {str(param.name) for param in self.draft.params[self.first :]}
@@ -137,7 +137,7 @@ class _Measuring:
         return StageMemory(
             tuple(links),
             tuple(chain.gaps()),
-            tuple(labels.index(place.call.label) for place in chain.places),
+            tuple(labels.index(position.call.label) for position in chain.positions),
             self._resident(once) + before,
             self.memory.constant_bytes,
             sums,
@@ -208,10 +208,10 @@ class _Measuring:
         flags = [number >= self.first for number in self.pair.given]
         if not self.tools.schedule.splits_backward:
             return [(self.pair.backward, tuple(flags))]
-        halves = self.writer.halves
+        splits = self.writer.split_backward
         return [
-            (halves.inputs, tuple(flags[k] for k in halves.first)),
-            (halves.weights, tuple(flags[k] for k in halves.later)),
+            (splits.inputs, tuple(flags[k] for k in splits.first)),
+            (splits.weights, tuple(flags[k] for k in splits.later)),
         ]
 
     def _resident(self, once: BufferTasks) -> int:
@@ -229,12 +229,12 @@ class _Measuring:
         """Return the bytes of values computed once, gradient sums, their addition and the end."""
         profile = self.memory.profile(once, ())
         phases = [self._phase(task) for task in once.tasks]
-        places = [i for i, phase in enumerate(phases) if phase in (ACCUMULATE_PHASE, EACH_PHASE)]
-        terms = {b for i in places for b in once.tasks[i].reads}
-        sums = [b for i in places for b in leaves(once.trees[once.tasks[i].var])]
+        positions = [i for i, phase in enumerate(phases) if phase in (ACCUMULATE_PHASE, EACH_PHASE)]
+        terms = {b for i in positions for b in once.tasks[i].reads}
+        sums = [b for i in positions for b in leaves(once.trees[once.tasks[i].var])]
         begun = self._sizes(b for b in sums if b not in terms)
         adding = self._sizes(terms)
-        end = max((most for _, most in profile[max(places, default=-1) + 1 :]), default=0)
+        end = max((most for _, most in profile[max(positions, default=-1) + 1 :]), default=0)
         before = profile[phases.index(FORWARD_PHASE)][0]
         if self.tools.schedule.micro_batches == 1:  # nothing is added to them
             return before, begun, begun, adding, end
@@ -247,18 +247,18 @@ class _Measuring:
 
     def _later(self, chain: CallChain, once: BufferTasks) -> int:
         """Return the bytes that a split backward pass passes on, without those of calls."""
-        inputs = str(self.writer.halves.inputs.name_hint)
+        inputs = str(self.writer.split_backward.inputs.name_hint)
         task = next(task for task in once.tasks if task.callee == inputs)
         crossing = {b for b in leaves(once.trees[task.var][-1]) if not b.weight}
-        calls = sum(self._handed_on(place.call.pair) for place in chain.places)
+        calls = sum(self._handed_on(position.call.pair) for position in chain.positions)
         return self._sizes(crossing) - calls
 
     def _handed_on(self, pair: ForwardBackward) -> int:
         """Return the bytes that a call's split backward pass passes on, with its arguments."""
         flags = self.memory.gradients[str(pair.backward.name_hint)]
         early = [k for k, of_weight in enumerate(flags) if not of_weight]
-        halves = self.tools.splitter.split(pair.backward, early)
-        handed = self.tools.functions.of[str(halves.inputs.name_hint)].ret_ty.fields[-1]
+        splits = self.tools.splitter.split(pair.backward, early)
+        handed = self.tools.functions.of[str(splits.inputs.name_hint)].ret_ty.fields[-1]
         return self._sizes(Buffer(type_bytes(ty)) for ty in flat_types(handed))
 
 

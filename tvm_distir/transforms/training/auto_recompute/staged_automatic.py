@@ -100,7 +100,7 @@ class StageKinds:
         """Return the bytes of a micro-batch between its forward and backward pass."""
         return self.memories[kind].kept + way.kept_bytes
 
-    def ways(self, kind: int, bound: int) -> list[PartialChoice]:
+    def choices_of(self, kind: int, bound: int) -> list[PartialChoice]:
         """Return the choices of a kind that fit beside stashes that are no larger."""
         memory = self.memories[kind]
 
@@ -111,13 +111,13 @@ class StageKinds:
 
     def chosen(self, group: Sequence[int], bound: int) -> dict[int, PartialChoice] | None:
         """Return the choices that minimize the time of the slowest rank, or None if none fit."""
-        ways = {kind: self.ways(kind, bound) for kind in group}
+        choices_of = {kind: self.choices_of(kind, bound) for kind in group}
         result = []
-        for stash in self._stashes(ways):
+        for stash in self._stashes(choices_of):
             choices = {
                 kind: [
                     way
-                    for way in ways[kind]
+                    for way in choices_of[kind]
                     if self.stash(kind, way) <= stash
                     and self.needed(kind, stash, way.need_bytes) <= bound
                 ]
@@ -133,23 +133,23 @@ class StageKinds:
 
     def least(self, group: Sequence[int]) -> int:
         """Return the smallest bound within which some choices fit."""
-        ways = {}
+        choices_of = {}
         for kind in group:
             memory = self.memories[kind]
             links = [
                 replace(link, options=tuple(replace(o, time=0) for o in link.options))
                 for link in memory.links
             ]
-            ways[kind] = all_ways(links, memory.gaps, lambda *_: True, 1 << 62)
+            choices_of[kind] = all_ways(links, memory.gaps, lambda *_: True, 1 << 62)
         needs = []
-        for stash in self._stashes(ways):
+        for stash in self._stashes(choices_of):
             needed = [
                 [
                     self.needed(kind, stash, way.need_bytes)
                     for way in options
                     if self.stash(kind, way) <= stash
                 ]
-                for kind, options in ways.items()
+                for kind, options in choices_of.items()
             ]
             if all(needed):
                 needs.append(max(map(min, needed)))
@@ -177,16 +177,18 @@ class StageKinds:
         """Return the smallest bound within which choices of all kinds fit."""
         return max(self.end, *map(self.least, self.groups))
 
-    def _stashes(self, ways: Mapping[int, Sequence[PartialChoice]]) -> list[int]:
+    def _stashes(self, choices_of: Mapping[int, Sequence[PartialChoice]]) -> list[int]:
         """Return the possible sizes of the largest stash of a group."""
-        return sorted({self.stash(kind, way) for kind, options in ways.items() for way in options})
+        return sorted(
+            {self.stash(kind, way) for kind, options in choices_of.items() for way in options}
+        )
 
-    def _times(self, ways: Mapping[int, PartialChoice]) -> tuple[int, int]:
+    def _times(self, choices_of: Mapping[int, PartialChoice]) -> tuple[int, int]:
         """Return the time of the slowest rank and the total."""
         times: dict[int, int] = {}
         for kind, rank in zip(self.kind_of, self.rank_of, strict=True):
-            if kind in ways:
-                times[rank] = times.get(rank, 0) + ways[kind].time
+            if kind in choices_of:
+                times[rank] = times.get(rank, 0) + choices_of[kind].time
         return max(times.values()), sum(times.values())
 
 

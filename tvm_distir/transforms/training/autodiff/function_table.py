@@ -42,13 +42,13 @@ class NamedFunctions:
     def module(self, entries: Mapping[str, relax.Function], attrs: Any) -> ir.IRModule:
         """Build a module of public functions and all that they call, including PrimFuncs."""
         functions_by_name: dict[str, ir.BaseFunc] = {}
-        waiting = list(entries.values())
-        while waiting:
-            fn = waiting.pop()
+        pending = list(entries.values())
+        while pending:
+            fn = pending.pop()
             for name in mentioned(fn) if isinstance(fn, relax.Function) else ():
                 if name not in functions_by_name:
                     functions_by_name[name] = self._taken(name)
-                    waiting.append(functions_by_name[name])
+                    pending.append(functions_by_name[name])
         functions = {
             self.variables[name]: functions_by_name[name] for name in sorted(functions_by_name)
         }
@@ -120,7 +120,7 @@ def private_function(
         raise ModelError(
             "DIST0351",
             f"its gradient needs the size {free[0].name}, which none of its operands determines",
-            place=name,
+            location=name,
             remedy="Bind the symbolic dims, or apply InlinePrivateFunctions first.",
         )
     return relax.utils.copy_with_new_vars(fn)

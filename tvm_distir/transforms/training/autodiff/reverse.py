@@ -58,7 +58,7 @@ class Backward(Protocol):
     """Reverse of a call of a private function."""
 
     def write(
-        self, builder: BlockBuilder, gradient: Any, reread: WeightRegather | None
+        self, builder: BlockBuilder, gradient: Any, regatherer: WeightRegather | None
     ) -> list[tuple[Any, Any]]:
         """Emit the reverse; return pairs of an argument and its gradient."""
 
@@ -74,9 +74,9 @@ class Reverse:
         The builder, inside the block.
     live : set of Var
         Variables on the way, see :func:`active`.
-    place : str
+    location : str
         Name of the function, for messages.
-    reread : WeightRegather, optional
+    regatherer : WeightRegather, optional
         The rewriter that lets the backward pass read parameters again.
     calls : mapping of Var to Backward, optional
         Calls of private functions, by the variables of their values.
@@ -91,11 +91,16 @@ class Reverse:
         self,
         builder: BlockBuilder,
         live: set[Var],
-        place: str,
-        reread: WeightRegather | None = None,
+        location: str,
+        regatherer: WeightRegather | None = None,
         calls: Mapping[Any, Backward] | None = None,
     ) -> None:
-        self.builder, self.live, self.place, self.reread = builder, live, place, reread
+        self.builder, self.live, self.location, self.regatherer = (
+            builder,
+            live,
+            location,
+            regatherer,
+        )
         self.calls = calls or {}
         self._bound: set[Var] = set()
         self.sums: dict[Any, Any] = {}
@@ -186,14 +191,14 @@ class Reverse:
         if gradient is None:
             return
         if var in self.calls:
-            for arg, part in self.calls[var].write(self.builder, gradient, self.reread):
+            for arg, part in self.calls[var].write(self.builder, gradient, self.regatherer):
                 self.give(arg, part)
             return
         if not isinstance(value, ir.Call):
             self.give(value, gradient)
             return
-        again = value if self.reread is None else self.reread.again(value)
-        parts = self._rule(value)(var, again, gradient, self.builder)
+        operand_source = value if self.regatherer is None else self.regatherer.again(value)
+        parts = self._rule(value)(var, operand_source, gradient, self.builder)
         for arg, part in zip(value.args, parts, strict=False):
             marked = isinstance(part, ir.Call) and str(part.op.name) == _NO_GRADIENT
             if part is not None and not marked and any(v in self.live for v in variables(arg)):
@@ -203,13 +208,15 @@ class Reverse:
         if not isinstance(call.op, ir.Op):
             problem = f"a call of {getattr(call.op, 'name_hint', call.op)} cannot be differentiated"
             remedy = "Register a gradient for the kernel."
-            raise ModelError("DIST0350", problem, place=self.place, remedy=remedy)
+            raise ModelError("DIST0350", problem, location=self.location, remedy=remedy)
         name = str(call.op.name)
         rule = GRADIENTS.get(name) or call.op.get_attr("FPrimalGradient")
         if rule is None:
             problem = "the op has no gradient"
             remedy = f'Register one: tvm.relax.op.base.register_gradient("{name}", fn).'
-            raise ModelError("DIST0350", problem, place=f"{self.place} ({name})", remedy=remedy)
+            raise ModelError(
+                "DIST0350", problem, location=f"{self.location} ({name})", remedy=remedy
+            )
         return rule
 
 
@@ -224,7 +231,7 @@ def reverse(
     bindings: Sequence[Binding],
     loss: Expr,
     targets: Sequence[Var],
-    reread: WeightRegather | None = None,
+    regatherer: WeightRegather | None = None,
     calls: Mapping[Any, Backward] | None = None,
     seed: Any = None,
 ) -> list[Any]:
@@ -240,7 +247,7 @@ def reverse(
         A scalar of them.
     targets : sequence of Var
         Tensors of a float type.
-    reread : WeightRegather, optional
+    regatherer : WeightRegather, optional
         The rewriter that lets the backward pass read parameters again.
     calls : mapping of Var to Backward, optional
         Calls of private functions, by the variables of their values.
@@ -258,7 +265,7 @@ def reverse(
     ModelError
         DIST0350 an op on the way has no gradient.
     """
-    work = Reverse(builder, active(bindings, targets), "main", reread, calls)
+    work = Reverse(builder, active(bindings, targets), "main", regatherer, calls)
     if loss in work.live:
         work.give(loss, ones((), str(loss.ty.dtype)) if seed is None else seed)
     work.run(bindings)

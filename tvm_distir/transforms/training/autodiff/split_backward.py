@@ -147,9 +147,9 @@ class _Writer:
     def add(self, binding: Binding) -> None:
         """Add the next binding."""
         var, value = binding.var, binding.value
-        whole = value.tuple_value if isinstance(value, relax.TupleGetItem) else None
-        if whole in self._halves:
-            self._field(var, whole, int(value.index))
+        result = value.tuple_value if isinstance(value, relax.TupleGetItem) else None
+        if result in self._halves:
+            self._field(var, result, int(value.index))
             return
         value = substitute(value, self.env)
         if var in self.needed:
@@ -163,7 +163,7 @@ class _Writer:
                 self._call(var, value, needed_fields)
             else:
                 self._bind(self.first, var, value)
-        elif whole in self.params:  # a field of what is given is at hand in either half
+        elif result in self.params:  # a field of what is given is at hand in either half
             self._bind(self.first, var, value)
         else:
             self._bind(self.later, var, value)
@@ -173,24 +173,26 @@ class _Writer:
         half.append(relax.VarBinding(self.env[var], value))
 
     def _call(self, var: Var, value: Expr, needed_fields: set[int]) -> None:
-        halves = self.splitter.split(value.op, needed_fields)
+        split_backward = self.splitter.split(value.op, needed_fields)
         functions = self.splitter.functions.of
-        both = functions[str(halves.inputs.name_hint)].ret_ty
+        both = functions[str(split_backward.inputs.name_hint)].ret_ty
         first_var = relax.Var(str(var.name), both)
-        call = typed(ir.Call(halves.inputs, list(value.args)), both)
+        call = typed(ir.Call(split_backward.inputs, list(value.args)), both)
         self.first.append(relax.VarBinding(first_var, call))
         crossing = relax.Var(f"{var.name}_crossing", both.fields[-1])
-        field = field_of(first_var, len(halves.first))
+        field = field_of(first_var, len(split_backward.first))
         self.first.append(relax.VarBinding(crossing, field))
-        rest = functions[str(halves.weights.name_hint)].ret_ty
+        rest = functions[str(split_backward.weights.name_hint)].ret_ty
         two = relax.Var(f"{var.name}_weights", rest)
-        self.later.append(relax.VarBinding(two, typed(ir.Call(halves.weights, [crossing]), rest)))
-        self._halves[var] = halves, first_var, two
+        self.later.append(
+            relax.VarBinding(two, typed(ir.Call(split_backward.weights, [crossing]), rest))
+        )
+        self._halves[var] = split_backward, first_var, two
 
-    def _field(self, var: Var, whole: Var, index: int) -> None:
-        halves, first_var, two = self._halves[whole]
-        early = index in halves.first
-        at = (halves.first if early else halves.later).index(index)
+    def _field(self, var: Var, result: Var, index: int) -> None:
+        split_backward, first_var, two = self._halves[result]
+        early = index in split_backward.first
+        at = (split_backward.first if early else split_backward.later).index(index)
         source = typed(relax.TupleGetItem(first_var if early else two, at), var.ty)
         self._bind(self.first if early else self.later, var, source)
 

@@ -17,7 +17,7 @@ from tvm_distir.transforms.training.autodiff.rules.primfuncs import without_mark
 from .reverse import is_differentiable
 from .weight_regather import WeightRegather
 
-Roles = tuple[bool, ...]
+Differentiated = tuple[bool, ...]
 """A flag per parameter of a function: whether its gradient is asked for."""
 
 
@@ -40,7 +40,7 @@ class ForwardBackward:
         The parameters whose gradients it returns.
     params : tuple of str
         Names of the parameters.
-    roles : tuple of bool
+    differentiated : tuple of bool
     """
 
     name: str
@@ -50,7 +50,7 @@ class ForwardBackward:
     needed: tuple[int, ...]
     given: tuple[int, ...]
     params: tuple[str, ...]
-    roles: Roles
+    differentiated: Differentiated
 
 
 class PairMaker(Protocol):
@@ -59,7 +59,7 @@ class PairMaker(Protocol):
     def differentiates(self, call: Any) -> bool:
         """Return whether a value is a call of a function that has a backward pass."""
 
-    def pair(self, name: str, roles: Roles, label: str) -> ForwardBackward:
+    def pair(self, name: str, differentiated: Differentiated, label: str) -> ForwardBackward:
         """Return the forward and backward pass of a call, for the requested gradients."""
 
 
@@ -88,12 +88,12 @@ class CallGradient:
     back: Any = field(default=None)
 
     def write(
-        self, builder: BlockBuilder, gradient: Expr, reread: WeightRegather | None
+        self, builder: BlockBuilder, gradient: Expr, regatherer: WeightRegather | None
     ) -> list[tuple[Any, Any]]:
         """Emit the call of the backward pass; return pairs of an argument and its gradient."""
         needed = [self.args[i] for i in self.pair.needed]
-        if reread is not None:
-            needed = [reread.again(arg) for arg in needed]
+        if regatherer is not None:
+            needed = [regatherer.again(arg) for arg in needed]
         first = [gradient] if self.saved is None else [gradient, self.saved]
         call = ir.Call(self.pair.backward, [*first, *needed])
         back = self.back = builder.emit(call, f"{self.label}_back")
@@ -174,12 +174,12 @@ class Tape:
     def _call(self, var: Var, value: Expr) -> CallGradient | None:
         if var not in self.live or not self.pairs.differentiates(value):
             return None
-        roles = roles_of(value, self.live)
-        pair = self.pairs.pair(str(value.op.name_hint), roles, str(var.name))
+        differentiated = differentiated_of(value, self.live)
+        pair = self.pairs.pair(str(value.op.name_hint), differentiated, str(var.name))
         return CallGradient(pair, value.args[:], None, str(var.name))
 
 
-def roles_of(call: ir.Call, live: Container[Var]) -> Roles:
+def differentiated_of(call: ir.Call, live: Container[Var]) -> Differentiated:
     """Return which arguments of a call are on the way from what gradients are asked of."""
     return tuple(_on_the_way(arg, live) for arg in call.args[:])
 

@@ -69,7 +69,7 @@ def optimizer_named(
     return optimizer
 
 
-def read_optimizer(text: str, place: str) -> tuple[str, dict[str, float]]:
+def read_optimizer(text: str, location: str) -> tuple[str, dict[str, float]]:
     """Parse ``adam:rate=0.001,beta1=0.9``, a name and numbers (UsageError DIST0152)."""
     name, colon, rest = text.partition(":")
     options: dict[str, float] = {}
@@ -79,6 +79,6 @@ def read_optimizer(text: str, place: str) -> tuple[str, dict[str, float]]:
         if not key or not equals or not math.isfinite(number) or key in options:
             problem = f'"{shortened(item)}" is not an option with a number'
             remedy = "Write NAME:key=value,..., e.g. adam:rate=0.001."
-            raise UsageError("DIST0152", problem, place=place, remedy=remedy)
+            raise UsageError("DIST0152", problem, location=location, remedy=remedy)
         options[key] = number
     return name.strip(), options

@@ -125,14 +125,14 @@ def _named(flat: Flat, good: Sequence[bool], names: Sequence[str]) -> list[int]:
                 "DIST0354",
                 f'"{name}" cannot end a stage: there is no such value, or not only floats are '
                 "passed there",
-                place="schedule/cuts",
+                location="schedule/cuts",
                 remedy=nearest(name, known),
             )
         ends.append(at[name])
     if ends != sorted(set(ends)):
         problem = "the cuts are not in the order of main"
         remedy = "Name each cut once, in order."
-        raise ModelError("DIST0354", problem, place="schedule/cuts", remedy=remedy)
+        raise ModelError("DIST0354", problem, location="schedule/cuts", remedy=remedy)
     return ends
 
 
@@ -140,19 +140,20 @@ def _even(flat: Flat, functions: NamedFunctions, stages: int, good: Sequence[boo
     """Return the last binding of each stage but the last, by even work."""
     work = _Work(functions)
     costs = [work.of(b.value) for b in flat.bindings]
-    places = [i for i in range(len(costs) - 1) if good[i]]
-    if len(places) < stages - 1:
-        problem = (
-            f"the model can be split at {len(places)} places, {stages} stages require {stages - 1}"
+    positions = [i for i in range(len(costs) - 1) if good[i]]
+    if len(positions) < stages - 1:
+        cuts, needed = len(positions), stages - 1
+        problem = f"the model can be split at {cuts} places, {stages} stages require {needed}"
+        raise ModelError(
+            "DIST0354", problem, location="schedule/stages", remedy="Use fewer stages."
         )
-        raise ModelError("DIST0354", problem, place="schedule/stages", remedy="Use fewer stages.")
     before = np.concatenate([[0.0], np.cumsum(np.array(costs, float))])
-    edges = [-1, *places, len(costs) - 1]
+    edges = [-1, *positions, len(costs) - 1]
     start = before[[e + 1 for e in edges]]
     between = start[None, :] - start[:, None]
     between[np.tril_indices(len(edges))] = np.inf
     bound = max(_fewest(between, stages, np.maximum)[0], 1.0)
-    sent = [0.0, *(float(kept_bytes(flat.live[i])) for i in places), 0.0]
+    sent = [0.0, *(float(kept_bytes(flat.live[i])) for i in positions), 0.0]
     least = min([n for n in sent if n], default=1.0)
     balanced = (between / bound) ** 2 + np.array(sent)[None, :] / least
     allowed = np.where(between <= bound * SLACK, balanced, np.inf)
@@ -166,9 +167,9 @@ def _fewest(cost: npt.NDArray[np.float64], parts: int, joined: Any) -> tuple[flo
     best = cost[0]
     came: list[npt.NDArray[np.intp]] = []
     for _ in range(parts - 1):
-        ways = joined(best[:, None], cost)
-        came.append(np.argmin(ways, axis=0))
-        best = ways[came[-1], np.arange(count)]
+        costs_of_splits = joined(best[:, None], cost)
+        came.append(np.argmin(costs_of_splits, axis=0))
+        best = costs_of_splits[came[-1], np.arange(count)]
     ends, at = [], count - 1
     for arrived in reversed(came):
         at = int(arrived[at])

@@ -18,9 +18,9 @@ from .stage_placements import IoPlacement, rank_meshes, read_ports
 NEXT_STAGE = "the next stage of the same mesh"
 
 
-def unfit(place: str, problem: str, remedy: str) -> LoweringError:
+def unfit(location: str, problem: str, remedy: str) -> LoweringError:
     """Return the error about stages that do not fit together."""
-    return LoweringError("DIST0512", problem, place=place, remedy=remedy)
+    return LoweringError("DIST0512", problem, location=location, remedy=remedy)
 
 
 class MessageEndpoints:

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Define RunInTurn and ExpandSchedule, which expand pipelined steps at levels 1 and 5."""
+"""Define SerializePipeline and ExpandSchedule, which expand pipelined steps at levels 1 and 5."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .relocation import RelocatedFunctions
 
 
 @module_pass("global")
-def RunInTurn() -> Rewrite:
+def SerializePipeline() -> Rewrite:
     """Write a pipelined training step as one sequential function for one device.
 
     Units follow each other in an order that the schedule allows. Modules without stages stay as
@@ -60,21 +60,21 @@ def expand_schedule(mod: ir.IRModule) -> ir.IRModule:
     pipeline = Pipeline.of(mod)
     if pipeline is None:
         return mod
-    wires = MessageEndpoints(mod, pipeline)
-    renamed = RelocatedFunctions(mod, meshes(mod), wires.of_rank, wires.meshes)
+    endpoints = MessageEndpoints(mod, pipeline)
+    renamed = RelocatedFunctions(mod, meshes(mod), endpoints.of_rank, endpoints.meshes)
     home: dict[str, int] = {}
     for number, note in reversed([*enumerate(pipeline.stages)]):
         home.update((slot, number) for slot in note.results if slot in pipeline.outputs)
     functions: dict[ir.GlobalVar, ir.BaseFunc] = {}
     for rank, steps in enumerate(programs(pipeline.schedule)):
-        name = "main" if len(wires.meshes) == 1 else f"main_mesh{rank}"
-        functions[ir.GlobalVar(name)] = RankProgram(wires, renamed, rank, name, home).run(steps)
+        name = "main" if len(endpoints.meshes) == 1 else f"main_mesh{rank}"
+        functions[ir.GlobalVar(name)] = RankProgram(endpoints, renamed, rank, name, home).run(steps)
     functions.update(renamed.functions())
     axes = mesh_axes(mod)
     attrs = {str(k): v for k, v in mod.attrs.items() if k != PIPELINE_ATTR}
-    attrs[AXES_ATTR] = [axes[k] for k in wires.of_rank]
-    attrs[NAMES_ATTR] = wires.names
-    attrs[DEVICE_NUM_ATTR] = 1 + max(int(mesh_devices(mesh).max()) for mesh in wires.meshes)
+    attrs[AXES_ATTR] = [axes[k] for k in endpoints.of_rank]
+    attrs[NAMES_ATTR] = endpoints.names
+    attrs[DEVICE_NUM_ATTR] = 1 + max(int(mesh_devices(mesh).max()) for mesh in endpoints.meshes)
     out = ir.IRModule(functions, attrs=ir.make_node("ir.DictAttrs", **attrs))
-    out.update_global_info(MESH_INFO, wires.meshes)
+    out.update_global_info(MESH_INFO, endpoints.meshes)
     return out

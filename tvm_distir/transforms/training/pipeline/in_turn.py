@@ -39,7 +39,7 @@ def run_in_turn(mod: ir.IRModule) -> ir.IRModule:
     if any(type(p.ty) is not relax.TensorType for p in mod[pipeline.functions[0]].params):
         problem = "the module is already distributed"
         remedy = "Pass the step that train_step returns."
-        raise LoweringError("DIST0512", problem, place=pipeline.functions[0], remedy=remedy)
+        raise LoweringError("DIST0512", problem, location=pipeline.functions[0], remedy=remedy)
     schedule, sums = pipeline.schedule, ContinuedAccumulation()
     writer = UnitWriter(
         schedule.micro_batches, schedule.splits_backward, lambda gv: sums.of(mod, gv)
@@ -63,7 +63,7 @@ class _InTurn:
         for body in self.bodies:
             for slot, var in body.params.items():
                 if slot in pipeline.inputs and slot not in self.params:
-                    ty = writer.whole_type(var.ty) if slot in pipeline.sliced else var.ty
+                    ty = writer.full_type(var.ty) if slot in pipeline.sliced else var.ty
                     self.params[slot] = relax.Var(plain_name(slot), ty)
 
     def run(self) -> relax.Function:

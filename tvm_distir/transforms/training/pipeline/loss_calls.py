@@ -50,13 +50,13 @@ def with_operands(call: ir.Call, operands: Mapping[int, Var]) -> ir.Call:
 def _scaled(call: ir.Call, shape: relax.ShapeExpr, dim: int, operand: Sequence[int]) -> Expr:
     """Return the shape that a call gives its result, of an operand with two samples."""
     extents = [int(n) for n in shape.values]
-    place = len(extents) - len(operand) + dim
+    position = len(extents) - len(operand) + dim
     if str(call.op.name) == "relax.reshape":
         before = math.prod(operand[:dim])
         fits = [k for k in range(len(extents)) if math.prod(extents[:k]) == before]
-        place = fits[0] if fits else -1
-    if place >= 0:
-        extents[place] *= 2
+        position = fits[0] if fits else -1
+    if position >= 0:
+        extents[position] *= 2
     return relax.ShapeExpr(extents)
 
 
@@ -65,7 +65,7 @@ def refusal(var: Var, value: Expr, why: str) -> ModelError:
     return ModelError(
         "DIST0354",
         f"the loss cannot be computed in micro-batches: {op_name(value)} of {var.name}: {why}",
-        place="train_step (loss)",
+        location="train_step (loss)",
         remedy="Write the loss as a sum or mean over the samples, divided by sums of targets or "
         "weights alone, or train without micro-batches.",
     )

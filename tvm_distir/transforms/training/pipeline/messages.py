@@ -31,15 +31,15 @@ class RankMessages:
 
     Parameters
     ----------
-    wires : MessageEndpoints
+    endpoints : MessageEndpoints
     rank : int
     writer : UnitWriter
         The writer of the rank's program.
     """
 
-    def __init__(self, wires: MessageEndpoints, rank: int, writer: UnitWriter) -> None:
-        self.wires, self.rank, self.writer = wires, rank, writer
-        self.rank_of, self.mesh = wires.rank_of, wires.meshes[rank]
+    def __init__(self, endpoints: MessageEndpoints, rank: int, writer: UnitWriter) -> None:
+        self.endpoints, self.rank, self.writer = endpoints, rank, writer
+        self.rank_of, self.mesh = endpoints.rank_of, endpoints.meshes[rank]
 
     def message(self, step: RankStep) -> None:
         """Send or receive all values of the same kind between two stages."""
@@ -49,8 +49,8 @@ class RankMessages:
         for slot in [w for w in names if w.startswith(f"{kind}:")]:
             ends = (step.stage, step.peer) if step.kind == SEND else (step.peer, step.stage)
             key = (slot, step.unit.micro, *ends)
-            source_io = self.wires.made(ends[0], slot)
-            read = self.wires.read(ends[1], slot)
+            source_io = self.endpoints.made(ends[0], slot)
+            read = self.endpoints.read(ends[1], slot)
             title = f"{plain_name(slot.replace(':', '_'))}_{step.unit.micro}"
             if step.kind != SEND:
                 value = self._recv(key, self.rank_of[step.peer], source_io, read, title)
@@ -68,7 +68,7 @@ class RankMessages:
         value: Expr,
         title: str,
     ) -> None:
-        meshes, tag = (self.mesh, self.wires.meshes[peer]), self.wires.tag(key)
+        meshes, tag = (self.mesh, self.endpoints.meshes[peer]), self.endpoints.tag(key)
         placements = source_io.placement, read.placement
         call = ops.send(value, *meshes, *placements, source_io.shape, tag)
         self.writer.emit(call, f"{title}_sent")
@@ -78,12 +78,12 @@ class RankMessages:
     ) -> Var:
         call = ops.recv(
             device_mesh=self.mesh,
-            peer_mesh=self.wires.meshes[peer],
+            peer_mesh=self.endpoints.meshes[peer],
             placement=read.placement,
             peer_placement=source_io.placement,
             shape=read.shape,
             dtype=read.dtype,
-            tag=self.wires.tag(key),
+            tag=self.endpoints.tag(key),
         )
         return self.writer.emit(call, f"{title}_arrived")
 
@@ -98,20 +98,20 @@ class RankMessages:
                 term_value = writer.result(number, term)
                 if at:
                     before = stages[at - 1]
-                    source_io = self.wires.made(before, term)
-                    read = self.wires.made(number, term)
+                    source_io = self.endpoints.made(before, term)
+                    read = self.endpoints.made(number, term)
                     if self.rank_of[before] != rank:
                         key = (term, before, number)
                         running = self._recv(key, self.rank_of[before], source_io, read, title)
                     else:
-                        self.wires.agree(number, term, source_io, read, NEXT_STAGE)
+                        self.endpoints.agree(number, term, source_io, read, NEXT_STAGE)
                     running = writer.sum_of(running, term_value, title)
                 else:
                     running = term_value
                 after = stages[at + 1] if at + 1 < len(stages) else None
                 if after is not None and self.rank_of[after] != rank:
-                    source_io = self.wires.made(number, term)
-                    read = self.wires.made(after, term)
+                    source_io = self.endpoints.made(number, term)
+                    read = self.endpoints.made(after, term)
                     key = (term, number, after)
                     self._send(key, self.rank_of[after], source_io, read, running, title)
         self._tell(name, stages, running)
@@ -120,7 +120,7 @@ class RankMessages:
         """Broadcast the sum to every stage, once per rank."""
         writer, term, total = self.writer, f"{PART}:{name}", f"{TOTAL}:{name}"
         last = stages[-1]
-        source_io = self.wires.made(last, term)
+        source_io = self.endpoints.made(last, term)
         firsts: dict[int, int] = {}
         for number in stages:
             firsts.setdefault(self.rank_of[number], number)
@@ -128,7 +128,7 @@ class RankMessages:
         for rank, number in firsts.items():
             if rank == self.rank_of[last]:
                 continue
-            read = self.wires.read(number, total)
+            read = self.endpoints.read(number, total)
             key, title = (total, last, number), f"{plain_name(name)}_told"
             if self.rank_of[last] == self.rank:
                 self._send(key, rank, source_io, read, running, title)
@@ -136,7 +136,7 @@ class RankMessages:
                 value, arrived = self._recv(key, self.rank_of[last], source_io, read, title), read
         for number in stages:
             if self.rank_of[number] == self.rank:
-                read = self.wires.read(number, total)
-                self.wires.agree(number, total, arrived, read, NEXT_STAGE)
+                read = self.endpoints.read(number, total)
+                self.endpoints.agree(number, total, arrived, read, NEXT_STAGE)
                 stage = writer.stages[number]
                 stage.env[stage.body.params[total]] = value

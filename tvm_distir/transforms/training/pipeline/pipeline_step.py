@@ -101,7 +101,7 @@ class StagedStep:
         tools = Tools(self.recipe, self.functions, pairs, schedule, self.known, flat.share)
         writer_of: dict[Any, tuple[str, StageWriter]] = {}
         entries: dict[str, relax.Function] = {}
-        whole, notes, writers = Notes(self.params, self.recipe, schedule), [], []
+        full, notes, writers = Notes(self.params, self.recipe, schedule), [], []
         for number, part in enumerate(parts):
             if part.alike not in writer_of:
                 name = f"{ENTRY}{number}"
@@ -110,9 +110,9 @@ class StagedStep:
                 writer = StageWriter(part, tools)
                 entries[name] = writer.run(name)
                 writer_of[part.alike] = name, writer
-            notes.append(whole.stage(part, *writer_of[part.alike]))
+            notes.append(full.stage(part, *writer_of[part.alike]))
             writers.append(writer_of[part.alike][1])
-        pipeline = whole.pipeline(parts, notes)
+        pipeline = full.pipeline(parts, notes)
         module = self.functions.module(entries, attrs).with_attr(PIPELINE_ATTR, pipeline.to_attr())
         return WrittenPipeline(module, tuple(parts), tuple(writers), pipeline, tools)
 
@@ -181,7 +181,7 @@ class StagedStep:
             if uses[var] > 1:
                 problem = f'"{names[var]}" is a running statistic of several stages'
                 remedy = "Split elsewhere (cuts), or give each batch norm separate statistics."
-                raise ModelError("DIST0354", problem, place="schedule", remedy=remedy)
+                raise ModelError("DIST0354", problem, location="schedule", remedy=remedy)
         trained = frozenset(v for _, v in self.params.trained)
         shared = frozenset(v for v in trained if uses[v] > 1)
         unread = tuple(v for _, v in self.params.trained if not uses[v])

@@ -28,7 +28,7 @@ class RankProgram:
 
     Parameters
     ----------
-    wires : MessageEndpoints
+    endpoints : MessageEndpoints
     renamed : RelocatedFunctions
         The functions.
     rank : int
@@ -40,24 +40,24 @@ class RankProgram:
 
     def __init__(
         self,
-        wires: MessageEndpoints,
+        endpoints: MessageEndpoints,
         renamed: RelocatedFunctions,
         rank: int,
         name: str,
         home: Mapping[str, int],
     ) -> None:
-        self.wires, self.rank, self.name, self.home = wires, rank, name, home
-        self.pipeline, self.mesh = wires.pipeline, wires.meshes[rank]
+        self.endpoints, self.rank, self.name, self.home = endpoints, rank, name, home
+        self.pipeline, self.mesh = endpoints.pipeline, endpoints.meshes[rank]
         schedule = self.pipeline.schedule
         counts = schedule.micro_batches, schedule.splits_backward
         going_on = functools.partial(renamed.going_on, rank=rank)
         self.writer = UnitWriter(*counts, going_on, bool(schedule.offload))
-        self.messages = RankMessages(wires, rank, self.writer)
+        self.messages = RankMessages(endpoints, rank, self.writer)
         mod, pipeline = renamed.module(rank), self.pipeline
         self.mod = mod
         self.bodies = {
             k: StageBody(mod, pipeline.stages[k], pipeline.varying)
-            for k, owner in enumerate(wires.rank_of)
+            for k, owner in enumerate(endpoints.rank_of)
             if owner == rank
         }
         self.params: dict[str, Var] = {}
@@ -69,18 +69,19 @@ class RankProgram:
 
     def _declare(self, number: int, slot_name: str, var: Var) -> None:
         """Declare a parameter of the full step; micro-batched data have all rows."""
-        place, ty = self.wires.read(number, slot_name), var.ty
-        item = place.item(self.pipeline.inputs.index(slot_name), plain_name(slot_name))
+        position, ty = self.endpoints.read(number, slot_name), var.ty
+        item = position.item(self.pipeline.inputs.index(slot_name), plain_name(slot_name))
         if slot_name in self.pipeline.sliced:
-            parts = place.parts(0, self.mesh)
-            if parts * int(ty.shape[0]) != place.shape[0]:
+            parts = position.parts(0, self.mesh)
+            if parts * int(ty.shape[0]) != position.shape[0]:
                 raise unfit(
                     f"{self.name}/{slot_name}",
-                    f"{place.shape[0]} rows of a micro-batch are not divisible by {parts} devices",
+                    f"{position.shape[0]} rows of a micro-batch are not divisible by {parts} "
+                    "devices",
                     "Choose another batch, or fewer devices along it.",
                 )
             item["shape"][0] *= self.pipeline.schedule.micro_batches
-            ty = self.writer.whole_type(ty)
+            ty = self.writer.full_type(ty)
         is_data = self.pipeline.inputs.index(slot_name) < self.pipeline.data_count
         item["role"] = "data" if is_data else "weight"
         self.params[slot_name] = relax.Var(plain_name(slot_name), ty)
@@ -106,23 +107,23 @@ class RankProgram:
             writer.end(number)
             for slot in body.results:
                 if slot in pipeline.outputs and self.home[slot] == number:
-                    place = self.wires.made(number, slot)
-                    items.append(place.item(pipeline.outputs.index(slot), plain_name(slot)))
+                    position = self.endpoints.made(number, slot)
+                    items.append(position.item(pipeline.outputs.index(slot), plain_name(slot)))
                     outputs.append(writer.result(number, slot))
         return self._function(outputs, items)
 
     def _check_neighbours(self) -> None:
         """Reject values that are read on this mesh in another placement than they are written."""
-        wires = self.wires
+        endpoints = self.endpoints
         for number, body in self.bodies.items():
             for slot in body.carried:
-                source_io, read = wires.made(number, slot), wires.read(number, slot)
-                wires.agree(number, slot, source_io, read, "the next micro-batch")
+                source_io, read = endpoints.made(number, slot), endpoints.read(number, slot)
+                endpoints.agree(number, slot, source_io, read, "the next micro-batch")
             for kind, other in ((ACTIVATION, number + 1), (GRADIENT, number - 1)):
                 for slot in body.results if other in self.bodies else ():
                     if slot.startswith(f"{kind}:"):
-                        source_io, read = wires.made(number, slot), wires.read(other, slot)
-                        wires.agree(number, slot, source_io, read, NEXT_STAGE)
+                        source_io, read = endpoints.made(number, slot), endpoints.read(other, slot)
+                        endpoints.agree(number, slot, source_io, read, NEXT_STAGE)
 
     def _function(self, outputs: Sequence[Var], items: Sequence[dict[str, Any]]) -> relax.Function:
         result = outputs[0] if len(outputs) == 1 else tuple_of(outputs)

@@ -108,7 +108,7 @@ class StageSignature:
         return var
 
 
-class RoleParams:
+class StageFunctionParams:
     """Parameters of a stage's function.
 
     Parameters

@@ -21,7 +21,7 @@ from tvm_distir.core.ir.attributes import (
     INPUTS_ATTR,
     NUM_INPUT_ATTR,
     PARAM_NAMES_ATTR,
-    ROLE_ATTR,
+    STAGE_KIND_ATTR,
     TRAINING_ATTR,
     WEIGHT_PHASE,
 )
@@ -40,7 +40,7 @@ from tvm_distir.transforms.training.step.updates import (
     Updates,
 )
 
-from .stage_function_params import SQUARES, RoleParams, StageInputs, StageSignature, summed
+from .stage_function_params import SQUARES, StageFunctionParams, StageInputs, StageSignature, summed
 from .stage_function_tools import Tools
 
 LOSS = "loss"
@@ -63,7 +63,7 @@ class StageWriter:
     name : str
     pair : ForwardBackward
         The passes of the stage's private function.
-    halves : SplitBackward
+    split_backward : SplitBackward
         The parts of its backward pass, where gradients of weights are a separate phase.
     """
 
@@ -72,14 +72,17 @@ class StageWriter:
         self.functions, self.pairs = tools.functions, tools.pairs
         self.builder = relax.BlockBuilder()
         self.scaling = Scaling(self.recipe)
-        self.params, self.outputs = RoleParams(part, self.recipe, self.scaling), StageSignature()
+        self.params, self.outputs = (
+            StageFunctionParams(part, self.recipe, self.scaling),
+            StageSignature(),
+        )
         self.weights, self.title = self.params.weights, str(part.stage.function.name_hint)
         self.updated: dict[str, str] = {}
         self.gradients: dict[str, str] = {}
         self.terms: dict[str, str] = {}
         self.sums: dict[str, str] = {}
         self.pair: ForwardBackward
-        self.halves: SplitBackward
+        self.split_backward: SplitBackward
         self.name = ""
 
     def run(self, name: str) -> relax.Function:
@@ -92,12 +95,12 @@ class StageWriter:
         fn = without_unread(builder.get()[name])
         ports = self.params.ports
         policies, known = self.pairs.policies, self.tools.known
-        again = {name: text for name, text in policies.items() if name in known}
+        known_policies = {name: text for name, text in policies.items() if name in known}
         attrs = {
             PARAM_NAMES_ATTR: ports.names,
             INPUTS_ATTR: ports.names[: self.params.data_count],
             NUM_INPUT_ATTR: self.params.data_count,
-            ROLE_ATTR: {
+            STAGE_KIND_ATTR: {
                 "params": ports.notes,
                 "results": self.outputs.notes,
                 "values": [str(var.name) for var in self.outputs.vars],
@@ -109,7 +112,7 @@ class StageWriter:
                 "gradients": self.gradients,
                 "terms": self.terms,
                 "sums": self.sums,
-                **({"recompute": again} if again else {}),
+                **({"recompute": known_policies} if known_policies else {}),
             },
         }
         return fn.with_attr(attrs)
@@ -128,9 +131,9 @@ class StageWriter:
         self.pair = pair
         self._batch_sums()
         self.tools.mark(pair.forward, FORWARD_PHASE)
-        whole = builder.emit(ir.Call(pair.forward, self.params.args), "forward")
-        result = builder.emit(relax.TupleGetItem(whole, 0)) if pair.saves else whole
-        saved = builder.emit(relax.TupleGetItem(whole, 1), "saved") if pair.saves else None
+        results = builder.emit(ir.Call(pair.forward, self.params.args), "forward")
+        result = builder.emit(relax.TupleGetItem(results, 0)) if pair.saves else results
+        saved = builder.emit(relax.TupleGetItem(results, 1), "saved") if pair.saves else None
         loss = self._forward_results(result)
         gradients, outputs = {}, []
         for i, part in zip(pair.given, self._backward(pair, loss, saved), strict=True):
@@ -187,14 +190,20 @@ class StageWriter:
             self.tools.mark(pair.backward, BACKWARD_PHASE)
             return self._fields(pair.backward, args, "backward", order)
         early = [k for k in order if pair.given[k] < len(self.params.activations)]
-        halves = self.halves = self.tools.splitter.split(pair.backward, early)
-        self.tools.mark(halves.inputs, BACKWARD_PHASE)
-        self.tools.mark(halves.weights, WEIGHT_PHASE)
+        split_backward = self.split_backward = self.tools.splitter.split(pair.backward, early)
+        self.tools.mark(split_backward.inputs, BACKWARD_PHASE)
+        self.tools.mark(split_backward.weights, WEIGHT_PHASE)
         *early_gradients, crossing = self._fields(
-            halves.inputs, args, "backward", [*halves.first, -1]
+            split_backward.inputs, args, "backward", [*split_backward.first, -1]
         )
-        rest = self._fields(halves.weights, [crossing], "weights", halves.later)
-        result = dict(zip((*halves.first, *halves.later), (*early_gradients, *rest), strict=True))
+        rest = self._fields(split_backward.weights, [crossing], "weights", split_backward.later)
+        result = dict(
+            zip(
+                (*split_backward.first, *split_backward.later),
+                (*early_gradients, *rest),
+                strict=True,
+            )
+        )
         return [result[k] for k in order]
 
     def _fields(

@@ -80,7 +80,7 @@ def read_ports(fn: relax.Function) -> StageInterface:
     """Read ``dist.io`` of a stage's function."""
     io = fn.attrs[IO_ATTR]
 
-    def places(side: str) -> dict[int, IoPlacement]:
+    def positions(side: str) -> dict[int, IoPlacement]:
         return {
             int(item["index"]): IoPlacement(
                 tuple(map(int, unpack(item["shape"]))),
@@ -91,7 +91,7 @@ def read_ports(fn: relax.Function) -> StageInterface:
             for item in unpack(io[side])
         }
 
-    return StageInterface(int(io["mesh"]), places("inputs"), places("outputs"))
+    return StageInterface(int(io["mesh"]), positions("inputs"), positions("outputs"))
 
 
 def rank_meshes(
@@ -128,12 +128,12 @@ def rank_meshes(
         if len(ids) != count:
             problem = f"{len(ids)} devices for a mesh of {count}"
             remedy = "Give an id for each device of the stage's mesh."
-            raise MeshError("DIST0202", problem, place=f"schedule/devices/{rank}", remedy=remedy)
+            raise MeshError("DIST0202", problem, location=f"schedule/devices/{rank}", remedy=remedy)
         twice = next((i for i in ids if i in owner), None)
         if twice is not None:
             problem = f"the ranks {owner[twice]} and {rank} both have device {twice}"
             remedy = 'Give the meshes different devices, or "devices" for each rank.'
-            raise MeshError("DIST0202", problem, place="schedule", remedy=remedy)
+            raise MeshError("DIST0202", problem, location="schedule", remedy=remedy)
         owner.update(dict.fromkeys(ids, rank))
         starts[number] += count
         meshes.append(known[number] if local_ids == ids else DeviceMesh(list(shape), ids))

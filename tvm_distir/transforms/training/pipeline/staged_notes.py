@@ -100,7 +100,7 @@ class Notes:
                 "DIST0354",
                 "stages that update their weights after every micro-batch have no common sums: "
                 f"{problem}",
-                place="schedule/stash",
+                location="schedule/stash",
                 remedy="Remove stash, or untie the weight and disable clipping.",
             )
         sums = [SumNote(name, tuple(stages_of[name])) for name in shared]

@@ -147,12 +147,12 @@ class _Cutter:
         """Return the bindings that depend only on data and constants and that others read."""
         values = {b.var: b for b in self.flat.bindings if b.var in self.flat.anywhere}
         needed: set[Var] = set()
-        waiting = [v for b in bindings for v in variables(b.value)]
-        while waiting:
-            var = waiting.pop()
+        pending = [v for b in bindings for v in variables(b.value)]
+        while pending:
+            var = pending.pop()
             if var in values and var not in needed:
                 needed.add(var)
-                waiting.extend(variables(values[var].value))
+                pending.extend(variables(values[var].value))
         return [b for b in values.values() if b.var in needed]
 
     def _layer(self, binding: Binding) -> Layer:

@@ -103,7 +103,7 @@ class UnitWriter:
         self.bindings.append(relax.VarBinding(var, value))
         return var
 
-    def whole_type(self, ty: ir.Type) -> ir.Type:
+    def full_type(self, ty: ir.Type) -> ir.Type:
         """Return the type of data for all micro-batches, from that for one of them."""
         shape = [int(n) for n in ty.shape]
         return relax.TensorType([shape[0] * self.micro_batches, *shape[1:]], ty.dtype)
@@ -152,7 +152,7 @@ class UnitWriter:
     ) -> Var:
         """Write the term of a micro-batch of a :meth:`batch_sum`."""
         read = {v for b in bindings for v in variables(b.value)}
-        rows = {v: self._slice(whole, micro) for v, whole in data.items() if v in read}
+        rows = {v: self._slice(full, micro) for v, full in data.items() if v in read}
         local = {**env, **rows}
         for binding in bindings:
             self._copy(binding, local, f"_{micro}")
@@ -163,16 +163,16 @@ class UnitWriter:
         stage = self.stages[number]
         stage.micro(micro)[stage.body.params[slot]] = value
 
-    def _slice(self, whole: Var, micro: int) -> Var:
+    def _slice(self, full: Var, micro: int) -> Var:
         """Slice the rows of a micro-batch from data: a row of every ``micro_batches``."""
-        count, name = self.micro_batches, str(whole.name)
+        count, name = self.micro_batches, str(full.name)
         if count == 1:
-            return whole
-        shape = list(whole.ty.shape)
+            return full
+        shape = list(full.ty.shape)
         rows, rest = int(shape[0]) // count, shape[1:]
-        if whole not in self._rows:
-            self._rows[whole] = self.emit(reshape(whole, (rows, count, *rest)), f"{name}_rows")
-        part = strided_slice(self._rows[whole], [1], [micro], [micro + 1])
+        if full not in self._rows:
+            self._rows[full] = self.emit(reshape(full, (rows, count, *rest)), f"{name}_rows")
+        part = strided_slice(self._rows[full], [1], [micro], [micro + 1])
         part = self.emit(part, f"{name}_cut{micro}")
         return self.emit(reshape(part, (rows, *rest)), f"{name}_{micro}")
 

@@ -14,7 +14,7 @@ import dataclasses
 from tvm import ir, relax
 from tvm.relax import Binding, Var
 
-from tvm_distir.core.ir.attributes import WHOLE_ATTR
+from tvm_distir.core.ir.attributes import COMPLETE_ATTR
 from tvm_distir.core.plan import CHECKPOINT
 from tvm_distir.core.rewriting import field_of, tuple_of, typed
 from tvm_distir.transforms.training.autodiff.function_table import NamedFunctions, private_function
@@ -38,7 +38,7 @@ def checkpointed(pair: ForwardBackward, functions: NamedFunctions) -> ForwardBac
     ForwardBackward
     """
     suffix, name = f"_{CHECKPOINT}", str(pair.forward.name_hint)
-    functions.of[name] = functions.of[name].with_attr(WHOLE_ATTR, True)
+    functions.of[name] = functions.of[name].with_attr(COMPLETE_ATTR, True)
     params, both, bindings = _run(pair, functions)
     first = private_function(pair.name, params, bindings, field_of(both, 0))
     return dataclasses.replace(

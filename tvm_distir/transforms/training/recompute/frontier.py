@@ -46,13 +46,13 @@ class Point:
     time : int
         The time of recomputation.
     kept : tuple of Var
-    again : tuple of Binding
+    recomputed : tuple of Binding
     """
 
     size_bytes: int
     time: int
     kept: tuple[Var, ...]
-    again: tuple[Binding, ...]
+    recomputed: tuple[Binding, ...]
 
 
 class _Values:
@@ -62,28 +62,28 @@ class _Values:
         times, operands = frontier.times, frontier.operands
         values = {binding.var: binding for binding in frontier.forward}
         needed: set[Var] = set()
-        waiting = [var for var in frontier.read if var in values]
-        self.read = set(waiting)
-        while waiting:
-            var = waiting.pop()
+        pending = [var for var in frontier.read if var in values]
+        self.read = set(pending)
+        while pending:
+            var = pending.pop()
             if var not in needed:
                 needed.add(var)
-                waiting += [v for v in variables(values[var].value) if v in values]
+                pending += [v for v in variables(values[var].value) if v in values]
         self.bindings = [binding for binding in frontier.forward if binding.var in needed]
         self.number = {binding.var: i for i, binding in enumerate(self.bindings)}
         self.bytes = [kept_bytes([b.var]) for b in self.bindings]
         self.times = [0 if b.var in operands else times.of(b.value) for b in self.bindings]
         self.free = [b.var in operands or _is_never_kept(b.value) for b in self.bindings]
 
-    def cut(self, price: int, scale: int) -> Point:
-        """Minimize ``price`` times bytes plus ``scale`` times time."""
+    def cut(self, cost: int, scale: int) -> Point:
+        """Minimize ``cost`` times bytes plus ``scale`` times time."""
         count = len(self.bindings)
-        endless = 1 + price * sum(self.bytes) + scale * sum(self.times)
+        endless = 1 + cost * sum(self.bytes) + scale * sum(self.times)
         graph = FlowNetwork(2 + 2 * count)
         for i, binding in enumerate(self.bindings):
             before, behind = 2 + 2 * i, 3 + 2 * i
             graph.edge(0, before, scale * self.times[i])
-            graph.edge(before, behind, endless if self.free[i] else price * self.bytes[i])
+            graph.edge(before, behind, endless if self.free[i] else cost * self.bytes[i])
             for var in variables(binding.value):
                 if var in self.number:
                     graph.edge(3 + 2 * self.number[var], before, endless)
@@ -95,20 +95,20 @@ class _Values:
 
     def _point(self, at_hand: set[Var]) -> Point:
         """Follow the values that are read back to those that are saved."""
-        saved, again = [], []
+        saved, recomputed = [], []
         needed = set(self.read)
         for i in reversed(range(len(self.bindings))):
             var = self.bindings[i].var
             if var in needed and var in at_hand:
                 saved.append(i)
             elif var in needed:
-                again.append(i)
+                recomputed.append(i)
                 needed.update(variables(self.bindings[i].value))
         return Point(
             sum(self.bytes[i] for i in saved),
-            sum(self.times[i] for i in again),
+            sum(self.times[i] for i in recomputed),
             tuple(self.bindings[i].var for i in reversed(saved)),
-            tuple(self.bindings[i] for i in reversed(again)),
+            tuple(self.bindings[i] for i in reversed(recomputed)),
         )
 
 
@@ -155,10 +155,10 @@ class Frontier:
         """Return the corners after ``low`` up to ``high``."""
         if high.size_bytes <= low.size_bytes:
             return []
-        price, scale = low.time - high.time, high.size_bytes - low.size_bytes
-        middle = self._graph.cut(price, scale) if depth else low
-        value = price * middle.size_bytes + scale * middle.time
-        if value >= price * low.size_bytes + scale * low.time:
+        cost, scale = low.time - high.time, high.size_bytes - low.size_bytes
+        middle = self._graph.cut(cost, scale) if depth else low
+        value = cost * middle.size_bytes + scale * middle.time
+        if value >= cost * low.size_bytes + scale * low.time:
             return [high]
         below, above = (self._between(*ends, depth - 1) for ends in ((low, middle), (middle, high)))
         return below + above

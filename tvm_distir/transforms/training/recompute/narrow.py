@@ -44,7 +44,7 @@ class NarrowPasses(NamedTuple):
         The forward and the backward pass.
     kept : list of Var
         The values of the forward pass that are saved.
-    again : list of Binding
+    recomputed : list of Binding
         The bindings that the backward pass recomputes, in order.
     read : list of Var
         The values of the forward pass that the two read.
@@ -53,7 +53,7 @@ class NarrowPasses(NamedTuple):
     before: list[Binding]
     after: list[Binding]
     kept: list[Var]
-    again: list[Binding]
+    recomputed: list[Binding]
     read: list[Var]
 
 
@@ -83,8 +83,8 @@ def keeping_narrow(
     needed |= dict.fromkeys(v for v in read if v in returned)
     needed = {v: None for v in needed if v in of_forward or v in set(params)}
     operands = saved_operands(forward, backward, [*needed], {*_ACTIVATIONS, _CAST})
-    saved, again = kept_and_again(forward, [*needed], params, operands)
-    return NarrowPasses(forward, backward, saved, again, [*needed])
+    saved, recomputed = kept_and_again(forward, [*needed], params, operands)
+    return NarrowPasses(forward, backward, saved, recomputed, [*needed])
 
 
 def saved_operands(
@@ -127,10 +127,12 @@ def _with_masks(
         if kernel_pair is None:
             forward.bindings.append(binding)
             continue
-        keeping, masked = kernel_pair
+        mask_kernel, masked = kernel_pair
         mask_ty = relax.TensorType(ty.shape, "bool")
         name = str(binding.var.name)
-        both = forward.emit(relax.call_tir(keeping, call.args[1], [ty, mask_ty]), f"{name}_both")
+        both = forward.emit(
+            relax.call_tir(mask_kernel, call.args[1], [ty, mask_ty]), f"{name}_both"
+        )
         forward.bind(binding.var, forward.builder.normalize(relax.TupleGetItem(both, 0)))
         mask = forward.emit(relax.TupleGetItem(both, 1), f"{name}_mask")
         masks[_dropout_operands(call)] = mask, masked
@@ -163,11 +165,11 @@ def _with_half_weights(forward: Sequence[Any], backward: Sequence[Any]) -> list[
     for binding in forward:
         if op_name(binding.value) != "astype" or binding.value.args[0] not in softmaxes:
             continue
-        whole = binding.value.args[0]
-        if type_bytes(binding.var.ty) < type_bytes(whole.ty):
-            wide = relax.op.astype(binding.var, str(whole.ty.dtype))
-            env[whole] = writer.emit(wide, f"{whole.name}_wide")
-            softmaxes.discard(whole)
+        full = binding.value.args[0]
+        if type_bytes(binding.var.ty) < type_bytes(full.ty):
+            wide = relax.op.astype(binding.var, str(full.ty.dtype))
+            env[full] = writer.emit(wide, f"{full.name}_wide")
+            softmaxes.discard(full)
     rest = (
         [relax.VarBinding(b.var, substitute(b.value, env)) for b in backward] if env else backward
     )

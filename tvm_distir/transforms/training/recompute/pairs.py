@@ -32,10 +32,10 @@ from tvm_distir.transforms.training.autodiff.reverse import Reverse, active
 from tvm_distir.transforms.training.autodiff.rules.masks import MaskKernels
 from tvm_distir.transforms.training.autodiff.tape import (
     CallGradient,
+    Differentiated,
     ForwardBackward,
-    Roles,
     Tape,
-    roles_of,
+    differentiated_of,
 )
 
 from .checkpoints import checkpointed
@@ -82,8 +82,8 @@ class Differentiator:
         self.functions, self.recompute, self.times = functions, recompute, times
         self._recomputed_ops = recomputed_ops
         self._masks = MaskKernels(functions)
-        self._drafts: dict[tuple[str, Roles], DraftPair] = {}
-        self._pairs: dict[tuple[str, Roles, str], ForwardBackward] = {}
+        self._drafts: dict[tuple[str, Differentiated], DraftPair] = {}
+        self._pairs: dict[tuple[str, Differentiated, str], ForwardBackward] = {}
         self.leading: dict[str, int] = {}
         self.inside: dict[str, Mapping[str, str]] = {}
         self._open: list[str] = []
@@ -103,7 +103,7 @@ class Differentiator:
         fn = None if callee is None else self.functions.of.get(str(callee.name_hint))
         return isinstance(fn, relax.Function) and is_private(fn)
 
-    def pair(self, name: str, roles: Roles, label: str) -> ForwardBackward:
+    def pair(self, name: str, flags: Differentiated, label: str) -> ForwardBackward:
         """Return the pair for the next call of a function, for the requested gradients.
 
         ``label``: name of the call's value.
@@ -117,59 +117,61 @@ class Differentiator:
         if not self._open:  # a call of main
             number = self._calls[name]
             self._calls[name] += 1
-        return self.pair_with(name, roles, self._policy(name, label, number))
+        return self.pair_with(name, flags, self._policy(name, label, number))
 
-    def pair_with(self, name: str, roles: Roles, policy: str) -> ForwardBackward:
+    def pair_with(self, name: str, flags: Differentiated, policy: str) -> ForwardBackward:
         """Return the pair of a function under a policy; it raises as :meth:`pair` does."""
-        pair = self._pairs.get((name, roles, policy))
-        return unrolled(self._pair_with(name, roles, policy)) if pair is None else pair
+        pair = self._pairs.get((name, flags, policy))
+        return unrolled(self._pair_with(name, flags, policy)) if pair is None else pair
 
-    def draft(self, name: str, roles: Roles) -> DraftPair:
+    def draft(self, name: str, flags: Differentiated) -> DraftPair:
         """Return both passes of a function; it raises as :meth:`pair` does."""
-        return unrolled(self._draft(name, roles))
+        return unrolled(self._draft(name, flags))
 
     def _policy(self, name: str, label: str, number: int = 0) -> str:
         policy = self.recompute.of(name).of_call(number)
         return self.inside.get(self._open[-1], {}).get(label, policy) if self._open else policy
 
-    def _pair_with(self, name: str, roles: Roles, policy: str) -> Steps[ForwardBackward]:
-        key = (name, roles, policy)
+    def _pair_with(self, name: str, flags: Differentiated, policy: str) -> Steps[ForwardBackward]:
+        key = (name, flags, policy)
         if key not in self._pairs:
             if policy == CHECKPOINT:
-                inner = yield self._pair_with(name, roles, NONE)
+                inner = yield self._pair_with(name, flags, NONE)
                 pair = checkpointed(inner, self.functions) if inner.saves else inner
             else:
-                pair = self._written(name, roles, policy, (yield self._draft(name, roles)))
+                pair = self._written(name, flags, policy, (yield self._draft(name, flags)))
             self._pairs[key] = pair
         return self._pairs[key]
 
-    def _draft(self, name: str, roles: Roles) -> Steps[DraftPair]:
+    def _draft(self, name: str, flags: Differentiated) -> Steps[DraftPair]:
         """Write both passes of a function, after the pairs of all that it calls."""
-        if (name, roles) not in self._drafts:
+        if (name, flags) not in self._drafts:
             if name in self._open:
                 raise _unfit(name, "it is recursive")
             self._open.append(name)
-            for callee, roles_inside, label in self._calls_in(name, roles):
-                yield self._pair_with(callee, roles_inside, self._policy(callee, label))
-            self._drafts[name, roles] = self._drafted(name, roles)
+            for callee, differentiated_inside, label in self._calls_in(name, flags):
+                yield self._pair_with(callee, differentiated_inside, self._policy(callee, label))
+            self._drafts[name, flags] = self._drafted(name, flags)
             self._open.pop()
-        return self._drafts[name, roles]
+        return self._drafts[name, flags]
 
-    def _calls_in(self, name: str, roles: Roles) -> Iterator[tuple[str, Roles, str]]:
+    def _calls_in(
+        self, name: str, flags: Differentiated
+    ) -> Iterator[tuple[str, Differentiated, str]]:
         """Yield the calls that a function's tape replaces: function, roles and name of each."""
         fn = self.functions.of[name]
         bindings = pure_bindings(fn, name)
-        targets = [param for param, is_active in zip(fn.params, roles, strict=True) if is_active]
+        targets = [param for param, is_active in zip(fn.params, flags, strict=True) if is_active]
         live = active(bindings, targets)
         for binding in bindings:
             call, label = binding.value, str(binding.var.name)
             if binding.var in live and self.differentiates(call):
-                yield str(call.op.name_hint), roles_of(call, live), label
+                yield str(call.op.name_hint), differentiated_of(call, live), label
 
-    def _drafted(self, name: str, roles: Roles) -> DraftPair:
+    def _drafted(self, name: str, flags: Differentiated) -> DraftPair:
         fn = relax.utils.copy_with_new_vars(self.functions.of[name])
         params, bindings = list(fn.params), pure_bindings(fn, name)
-        differentiated = tuple(i for i, is_active in enumerate(roles) if is_active)
+        differentiated = tuple(i for i, is_active in enumerate(flags) if is_active)
         grad = relax.Var("grad", self._leading(name, fn.body.body).ty)
         forward: list[Var] = []
 
@@ -207,27 +209,29 @@ class Differentiator:
             return result
         return result.fields[0] if count == 1 else tuple_of(result.fields[:count])
 
-    def _written(self, name: str, roles: Roles, policy: str, draft: DraftPair) -> ForwardBackward:
+    def _written(
+        self, name: str, flags: Differentiated, policy: str, draft: DraftPair
+    ) -> ForwardBackward:
         """Write both functions."""
         params, before, after, read = draft.params, draft.before, draft.after, draft.read
         if policy == MEGATRON:
-            before, after, stash, again, read = keeping_narrow(
+            before, after, stash, recomputed, read = keeping_narrow(
                 before, after, read, params, self._masks
             )
         else:
-            stash, again = kept_by(policy, params, draft.frontier)
+            stash, recomputed = kept_by(policy, params, draft.frontier)
         if policy == ATTENTION:
             _warn_of_weights(name, before, read)
-        body = [*again, *after]
-        used = {*read, *(v for b in again for v in variables(b.value))}
+        body = [*recomputed, *after]
+        used = {*read, *(v for b in recomputed for v in variables(b.value))}
         needed = tuple(i for i, param in enumerate(params) if param in used)
         stash, fields_of = without_deep_tuples(stash)
         before = [*before, *(binding for fields in fields_of.values() for binding in fields)]
         saved = relax.Var("saved", relax.TupleType([v.ty for v in stash]))
         opened = [relax.VarBinding(v, relax.TupleGetItem(saved, k)) for k, v in enumerate(stash)]
         opened += [
-            relax.VarBinding(whole, tuple_of([field.var for field in fields]))
-            for whole, fields in fields_of.items()
+            relax.VarBinding(stored, tuple_of([field.var for field in fields]))
+            for stored, fields in fields_of.items()
         ]
         first = [draft.grad, saved] if stash else [draft.grad]
         operands = [*first, *(params[i] for i in needed)]
@@ -241,7 +245,7 @@ class Differentiator:
             forward = self.functions.add(name + FORWARD_SUFFIX + suffix, both)
         back = self.functions.add(name + BACKWARD_SUFFIX + suffix, backward)
         titles = tuple(str(param.name) for param in params)
-        return ForwardBackward(name, forward, back, bool(stash), needed, draft.given, titles, roles)
+        return ForwardBackward(name, forward, back, bool(stash), needed, draft.given, titles, flags)
 
 
 def _warn_of_weights(name: str, before: Sequence[Any], read: Sequence[Any]) -> None:
@@ -282,4 +286,4 @@ def pure_bindings(fn: relax.Function, name: str) -> list[Binding]:
 
 def _unfit(name: str, problem: str) -> ModelError:
     remedy = "Use functions that contain only pure calls."
-    return ModelError("DIST0351", problem, place=name, remedy=remedy)
+    return ModelError("DIST0351", problem, location=name, remedy=remedy)

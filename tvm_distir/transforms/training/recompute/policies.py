@@ -55,14 +55,14 @@ def _recomputed_through(frontier: Frontier, cheap: Callable[[Any], bool]) -> Kep
     values = {binding.var: binding for binding in forward}
     recomputed: set[Var] = set()
     saved: set[Var] = set()
-    waiting = list(frontier.read)
-    while waiting:
-        var = waiting.pop()
+    pending = list(frontier.read)
+    while pending:
+        var = pending.pop()
         if var not in values or var in recomputed or var in saved:
             continue
         if cheap(values[var]):
             recomputed.add(var)
-            waiting.extend(variables(values[var].value))
+            pending.extend(variables(values[var].value))
         else:
             saved.add(var)
     return (
@@ -99,12 +99,12 @@ def core(params: Sequence[Var], frontier: Frontier) -> Kept:
         if inside:
             region.add(binding.var)
     _, recomputed = _recomputed_through(frontier, lambda binding: binding.var in region)
-    again = {binding.var for binding in recomputed}
-    outside = [var for var in read if var not in again]
-    outside += [v for b in recomputed for v in variables(b.value) if v not in again]
+    recomputed_vars = {binding.var for binding in recomputed}
+    outside = [var for var in read if var not in recomputed_vars]
+    outside += [v for b in recomputed for v in variables(b.value) if v not in recomputed_vars]
     saved, views = kept_and_again(forward, outside, params, frontier.operands)
-    again.update(binding.var for binding in views)
-    return saved, [binding for binding in forward if binding.var in again]
+    recomputed_vars.update(binding.var for binding in views)
+    return saved, [binding for binding in forward if binding.var in recomputed_vars]
 
 
 def alternate(frontier: Frontier) -> Kept:
@@ -165,4 +165,4 @@ def kept_by(policy: str, params: Sequence[Var], frontier: Frontier) -> Kept:
     most = share * kept_bytes(plain[0])
     fits = [point for point in frontier.points if point.size_bytes <= most]
     best = fits[-1] if fits else frontier.points[0]
-    return list(best.kept), list(best.again)
+    return list(best.kept), list(best.recomputed)

@@ -181,10 +181,10 @@ class _Body:
             self.check(str(var.name), variables(value))
             writer.bindings.append(binding)
 
-    def check(self, place: str, read: Iterable[Any]) -> None:
+    def check(self, location: str, read: Iterable[Any]) -> None:
         """Reject readers of a mask, or of both results as a tuple."""
         if any(var in self._masks or var in self._drawn for var in read):
-            raise _unfit(f"{self.function}/{place}", "it reads the mask of a dropout")
+            raise _unfit(f"{self.function}/{location}", "it reads the mask of a dropout")
 
     def _given(self, writer: BlockWriter, count: int) -> list[Any]:
         """Return the state, and the first of the next streams."""
@@ -199,11 +199,11 @@ class _Body:
 
     def _kernel(self, writer: BlockWriter, var: Var, call: ir.Call) -> Any:
         x, rate = call.args[0], float(call.attrs.rate)
-        shape, place = static_shape(x.ty), f"{self.function}/{var.name}"
+        shape, location = static_shape(x.ty), f"{self.function}/{var.name}"
         if shape is None or not all(isinstance(n, int) for n in shape):
-            raise _unfit(place, f"a dropout of the unknown shape {x.ty}")
+            raise _unfit(location, f"a dropout of the unknown shape {x.ty}")
         if not 0 <= rate < 1:
-            raise _unfit(place, f"a dropout with the rate {rate}")
+            raise _unfit(location, f"a dropout with the rate {rate}")
         steps = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
         offsets = [
             writer.emit(relax.op.arange(0, size * step, step, "int64"), "offsets")
@@ -211,8 +211,8 @@ class _Body:
         ]
         kernel = self.streams.kernel(shape, str(x.ty.dtype), rate)
         args = relax.Tuple([x, *self._given(writer, 1), *offsets])
-        drawn = call_tir_with_grad(kernel, args, x.ty, te_grad_name=GRADIENT)
-        return writer.emit(drawn, f"{var.name}_drawn")
+        sampled = call_tir_with_grad(kernel, args, x.ty, te_grad_name=GRADIENT)
+        return writer.emit(sampled, f"{var.name}_drawn")
 
 
 def from_first_stream(bindings: Sequence[Binding], stream: Any) -> tuple[int, list[Binding]]:
@@ -253,6 +253,6 @@ def from_first_stream(bindings: Sequence[Binding], stream: Any) -> tuple[int, li
     return first, result if first else list(bindings)
 
 
-def _unfit(place: str, problem: str) -> ModelError:
+def _unfit(location: str, problem: str) -> ModelError:
     remedy = "Read the first result of a dropout of a static shape, with a rate below 1."
-    return ModelError("DIST0351", problem, place=place, remedy=remedy)
+    return ModelError("DIST0351", problem, location=location, remedy=remedy)

@@ -47,7 +47,9 @@ def _classes(output: ir.Type) -> ir.Type:
         problem = (
             f"the output {output} is not a tensor of logits of the shape (samples, ..., classes)"
         )
-        raise ModelError("DIST0351", problem, place="loss cross_entropy", remedy='Use loss="mse".')
+        raise ModelError(
+            "DIST0351", problem, location="loss cross_entropy", remedy='Use loss="mse".'
+        )
     return relax.TensorType(list(shape[:-1]), "int32")
 
 
@@ -65,8 +67,8 @@ def _cross_entropy(builder: Emitter, output: Expr, targets: Expr) -> Expr:
 
 def _squares(builder: Emitter, output: Expr, targets: Expr) -> Expr:
     """Return the mean of the squared differences."""
-    apart = builder.emit(subtract(output, targets), "apart")
-    return mean(builder.emit(square(apart), "squares"))
+    difference = builder.emit(subtract(output, targets), "apart")
+    return mean(builder.emit(square(difference), "squares"))
 
 
 LOSSES = {

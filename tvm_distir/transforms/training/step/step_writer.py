@@ -76,7 +76,7 @@ class TrainStepWriter:
         )
         self.statistics: dict[Var, Expr] = {}
         self.updated: dict[str, str] = {}
-        self.again: dict[str, str] = {}
+        self.regathered: dict[str, str] = {}
         self.gradients: dict[str, str] = {}
 
     def _with_states(self, weight: UpdatedWeight) -> UpdatedWeight:
@@ -103,8 +103,8 @@ class TrainStepWriter:
         bound = {str(b.var.name) for block in fn.body.blocks for b in block.bindings[:]}
         inputs = [name for name, _ in self.inputs]
         states = {w.name: list(w.names) for w in self.weights if w.names}
-        drawn = ((DROPOUT, self.params.dropout, SEEDS), (STEP, self.step, STEPS))
-        counters = {name: most for name, var, most in drawn if var is not None}
+        sampled = ((DROPOUT, self.params.dropout, SEEDS), (STEP, self.step, STEPS))
+        counters = {name: most for name, var, most in sampled if var is not None}
         attrs = {
             PARAM_NAMES_ATTR: [name for name, _ in named],
             INPUTS_ATTR: inputs,
@@ -112,7 +112,7 @@ class TrainStepWriter:
             TRAINING_ATTR: {
                 "updated": self.updated,
                 "states": states,
-                "again": {w: mark for w, mark in self.again.items() if mark in bound},
+                "again": {w: mark for w, mark in self.regathered.items() if mark in bound},
                 "gradients": self.gradients,
                 **({"counters": counters} if counters else {}),
                 **({"recompute": self.pairs.policies} if self.pairs.policies else {}),
@@ -128,15 +128,15 @@ class TrainStepWriter:
             self._forward(tape, binding)
         output = tape.replaced(self.params.forward.body.body)
         loss = tape.output(self.params.objective.write(tape, output), "loss")
-        reread = (
+        regatherer = (
             WeightRegather(self.builder, weight_vars, tape.bindings) if self.recipe.reread else None
         )
         seed = self.scaling.seed(loss)
         gradients = reverse(
-            self.builder, tape.bindings, loss, weight_vars, reread, tape.calls, seed
+            self.builder, tape.bindings, loss, weight_vars, regatherer, tape.calls, seed
         )
-        marks = reread.marks if reread is not None else {}
-        self.again = {w.name: str(marks[w.var].name) for w in self.weights if w.var in marks}
+        marks = regatherer.marks if regatherer is not None else {}
+        self.regathered = {w.name: str(marks[w.var].name) for w in self.weights if w.var in marks}
         named = zip(self.weights, gradients, strict=True)
         self.gradients = {weight.name: str(gradient.name) for weight, gradient in named}
         return [loss, *self._updates(tape, gradients)]

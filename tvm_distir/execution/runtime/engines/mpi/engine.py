@@ -69,7 +69,7 @@ class MpiEngine(JobEngine):
         if not is_mpi_process():
             problem = "no launcher of MPI started this process with others"
             remedy = "Start it with mpirun -n N."
-            raise EngineError("DIST0633", problem, place="engine mpi", remedy=remedy)
+            raise EngineError("DIST0633", problem, location="engine mpi", remedy=remedy)
 
     def start(self, program: Runnable, local: LocalInputs) -> tuple[LocalResults, RunCounts]:
         """Start a job of a single process per rank and wait for its end."""

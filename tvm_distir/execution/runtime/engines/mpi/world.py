@@ -71,9 +71,9 @@ class World:
     def __init__(self, timeout_s: float) -> None:
         self._mpi = load_mpi()
         self.timeout_s = timeout_s
-        whole = self._mpi.COMM_WORLD
-        self.rank, self.size = int(whole.Get_rank()), int(whole.Get_size())
-        self._comm = self._duplicate(whole)
+        full = self._mpi.COMM_WORLD
+        self.rank, self.size = int(full.Get_rank()), int(full.Get_size())
+        self._comm = self._duplicate(full)
         host = self._comm.Split_type(self._mpi.COMM_TYPE_SHARED)
         self.local_size, self.local_rank = int(host.Get_size()), int(host.Get_rank())
         if host.Get_rank() == 0:
@@ -81,8 +81,8 @@ class World:
         host.Barrier()
         self._sending: deque[MPI.Request] = deque()
 
-    def _duplicate(self, whole: MPI.Intracomm) -> MPI.Intracomm:
-        comm, request = whole.Idup()
+    def _duplicate(self, full: MPI.Intracomm) -> MPI.Intracomm:
+        comm, request = full.Idup()
         deadline = Deadline(self.timeout_s)
         while not request.Test():
             if deadline.is_over:
@@ -91,7 +91,7 @@ class World:
                     "DIST0613",
                     f"process {self.rank} waited {self.timeout_s:g} s for the other "
                     f"{self.size - 1} to start the run",
-                    place="engine mpi",
+                    location="engine mpi",
                     remedy="Call run in every process of the job, in the same order.",
                 )
             deadline.pause()
@@ -192,16 +192,16 @@ class World:
         describe : callable
             Words for what is waited for.
         """
-        waiting = list(requests)
+        pending = list(requests)
         deadline = Deadline(self.timeout_s)
         try:
             while True:
-                waiting = [r for r in waiting if not r.Test()]
-                if not waiting:
+                pending = [r for r in pending if not r.Test()]
+                if not pending:
                     return
                 self.turn(deadline, check, describe)
         except BaseException:
-            _abandoned.extend(waiting)
+            _abandoned.extend(pending)
             raise
 
     def turn(

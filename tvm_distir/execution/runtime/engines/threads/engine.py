@@ -209,7 +209,7 @@ class ThreadsEngine(Engine):
         if collectives not in ccl.FABRICS:
             problem = f'the engine threads has no collectives "{collectives}"'
             remedy = nearest(collectives, ccl.FABRICS)
-            raise EngineError("DIST0601", problem, place="engine", remedy=remedy)
+            raise EngineError("DIST0601", problem, location="engine", remedy=remedy)
         self.timeout_s = timeout_s
         self._implementation = collectives
 

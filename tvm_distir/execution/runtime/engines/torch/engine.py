@@ -82,7 +82,7 @@ class TorchEngine(JobEngine):
         if reduce is not None and reduce not in REDUCES:
             problem = f'the engine torch has no reduction "{reduce}"'
             remedy = nearest(str(reduce), REDUCES)
-            raise EngineError("DIST0601", problem, place="engine torch", remedy=remedy)
+            raise EngineError("DIST0601", problem, location="engine torch", remedy=remedy)
         super().__init__(timeout_s, preload)
         self.reduce = reduce
         self.check = check
@@ -124,7 +124,7 @@ class TorchEngine(JobEngine):
         job = current_job(self.timeout_s, device_of(program.target))
         ranks = sorted(r for e in program.entries for r in e.ranks)
         reduce = self.reduce or ("library" if job.device == "cuda" else "ordered")
-        failures = job.begin(ranks, _place(program, ranks, job.process))
+        failures = job.begin(ranks, _location(program, ranks, job.process))
         fabric = TorchFabric(job, ranks, reduce, bool(self.check))
         try:
             with run_turn(), one_thread_each(int(os.environ.get("LOCAL_WORLD_SIZE", job.size))):
@@ -143,7 +143,7 @@ class TorchEngine(JobEngine):
             join_job(self.timeout_s)
 
 
-def _place(program: Runnable, ranks: Sequence[int], process: int) -> str:
+def _location(program: Runnable, ranks: Sequence[int], process: int) -> str:
     """Return the entry function of a process, for messages."""
     rank = ranks[process] if process < len(ranks) else None
     names = [e.function for e in program.entries if rank in e.ranks]

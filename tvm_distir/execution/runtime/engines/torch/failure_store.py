@@ -88,7 +88,7 @@ class FailureStore:
     process : int
     ranks : sequence of int
         The device ids; the i-th is process i.
-    place : str
+    location : str
         The place of this process, for messages.
     timeout_s : float
         The time after which the store counts as unreachable. torch itself would wait for minutes
@@ -102,7 +102,7 @@ class FailureStore:
         store: torch.distributed.Store,
         process: int,
         ranks: Sequence[int],
-        place: str,
+        location: str,
         timeout_s: float,
         run: str = "",
     ) -> None:
@@ -112,7 +112,7 @@ class FailureStore:
         self._is_lost = False
         self._process = process
         self._ranks = list(ranks)
-        self._place = place
+        self._location = location
         self._closed = threading.Event()
         self.state = COMPUTES
         self._answering = threading.Thread(target=self._answer, name="job failures", daemon=True)
@@ -149,7 +149,7 @@ class FailureStore:
                 "DIST0615",
                 f"rank {self.rank} cannot reach the job's store: the process that holds it ended, "
                 "or its host cannot be reached",
-                place=self._place,
+                location=self._location,
                 remedy="Check process 0 and its host, or the launcher.",
             )
         return results[0]
@@ -159,7 +159,7 @@ class FailureStore:
     def report(self, error: BaseException) -> BaseException:
         """Write a failure unless there is one already; returns the first failure."""
         if not isinstance(error, DistIRError | KeyboardInterrupt | SystemExit):
-            error = worker_failed(error, self.rank, self._place)
+            error = worker_failed(error, self.rank, self._location)
         text = self._signed(error_text(error))
         try:
             first = self._reached(lambda: self._store.compare_set("failure", "", text))
@@ -269,12 +269,12 @@ class FailureStore:
 
     def _disconnected(self, lost: LostPeers, silent: list[int]) -> BaseException:
         if not silent:
-            return worker_failed(RuntimeError(lost.detail), self.rank, self._place)
+            return worker_failed(RuntimeError(lost.detail), self.rank, self._location)
         return EngineError(
             "DIST0615",
             f"worker {silent[0]}: its process ended, or its host cannot be reached; rank "
             f"{self.rank} was in {lost.what(silent)}",
-            place=self._place,
+            location=self._location,
             remedy="Check the output of that process, and the system's log of its host.",
         )
 

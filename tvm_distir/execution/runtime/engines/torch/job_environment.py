@@ -19,7 +19,7 @@ _FIRST_PORT, _PORTS = 20000, 20000
 
 
 @dataclass(frozen=True)
-class JobPlace:
+class JobMembership:
     """The place of a process in a job.
 
     Attributes
@@ -85,7 +85,7 @@ LAUNCHERS = (
     ),
     LauncherVariables("MPICH", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 )
-"""The launchers that :func:`find_job_place` knows, in the order in which it looks for them."""
+"""The launchers that :func:`find_job_membership` knows, in the order in which it looks for them."""
 
 
 def is_torchrun_process(environ: Mapping[str, str] = os.environ) -> bool:
@@ -93,7 +93,7 @@ def is_torchrun_process(environ: Mapping[str, str] = os.environ) -> bool:
     return TORCHRUN.rank in environ and TORCHRUN.size in environ and "MASTER_ADDR" in environ
 
 
-def find_job_place(environ: Mapping[str, str] = os.environ) -> JobPlace | None:
+def find_job_membership(environ: Mapping[str, str] = os.environ) -> JobMembership | None:
     """Return the place of this process in its job; None where no launcher started it.
 
     Parameters
@@ -108,11 +108,11 @@ def find_job_place(environ: Mapping[str, str] = os.environ) -> JobPlace | None:
     """
     for names in LAUNCHERS:
         if names.rank in environ and names.size in environ:
-            return _place(names, environ)
+            return _membership(names, environ)
     return None
 
 
-def _place(names: LauncherVariables, environ: Mapping[str, str]) -> JobPlace:
+def _membership(names: LauncherVariables, environ: Mapping[str, str]) -> JobMembership:
     rank, size = _number(names.rank, environ), _number(names.size, environ)
     local_rank = _number(names.local_rank, environ) if names.local_rank in environ else rank
     address = environ.get("MASTER_ADDR") or _address(names, environ, size)
@@ -126,7 +126,7 @@ def _place(names: LauncherVariables, environ: Mapping[str, str]) -> JobPlace:
         port = PORT
     local = _is_on_one_host(names, environ, size)
     has_store = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    return JobPlace(names.name, rank, size, local_rank, address, port, local, has_store)
+    return JobMembership(names.name, rank, size, local_rank, address, port, local, has_store)
 
 
 def _is_on_one_host(names: LauncherVariables, environ: Mapping[str, str], size: int) -> bool:
@@ -140,7 +140,7 @@ def _number(name: str, environ: Mapping[str, str]) -> int:
         raise EngineError(
             "DIST0633",
             f'it is "{environ[name]}", which is no number',
-            place=f"environment variable {name}",
+            location=f"environment variable {name}",
             remedy="Start the process with torchrun, srun or mpirun.",
         ) from err
 
@@ -154,7 +154,7 @@ def _address(names: LauncherVariables, environ: Mapping[str, str], size: int) ->
     raise EngineError(
         "DIST0633",
         f"process {environ[names.rank]} of {size} does not know the host of process 0",
-        place="environment variable MASTER_ADDR",
+        location="environment variable MASTER_ADDR",
         remedy="Set MASTER_ADDR to the name of that host for all processes, for example with "
         "mpirun -x MASTER_ADDR=host.",
     )

@@ -17,7 +17,7 @@ from tvm_distir.execution.runtime.engines.loopback import LOOPBACK, LOOPBACK_NAM
 from tvm_distir.support import EngineError, missing_extra
 
 from .failure_store import LostPeers
-from .job_environment import JobPlace, find_job_place
+from .job_environment import JobMembership, find_job_membership
 
 if TYPE_CHECKING:
     from torch import distributed as dist
@@ -145,7 +145,7 @@ def not_started(process: int, size: int, timeout_s: float, err: BaseException) -
         "DIST0613",
         f"process {process} waited {timeout_s:g} s for the other {size - 1} to start the run: "
         f"{str(err).splitlines()[0]}",
-        place="engine torch",
+        location="engine torch",
         remedy="Call run in every process of the job, in the same order.",
     )
 
@@ -184,7 +184,7 @@ _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """The variables that name the network interface on which gloo and NCCL listen."""
 
 
-def join_job(timeout_s: float) -> JobPlace:
+def join_job(timeout_s: float) -> JobMembership:
     """Join the job that the environment variables name.
 
     Raises
@@ -194,28 +194,32 @@ def join_job(timeout_s: float) -> JobPlace:
         environment names no job.
     """
     dist = load_torch().distributed
-    place = find_job_place()
-    if place is None:
+    location = find_job_membership()
+    if location is None:
         problem = "no launcher started this process"
         remedy = "Start it with torchrun, srun or mpirun."
-        raise EngineError("DIST0633", problem, place="engine torch", remedy=remedy)
+        raise EngineError("DIST0633", problem, location="engine torch", remedy=remedy)
     limit = datetime.timedelta(seconds=timeout_s)
-    options: dict[str, object] = {"rank": place.rank, "world_size": place.size, "timeout": limit}
+    options: dict[str, object] = {
+        "rank": location.rank,
+        "world_size": location.size,
+        "timeout": limit,
+    }
     try:
-        if place.is_on_one_host:
+        if location.is_on_one_host:
             os.environ.update({k: LOOPBACK_NAME for k in _INTERFACES if k not in os.environ})
-        if place.has_store:
+        if location.has_store:
             options["init_method"] = "env://"
-        elif place.is_on_one_host:
-            is_first = place.rank == 0
-            options["store"] = loopback_store(place.port, is_first, limit, place.size)
+        elif location.is_on_one_host:
+            is_first = location.rank == 0
+            options["store"] = loopback_store(location.port, is_first, limit, location.size)
         else:
-            options["init_method"] = f"tcp://{place.address}:{place.port}"
+            options["init_method"] = f"tcp://{location.address}:{location.port}"
         dist.init_process_group("gloo", **options)
     except (RuntimeError, ValueError) as err:
-        raise not_started(place.rank, place.size, timeout_s, err) from err
+        raise not_started(location.rank, location.size, timeout_s, err) from err
     atexit.register(_leave)
-    return place
+    return location
 
 
 def _leave() -> None:

@@ -92,7 +92,7 @@ class TorchArrays:
     ) -> torch.Tensor:
         """Return the result of an op that needs no other rank."""
         args: dict[str, Any] = dict(call.args)
-        if x is None:  # of axis_index
+        if x is None or call.name == "axis_index":
             return self._torch.tensor(position, device=self._device)
         if call.name == "local_slice":
             return equal_parts(x, count, args["dim"])[position]

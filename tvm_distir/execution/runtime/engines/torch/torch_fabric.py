@@ -22,7 +22,7 @@ from tvm_distir.core.collectives import Collective, Transfer, equal_parts
 from tvm_distir.execution.runtime.collectives.fabric import ranks_text
 from tvm_distir.execution.runtime.collectives.message_steps import CollectiveSteps, StepMessages
 from tvm_distir.execution.runtime.collectives.posted_collectives import Posted
-from tvm_distir.execution.runtime.collectives.transfers import ONE_MEANING, Route
+from tvm_distir.execution.runtime.collectives.transfers import ONE_MEANING, Endpoint
 from tvm_distir.execution.runtime.program.communication import Communication
 from tvm_distir.support import EngineError
 
@@ -66,7 +66,7 @@ class TorchFabric(HostFabric):
         Whether the ranks of a group compare each call before its data moves.
     """
 
-    place = "engine torch"
+    location = "engine torch"
 
     def __init__(self, job: TorchJob, ranks: Sequence[int], reduce: str, check: bool) -> None:
         super().__init__(job, ranks)
@@ -204,14 +204,14 @@ class TorchFabric(HostFabric):
 
     # Messages -------------------------------------------------------------------------------
 
-    def _send(self, route: Route, meaning: Any, part: torch.Tensor) -> list[object]:
+    def _send(self, route: Endpoint, meaning: Any, part: torch.Tensor) -> list[object]:
         if self._checks is not None:
             self._post_bytes(self._header(meaning, part), route, meaning)
         self._post_bytes(part, route, meaning)
         return []
 
     def _receive(
-        self, route: Route, label: str, expected: tuple[Transfer, torch.Tensor] | None
+        self, route: Endpoint, label: str, expected: tuple[Transfer, torch.Tensor] | None
     ) -> tuple[Transfer, torch.Tensor]:
         if expected is None:
             raise ValueError("only tiles are received from single ranks")
@@ -231,7 +231,7 @@ class TorchFabric(HostFabric):
         self._take_bytes(part, route, transfer)
         return transfer, part
 
-    def _post_bytes(self, part: torch.Tensor, route: Route, transfer: Transfer) -> None:
+    def _post_bytes(self, part: torch.Tensor, route: Endpoint, transfer: Transfer) -> None:
         tag, source, destination = route
         pair = self.process(source), self.process(destination)
         channel = self._job.channel(*pair)
@@ -240,7 +240,7 @@ class TorchFabric(HostFabric):
         wait = partial(self._job.finish, self._job.message(work), lambda _: words, pair)
         self._sent.append((wait, part))
 
-    def _take_bytes(self, part: torch.Tensor, route: Route, transfer: Transfer) -> None:
+    def _take_bytes(self, part: torch.Tensor, route: Endpoint, transfer: Transfer) -> None:
         tag, source, destination = route
         pair = self.process(source), self.process(destination)
         channel = self._job.channel(*pair)
@@ -259,10 +259,10 @@ class TorchFabric(HostFabric):
         """Make the process groups of the program."""
         self._job.make_groups(self.ranks, communication)
 
-    def finish_call(self, place: str) -> None:
+    def finish_call(self, location: str) -> None:
         """Wait for the sends of a call, and for the kernels of this process' GPU."""
         self.finish_sends()
-        self._job.wait_for_device(place)
+        self._job.wait_for_device(location)
 
     def end(self) -> None:
         """Record in the job's store that this process has run to its end."""

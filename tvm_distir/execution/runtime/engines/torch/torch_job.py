@@ -16,7 +16,7 @@ from tvm_distir.execution.runtime.program.communication import Communication
 from tvm_distir.support import EngineError
 
 from .failure_store import ENDED, ENDED_S, FailureStore, LostPeers
-from .job_environment import find_job_place
+from .job_environment import find_job_membership
 from .process_groups import (
     JOBS,
     MessageWork,
@@ -58,8 +58,8 @@ class TorchJob:
             join_job(max(timeout_s, START_S))
         self.process = int(self.dist.get_rank())
         self.size = int(self.dist.get_world_size())
-        place = find_job_place()
-        self.local_rank = self.process if place is None else place.local_rank
+        membership = find_job_membership()
+        self.local_rank = self.process if membership is None else membership.local_rank
         if device == "cuda":
             self.torch.cuda.set_device(self.torch_device)
         self._prefix = f"tvm_distir/{next(self._numbers)}"
@@ -87,13 +87,13 @@ class TorchJob:
             return self.torch.device("cpu")
         return self.torch.device("cuda", self.local_rank % self.torch.cuda.device_count())
 
-    def begin(self, ranks: Sequence[int], place: str) -> FailureStore:
+    def begin(self, ranks: Sequence[int], membership: str) -> FailureStore:
         """Begin a run: make the record of its failures, in place of that of the run before."""
         self.stop_answering()
         store = self.dist.distributed_c10d._get_default_store()
         run = f"{self._prefix}/{next(self._runs)}"
         prefixed = self.dist.PrefixStore(run, store.clone())
-        self.failures = FailureStore(prefixed, self.process, ranks, place, self.timeout_s, run)
+        self.failures = FailureStore(prefixed, self.process, ranks, membership, self.timeout_s, run)
         return self.failures
 
     def stop_answering(self) -> None:
@@ -198,7 +198,7 @@ class TorchJob:
         """Wait for a work of gloo; see :meth:`finish`."""
         self.wait_until(lambda: has_succeeded(work, describe, processes), describe, processes)
 
-    def wait_for_device(self, place: str) -> None:
+    def wait_for_device(self, membership: str) -> None:
         """Wait for the kernels and collectives of this process' GPU, if it has one."""
         if self.device == "cpu":
             return
@@ -211,7 +211,7 @@ class TorchJob:
             time.sleep(_EVENT_POLL_S)
             return False
 
-        self.wait_until(is_done, lambda late: f"the kernels of {place}", ())
+        self.wait_until(is_done, lambda late: f"the kernels of {membership}", ())
 
     def wait_until(
         self,
@@ -263,7 +263,7 @@ class TorchJob:
 def _unlisted(subject: str) -> EngineError:
     problem = f"the program does not list {subject} among its groups and transfers"
     remedy = "Use the collectives R.dist.*, and deploy the program again."
-    return EngineError("DIST0605", problem, place="engine torch", remedy=remedy)
+    return EngineError("DIST0605", problem, location="engine torch", remedy=remedy)
 
 
 def current_job(timeout_s: float, device: str) -> TorchJob:

@@ -88,7 +88,7 @@ class _Run:
                 continue  # raised again if the function is called
             segments += [step for step in steps if isinstance(step, Segment)]
             todo += [step.callee for step in steps if isinstance(step, CallStep)]
-        self.kernels.prepare((segment.module, segment.place) for segment in segments)
+        self.kernels.prepare((segment.module, segment.location) for segment in segments)
 
     def evaluate(self, expr: relax.Expr, env: Mapping[relax.Var, PerRank], count: int) -> PerRank:
         if isinstance(expr, relax.Var):
@@ -149,13 +149,13 @@ class _Run:
             first = conditions.index(not conditions[0])
             problem = f"ranks {entry.ranks[0]} and {entry.ranks[first]} take different branches"
             remedy = "Add the missing collective: the condition must be replicated."
-            raise EngineError("DIST0604", problem, place=step.place, remedy=remedy)
+            raise EngineError("DIST0604", problem, location=step.location, remedy=remedy)
         return step.then if conditions[0] else step.otherwise
 
     def segment(self, step: Segment, env: dict[relax.Var, PerRank], ranks: Sequence[int]) -> None:
         """Run a segment on all ranks; what it raises is DIST0612 with its place, as in threads."""
         if step not in self.machines:
-            self.machines[step] = self.kernels.get(step.module, step.place)
+            self.machines[step] = self.kernels.get(step.module, step.location)
         kernel = self.machines[step]
         columns: list[PerRank] = [[] for _ in step.outputs]
         for i, rank in enumerate(ranks):
@@ -164,7 +164,7 @@ class _Run:
             except DistIRError:
                 raise
             except Exception as error:
-                raise worker_failed(error, rank, step.place, _CORRECT) from error
+                raise worker_failed(error, rank, step.location, _CORRECT) from error
             for column, value in zip(columns, result):
                 column.append(value)
         env.update(zip(step.outputs, columns))
@@ -245,13 +245,13 @@ def _take_turns(
                 done[i] = stop.value
                 del tasks[i]
         if tasks and before == (state.progress, len(tasks)):
-            if not state.waiting:
+            if not state.pending:
                 raise InternalError("DIST0901", "entries make no progress and do not wait")
             raise EngineError(
                 "DIST0610",
                 "they wait for messages that are not sent, or for ranks that do not arrive: "
-                + "; ".join(state.waiting[i] for i in sorted(state.waiting)),
-                place="transfer",
+                + "; ".join(state.pending[i] for i in sorted(state.pending)),
+                location="transfer",
                 remedy="Give each send one receive; order transfers and a mesh's collectives "
                 "equally in all entries.",
             )

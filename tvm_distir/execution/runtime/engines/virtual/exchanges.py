@@ -36,7 +36,7 @@ class Exchanges:
     Attributes
     ----------
     counter : CollectiveCounter
-    waiting : dict of str to str
+    pending : dict of str to str
         Entries that cannot go on, and what they wait in.
     progress : int
         Grows with every step that an entry makes.
@@ -45,7 +45,7 @@ class Exchanges:
     def __init__(self, axes: AxisTable) -> None:
         self.axes = axes
         self.counter = CollectiveCounter()
-        self.waiting: dict[str, str] = {}
+        self.pending: dict[str, str] = {}
         self.progress = 0
         self._messages = MessageQueues()
         self._rendezvous = RendezvousTable()
@@ -55,7 +55,7 @@ class Exchanges:
     ) -> Generator[None, None, PerRank]:
         """Yield the results of a collective of the entry's ranks, whose operands are ``values``."""
         call, ranks = step.collective, entry.ranks
-        groups = {rank: self._group_of(call, rank, entry, step.place) for rank in ranks}
+        groups = {rank: self._group_of(call, rank, entry, step.location) for rank in ranks}
         operands: dict[int, Array] = {}
         if values is not None:
             operands = {rank: to_array(v) for rank, v in zip(ranks, values)}
@@ -68,7 +68,7 @@ class Exchanges:
         elif all(rank in groups for group in call.groups for rank in group):
             results = apply_groups(call, operands)
         else:
-            results = yield from self._meet(call, operands, entry, step.place)
+            results = yield from self._meet(call, operands, entry, step.location)
         if call.groups[0][0] in groups:
             nbytes = counted_bytes(call, results[ranks[0]])
             axes = self.axes.name(call.groups)
@@ -80,36 +80,38 @@ class Exchanges:
         return [shared[id(results[rank])] for rank in ranks]
 
     @staticmethod
-    def _group_of(call: Collective, rank: int, entry: EntryFunction, place: str) -> tuple[int, ...]:
+    def _group_of(
+        call: Collective, rank: int, entry: EntryFunction, location: str
+    ) -> tuple[int, ...]:
         """Return the group of a rank."""
         for group in call.groups:
             if rank in group:
                 return group
         problem = f"ranks {list(call.groups[0])} are not on the mesh of {entry.function}"
         remedy = "Use collectives on a mesh that the function runs on."
-        raise EngineError("DIST0611", problem, place=place, remedy=remedy)
+        raise EngineError("DIST0611", problem, location=location, remedy=remedy)
 
     def _meet(
-        self, call: Collective, operands: Mapping[int, Array], entry: EntryFunction, place: str
+        self, call: Collective, operands: Mapping[int, Array], entry: EntryFunction, location: str
     ) -> Generator[None, None, Mapping[int, Array]]:
         """Yield the results of a collective with ranks of other entries.
 
         Yields until they are there.
         """
-        shared = self._rendezvous.join(call, operands, place)
+        shared = self._rendezvous.join(call, operands, location)
         while not shared.results:
-            yield from self._wait(entry, place)
+            yield from self._wait(entry, location)
         self._go_on(entry)
         return shared.results
 
-    def _wait(self, entry: EntryFunction, place: str) -> Generator[None, None, None]:
+    def _wait(self, entry: EntryFunction, location: str) -> Generator[None, None, None]:
         """Let the other entries go on."""
-        self.waiting[entry.function] = f"ranks {list(entry.ranks)} in {place}"
+        self.pending[entry.function] = f"ranks {list(entry.ranks)} in {location}"
         yield
 
     def _go_on(self, entry: EntryFunction) -> None:
         """Note that an entry waits no longer."""
-        self.waiting.pop(entry.function, None)
+        self.pending.pop(entry.function, None)
         self.progress += 1
 
     def send(self, step: TransferStep, values: PerRank, entry: EntryFunction) -> PerRank:
@@ -121,10 +123,10 @@ class Exchanges:
         """Yield until the transfer from another mesh has arrived at the entry's ranks."""
         transfer = step.transfer
         while not self._messages.is_there(transfer, entry.ranks):
-            yield from self._wait(entry, step.place)
+            yield from self._wait(entry, step.location)
         self._go_on(entry)
         dtype = np_dtype(step.dtype)
-        out = self._messages.take(transfer, entry.ranks, dtype, step.place)
+        out = self._messages.take(transfer, entry.ranks, dtype, step.location)
         if transfer.dst[1][0] in out:
             axes = self.axes.transfer_name(transfer)
             count_transfer(self.counter, axes, transfer, dtype.itemsize)

@@ -31,7 +31,7 @@ class Segment:
     module: ir.IRModule
     inputs: tuple[relax.Var, ...]
     outputs: tuple[relax.Var, ...]
-    place: str
+    location: str
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class CollectiveStep:
     operand: relax.Expr | None
     mesh: DeviceMesh
     axes: tuple[int, ...]
-    place: str
+    location: str
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class TransferStep:
     transfer: Transfer
     operand: relax.Expr | None
     dtype: str
-    place: str
+    location: str
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class CallStep:
     target: relax.Var
     callee: str
     args: tuple[relax.Expr, ...]
-    place: str
+    location: str
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class IfStep:
     then: FunctionSteps
     otherwise: FunctionSteps
     free: tuple[relax.Var, ...]
-    place: str
+    location: str
 
 
 Step = Segment | CollectiveStep | TransferStep | CallStep | AliasStep | IfStep
@@ -112,8 +112,8 @@ class FunctionSteps:
     last_use: tuple[tuple[relax.Var, ...], ...]
 
 
-def _cannot(place: str, problem: str, remedy: str) -> EngineError:
-    return EngineError("DIST0605", problem, place=place, remedy=remedy)
+def _cannot(location: str, problem: str, remedy: str) -> EngineError:
+    return EngineError("DIST0605", problem, location=location, remedy=remedy)
 
 
 def leaf_vars(expr: relax.Expr) -> list[relax.Var]:
@@ -133,18 +133,18 @@ def _is_alias(value: relax.Expr) -> bool:
     ) and not isinstance(value, ir.GlobalVar)
 
 
-def _place(fn_name: str, var: relax.Var, value: relax.Expr) -> str:
+def _location(fn_name: str, var: relax.Var, value: relax.Expr) -> str:
     op = getattr(value, "op", None)
     name = str(getattr(op, "name", getattr(op, "name_hint", ""))).removeprefix("relax.")
     return f"{fn_name}/{var.name}" + (f" ({name})" if name else "")
 
 
 def _if_step(mod: ir.IRModule, fn_name: str, var: relax.Var, value: relax.If) -> Steps[IfStep]:
-    place = _place(fn_name, var, value)
-    then = yield _steps(mod, f"{place}.then", (), value.true_branch)
-    otherwise = yield _steps(mod, f"{place}.else", (), value.false_branch)
+    location = _location(fn_name, var, value)
+    then = yield _steps(mod, f"{location}.then", (), value.true_branch)
+    otherwise = yield _steps(mod, f"{location}.else", (), value.false_branch)
     free = tuple(relax.analysis.free_vars(value))
-    return IfStep(var, value.cond, then, otherwise, free, place)
+    return IfStep(var, value.cond, then, otherwise, free, location)
 
 
 def _step(mod: ir.IRModule, fn_name: str, binding: relax.Binding) -> Step | None:
@@ -152,16 +152,16 @@ def _step(mod: ir.IRModule, fn_name: str, binding: relax.Binding) -> Step | None
     if isinstance(binding, relax.MatchCast):
         return None
     value, var = binding.value, binding.var
-    place = _place(fn_name, var, value)
+    location = _location(fn_name, var, value)
     if isinstance(value, relax.Function):
-        raise _cannot(place, "a local function cannot be run", "Lift it with LambdaLift.")
+        raise _cannot(location, "a local function cannot be run", "Lift it with LambdaLift.")
     if _is_alias(value):
         return AliasStep(var, value)
     if not isinstance(value, ir.Call):
         return None
     if isinstance(value.op, ir.GlobalVar):
         if isinstance(mod[value.op], relax.Function):
-            return CallStep(var, str(value.op.name_hint), tuple(value.args), place)
+            return CallStep(var, str(value.op.name_hint), tuple(value.args), location)
         return None
     name = dist_op_name(value)
     if is_done(value):  # the start did the whole collective
@@ -170,11 +170,13 @@ def _step(mod: ir.IRModule, fn_name: str, binding: relax.Binding) -> Step | None
         transfer = decode_transfer(value)
         dtype = str(value.attrs["dtype"]) if name == "recv" else ""
         operand = value.args[0] if name == "send" else None
-        return TransferStep(var, transfer, operand, dtype, place)
+        return TransferStep(var, transfer, operand, dtype, location)
     if name is not None:
         operand = value.args[0] if len(value.args) else None
         mesh = value.attrs["device_mesh"]
-        return CollectiveStep(var, decode_collective(value), operand, mesh, call_axes(value), place)
+        return CollectiveStep(
+            var, decode_collective(value), operand, mesh, call_axes(value), location
+        )
     return None
 
 
@@ -225,10 +227,10 @@ def _segment(
         ir.GlobalVar(KERNEL): fn,
         **_prim_functions(mod, bindings),
     }
-    place = f"{fn_name}/{defined[0].name}..{defined[-1].name}"
+    location = f"{fn_name}/{defined[0].name}..{defined[-1].name}"
     if len(relax.analysis.free_symbolic_vars(fn)):
-        raise _cannot(place, "its shapes are symbolic", "Bind them with td.bind_dims first.")
-    return Segment(ir.IRModule(functions), tuple(inputs), tuple(outputs), place)
+        raise _cannot(location, "its shapes are symbolic", "Bind them with td.bind_dims first.")
+    return Segment(ir.IRModule(functions), tuple(inputs), tuple(outputs), location)
 
 
 def _runs(
@@ -249,12 +251,12 @@ def _runs(
 
 def all_steps(function: FunctionSteps) -> Iterator[Step]:
     """Yield the steps of a function, those of branches included."""
-    waiting = [function]
-    while waiting:
-        for step in waiting.pop().steps:
+    pending = [function]
+    while pending:
+        for step in pending.pop().steps:
             yield step
             if isinstance(step, IfStep):
-                waiting += [step.otherwise, step.then]
+                pending += [step.otherwise, step.then]
 
 
 def make_steps(mod: ir.IRModule, name: str) -> FunctionSteps:

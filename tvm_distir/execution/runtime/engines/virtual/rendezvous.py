@@ -16,7 +16,7 @@ from tvm_distir.execution.runtime.program.axis_table import Groups
 from tvm_distir.execution.runtime.program.tensors import Array
 from tvm_distir.support import EngineError
 
-Route = tuple[int, tuple[int, ...], tuple[int, ...], int, int]
+Endpoint = tuple[int, tuple[int, ...], tuple[int, ...], int, int]
 """Tag, device ids of both meshes, source rank, destination rank."""
 
 
@@ -24,10 +24,10 @@ class MessageQueues:
     """Queues of tiles in transit, in order of sending on every route."""
 
     def __init__(self) -> None:
-        self._messages: dict[Route, deque[tuple[Transfer, Array]]] = {}
+        self._messages: dict[Endpoint, deque[tuple[Transfer, Array]]] = {}
 
     @staticmethod
-    def _route(transfer: Transfer, src: int, dst: int) -> Route:
+    def _route(transfer: Transfer, src: int, dst: int) -> Endpoint:
         return transfer.tag, transfer.src[1], transfer.dst[1], src, dst
 
     def post(self, transfer: Transfer, sent: Mapping[int, Array]) -> None:
@@ -48,7 +48,7 @@ class MessageQueues:
         )
 
     def take(
-        self, transfer: Transfer, ranks: Sequence[int], dtype: np.dtype[np.generic], place: str
+        self, transfer: Transfer, ranks: Sequence[int], dtype: np.dtype[np.generic], location: str
     ) -> dict[int, Array]:
         """Take the tiles for some ranks; returns their (zero-padded) parts.
 
@@ -69,7 +69,7 @@ class MessageQueues:
                     "DIST0611",
                     f"{transfer.text()}: the send has shape {promised.shape}, the receive "
                     f"{transfer.shape}, or their placements differ",
-                    place=place,
+                    location=location,
                     remedy="Give every transfer a unique tag.",
                 )
             out[tile.dst][tile.dst_slices()] = part
@@ -100,7 +100,7 @@ class RendezvousTable:
     def __init__(self) -> None:
         self._open: dict[Groups, list[Rendezvous]] = {}
 
-    def join(self, call: Collective, operands: Mapping[int, Array], place: str) -> Rendezvous:
+    def join(self, call: Collective, operands: Mapping[int, Array], location: str) -> Rendezvous:
         """Add the operands of an entry's ranks.
 
         Raises
@@ -108,21 +108,21 @@ class RendezvousTable:
         EngineError
             DIST0611 when another entry calls another collective.
         """
-        waiting = self._open.setdefault(call.groups, [])
-        rendezvous = next((m for m in waiting if not operands.keys() & m.operands.keys()), None)
+        pending = self._open.setdefault(call.groups, [])
+        rendezvous = next((m for m in pending if not operands.keys() & m.operands.keys()), None)
         if rendezvous is None:
             rendezvous = Rendezvous(call)
-            waiting.append(rendezvous)
+            pending.append(rendezvous)
         if rendezvous.call != call:
             raise EngineError(
                 "DIST0611",
                 f"ranks {sorted(operands)} call {call.text()} while ranks "
                 f"{sorted(rendezvous.operands)} call {rendezvous.call.text()}",
-                place=place,
+                location=location,
                 remedy="Make all ranks of a mesh call the same collectives in the same order.",
             )
         rendezvous.operands.update(operands)
         if len(rendezvous.operands) == sum(len(group) for group in call.groups):
-            waiting.remove(rendezvous)
+            pending.remove(rendezvous)
             rendezvous.results.update(apply_groups(call, rendezvous.operands))
         return rendezvous

@@ -132,4 +132,4 @@ class XlaEngine(Engine):
 
 def _unfit(problem: str) -> EngineError:
     remedy = 'Use the engine "threads" or "virtual".'
-    return EngineError("DIST0605", f"the engine xla {problem}", place="engine", remedy=remedy)
+    return EngineError("DIST0605", f"the engine xla {problem}", location="engine", remedy=remedy)

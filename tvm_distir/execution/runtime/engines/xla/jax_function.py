@@ -104,7 +104,7 @@ class JaxFunction:
 
 def _wrong(problem: str) -> EngineError:
     remedy = "Give full arrays in the order of the attribute inputs, or a mapping of names."
-    return EngineError("DIST0602", problem, place="to_jax", remedy=remedy)
+    return EngineError("DIST0602", problem, location="to_jax", remedy=remedy)
 
 
 def _partition_spec(port: Port, axes: Sequence[str]) -> jax.sharding.PartitionSpec:
@@ -207,4 +207,4 @@ def to_jax(dist: ir.IRModule, devices: Sequence[jax.Device] | None = None) -> Ja
 
 
 def _unfit(problem: str, remedy: str) -> EngineError:
-    return EngineError("DIST0605", problem, place="to_jax", remedy=remedy)
+    return EngineError("DIST0605", problem, location="to_jax", remedy=remedy)

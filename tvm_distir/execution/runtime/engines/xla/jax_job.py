@@ -56,7 +56,7 @@ class JaxJob:
         if len(devices) < len(ranks):
             problem = f"the job has {len(devices)} devices, the program requires {len(ranks)}"
             remedy = "Start more processes, or processes with more devices."
-            raise EngineError("DIST0632", problem, place="engine xla", remedy=remedy)
+            raise EngineError("DIST0632", problem, location="engine xla", remedy=remedy)
         self._jax = jax
         self._devices = devices[: len(ranks)]
         idle = set(range(jax.process_count())) - {d.process_index for d in self._devices}
@@ -64,7 +64,7 @@ class JaxJob:
             raise EngineError(
                 "DIST0632",
                 f"process {min(idle)} of the job has none of the program's {len(ranks)} devices",
-                place="engine xla",
+                location="engine xla",
                 remedy="Start fewer processes, or distribute the program over more devices.",
             )
         self._position = {
@@ -84,7 +84,7 @@ class JaxJob:
         if other is not None:
             problem = f"process {other} has another program or form of outputs than process 0"
             remedy = "Give every process the same module, lowered in the same way."
-            raise EngineError("DIST0631", problem, place="engine xla", remedy=remedy)
+            raise EngineError("DIST0631", problem, location="engine xla", remedy=remedy)
 
     def run(
         self, text: str, inputs: Mapping[int, Sequence[Array]]
@@ -110,7 +110,7 @@ class JaxJob:
             except Exception as err:  # of classes that JAX does not publish
                 problem = f"XLA refused the program: {str(err).strip()[:600]}"
                 remedy = "Check its text: tvm_distir.to_stablehlo(module)."
-                raise EngineError("DIST0606", problem, place="xla", remedy=remedy) from err
+                raise EngineError("DIST0606", problem, location="xla", remedy=remedy) from err
             columns = {self._position[rank]: list(arrays) for rank, arrays in inputs.items()}
             rows = xla.run_replicas(program, columns, self._devices)
         hlo = program.hlo_modules()[0].to_string()
@@ -133,7 +133,7 @@ class JaxJob:
                 ]
                 shape = (len(ranks), *parts[0].shape[1:])
                 joined = self._jax.make_array_from_single_device_arrays(shape, by_device, parts)
-                whole = multihost_utils.process_allgather(joined, tiled=True)
-                for rank, array in zip(ranks, whole):
+                full = multihost_utils.process_allgather(joined, tiled=True)
+                for rank, array in zip(ranks, full):
                     rows[rank].append(np.asarray(array))
         return rows

@@ -145,7 +145,7 @@ class XlaProcess:
             if "error" in answer:
                 problem = f"XLA refused the program: {str(answer['error']).strip()[:600]}"
                 remedy = "Check its text: tvm_distir.to_stablehlo(module)."
-                raise EngineError("DIST0606", problem, place="xla", remedy=remedy)
+                raise EngineError("DIST0606", problem, location="xla", remedy=remedy)
             with np.load(paths["outputs.npz"]) as archive:
                 results = [_typed(archive[str(i)], kind) for i, kind in enumerate(answer["kinds"])]
         return results, [XlaCollective(*entry) for entry in answer["collectives"]]
@@ -194,17 +194,17 @@ class XlaProcess:
         action = "start" if question is None else "compile and run the program"
         problem = f"the process of XLA did not {action} within {timeout_s:g} s and was killed"
         remedy = "Raise the engine's timeout_s if it is only slow."
-        return EngineError("DIST0617", problem, place="xla", remedy=remedy)
+        return EngineError("DIST0617", problem, location="xla", remedy=remedy)
 
     def _ended(self) -> EngineError:
         problem = f"the process of XLA ended with {self.close()}"
         remedy = "Run it again, with less memory in use if it was killed."
-        return EngineError("DIST0615", problem, place="xla", remedy=remedy)
+        return EngineError("DIST0615", problem, location="xla", remedy=remedy)
 
 
-def missing(python: str, place: str = 'engine "xla"') -> DependencyError:
+def missing(python: str, location: str = 'engine "xla"') -> DependencyError:
     """Return an error for an interpreter that has no JAX."""
-    return missing_extra(f"it requires jax, which {python} cannot import", place, "jax")
+    return missing_extra(f"it requires jax, which {python} cannot import", location, "jax")
 
 
 def running(python: str, devices: int, timeout_s: float = TIMEOUT_S) -> XlaProcess:

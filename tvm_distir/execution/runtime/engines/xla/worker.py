@@ -74,7 +74,7 @@ class Xla:
         """Run on the arrays of the devices of this process, by position; returns their results."""
         from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-        whole = NamedSharding(Mesh(np.array(devices), ("d",)), PartitionSpec())
+        full = NamedSharding(Mesh(np.array(devices), ("d",)), PartitionSpec())
         args = []
         for index in range(len(next(iter(columns.values()), []))):
             parts = [
@@ -82,14 +82,14 @@ class Xla:
                 for position, column in columns.items()
             ]
             shape = parts[0].shape
-            args.append(self._jax.make_array_from_single_device_arrays(shape, whole, parts))
+            args.append(self._jax.make_array_from_single_device_arrays(shape, full, parts))
         results = self._parts(program, args)
         return {
             position: [np.asarray(result[i]) for result in results]
             for i, position in enumerate(columns)
         }
 
-    def run_whole(self, program: Any, arrays: list[np.ndarray], count: int) -> list[np.ndarray]:
+    def run_unsharded(self, program: Any, arrays: list[np.ndarray], count: int) -> list[np.ndarray]:
         """Run on full arrays, and return full arrays; the program states their shardings."""
         from jax._src.lib import xla_client
         from jax._src.sharding_impls import GSPMDSharding
@@ -184,7 +184,7 @@ def _answer(xla: Xla, question: dict[str, Any]) -> dict[str, object]:
         rows = xla.run_replicas(program, columns, devices)
         results = [array for i in range(count) for array in rows[i]]
     else:
-        results = xla.run_whole(program, arrays, count)
+        results = xla.run_unsharded(program, arrays, count)
     kinds = [str(array.dtype) for array in results]
     plain: list[Any] = [
         array if kind in np.sctypeDict else array.view(f"u{array.dtype.itemsize}")

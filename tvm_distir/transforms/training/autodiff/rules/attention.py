@@ -17,13 +17,13 @@ from tvm.relax import BlockBuilder, Expr, Var, op
 
 from tvm_distir.core.ir.operators import (
     ATTENTION_OP,
-    AttentionForm,
+    AttentionOptions,
     attention,
     attention_backward,
     attention_bias_gradient,
     attention_operands,
     attention_sinks,
-    nn_attention_form,
+    nn_attention_options,
 )
 from tvm_distir.core.rewriting import op_name
 
@@ -37,11 +37,11 @@ def _gradients(
     tensors, bias, shift = attention_operands(call)
     more = [x for x in (bias, shift) if x is not None]
     operands = [*tensors, results[0], grad, results[1], *more]
-    form = vars(AttentionForm.of(call))
-    back = builder.emit(attention_backward(*operands, **form))
+    options = vars(AttentionOptions.of(call))
+    back = builder.emit(attention_backward(*operands, **options))
     gradients = [item(back, i) for i in range(3)]
     if bias is not None:
-        gradients.append(attention_bias_gradient(*operands, **form))
+        gradients.append(attention_bias_gradient(*operands, **options))
     sinks = attention_sinks(call)
     if sinks is not None:
         gradients.append(_of_sinks(builder, sinks, results, grad))
@@ -82,12 +82,12 @@ def _is_zero(value: Expr, builder: BlockBuilder) -> bool:
 @register_gradient("nn.attention", "nn.attention_bias")
 def _nn_attention(result: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     """Differentiate the op without log-sum-exp, which is computed again."""
-    form, bias = nn_attention_form(call, builder)
-    if form is None:
+    options, bias = nn_attention_options(call, builder)
+    if options is None:
         raise refuse(call, "TVM has no kernel for attention with a window alone")
-    again = builder.normalize(attention(*call.args[:3], *bias, **vars(form)))
-    lse = builder.emit(item(builder.emit(again), 1))
-    gradients = _gradients(builder, again, (result, lse), grad)
+    recomputed_call = builder.normalize(attention(*call.args[:3], *bias, **vars(options)))
+    lse = builder.emit(item(builder.emit(recomputed_call), 1))
+    gradients = _gradients(builder, recomputed_call, (result, lse), grad)
     if bias:
         gradients[3] = fitted(builder, builder.emit(gradients[3]), call.args[3])
     return gradients

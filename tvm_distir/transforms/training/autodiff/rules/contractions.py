@@ -144,8 +144,8 @@ def _diagonal(call: ir.Call, subscripts: str, shape: Any, terms: list[tuple[str,
     extents = [shape[subscripts.index(c)] for c in single]
     value = _by_operand(call, single, extents, terms)
     for c in single:
-        places = [d for d, letter in enumerate(subscripts) if letter == c]
-        if len(places) > 2:
+        positions = [d for d, letter in enumerate(subscripts) if letter == c]
+        if len(positions) > 2:
             raise refuse(call, f'the gradient with "{c}" three times in an operand is not known')
     wide = reshape(
         value, [shape[d] if subscripts.index(c) == d else 1 for d, c in enumerate(subscripts)]

@@ -60,10 +60,10 @@ class WindowRange:
 
     def shares(self, include: bool) -> np.ndarray:
         """Return the reciprocal of the number of elements that an average counts per window."""
-        places = np.arange(self.count)[:, None] * self.stride - self.before
-        places = places + np.arange(self.kernel) * self.dilation
+        positions = np.arange(self.count)[:, None] * self.stride - self.before
+        positions = positions + np.arange(self.kernel) * self.dilation
         low, high = (-self.before, self.rows + self.after) if include else (0, self.rows)
-        counts = ((places >= low) & (places < high)).sum(1)
+        counts = ((positions >= low) & (positions < high)).sum(1)
         return np.asarray(1 / np.maximum(counts, 1))
 
 

@@ -45,15 +45,15 @@ def _take(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients
     table on other devices need not be sent.
     """
     table, index = call.args
-    shape, places = list(shape_of(table)), shape_of(index)
+    shape, positions = list(shape_of(table)), shape_of(index)
     if call.attrs.axis is None and len(shape) != 1:
         raise refuse(call, "the gradient of a look-up in a flattened table is not known")
     axis = 0 if call.attrs.axis is None else int(call.attrs.axis) % len(shape)
     index = _within(index, shape[axis], str(call.attrs.mode), call, builder)
     count: Any = 1
-    for n in places:
+    for n in positions:
         count = count * n
-    if len(places) != 1:
+    if len(positions) != 1:
         index = builder.emit(reshape(index, (count,)), "flat_index")
         grad = builder.emit(reshape(grad, (*shape[:axis], count, *shape[axis + 1 :])))
     empty = builder.emit(zeros(table.ty.shape, str(table.ty.dtype)), "rows")
@@ -85,8 +85,8 @@ def _gather_nd(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Grad
         return [scatter_elements(empty, rows, grad, axis=batch_dims, reduction="add"), None]
     batch_index: list[Any] = []
     for d in range(batch_dims):
-        places = arange(0, int(shape[d]), 1, str(index.ty.dtype))
-        wide = reshape(places, [shape[d] if k == d else 1 for k in range(len(shape))])
+        positions = arange(0, int(shape[d]), 1, str(index.ty.dtype))
+        wide = reshape(positions, [shape[d] if k == d else 1 for k in range(len(shape))])
         batch_index.append(builder.emit(broadcast_to(wide, [*shape[:-1], 1])))
     if batch_index:
         index = builder.emit(concat([*batch_index, index], len(shape) - 1))
@@ -117,10 +117,10 @@ def indices_together(indices: Expr, builder: BlockBuilder) -> Var:
             shape[d] = n if shape[d] == 1 else shape[d]
     columns = []
     for f in fields:
-        places = builder.emit(astype(f, "int64")) if str(f.ty.dtype) != "int64" else f
-        if list(shape_of(places)) != shape:
-            places = builder.emit(broadcast_to(places, shape))
-        columns.append(builder.emit(expand_dims(places, rank)))
+        positions = builder.emit(astype(f, "int64")) if str(f.ty.dtype) != "int64" else f
+        if list(shape_of(positions)) != shape:
+            positions = builder.emit(broadcast_to(positions, shape))
+        columns.append(builder.emit(expand_dims(positions, rank)))
     return builder.emit(concat(columns, rank)) if len(columns) > 1 else columns[0]
 
 

@@ -136,8 +136,8 @@ def philox(counter: Sequence[Any], key: Sequence[Any], named: list[tuple[Any, An
 def _backward(call: ir.Call, _: Any, grads: Any, builder: BlockBuilder) -> list[Any]:
     """Apply the kernel to the gradient of the result."""
     operands = call.args[1].fields
-    again = relax.Tuple([grads[0], *operands[1:]])
-    gradient = relax.call_tir(call.args[0], again, operands[0].ty)
+    arguments = relax.Tuple([grads[0], *operands[1:]])
+    gradient = relax.call_tir(call.args[0], arguments, operands[0].ty)
     return [gradient, *[None] * (len(operands) - 1)]
 
 
@@ -175,10 +175,10 @@ class MaskKernels:
         shape, dtype = known_shape(ty) or (), str(ty.dtype)
         key = (shape, dtype, rate)
         if key not in self._kernels:
-            keeping = mask_keeping_kernel(shape, dtype, rate)
+            mask_kernel = mask_keeping_kernel(shape, dtype, rate)
             masked = masked_kernel(shape, dtype, rate)
             self._kernels[key] = (
-                self.functions.add(f"{DROPOUT_KERNEL}_keeping", keeping),
+                self.functions.add(f"{DROPOUT_KERNEL}_keeping", mask_kernel),
                 self.functions.add(f"{DROPOUT_KERNEL}_masked", masked),
             )
         return self._kernels[key]

@@ -22,18 +22,18 @@ from tvm.relax.op import topk as topk_op
 from .registry import Gradients, item, register_gradient, shape_of
 
 
-def _sent_back(x: Expr, places: Var, values: Var, axis: int, builder: BlockBuilder) -> Expr:
+def _sent_back(x: Expr, positions: Var, values: Var, axis: int, builder: BlockBuilder) -> Expr:
     """Scatter values along a dim into zeros like x."""
     empty = builder.emit(zeros(x.ty.shape, str(x.ty.dtype)))
-    places = builder.emit(astype(places, "int64"))
-    return scatter_elements(empty, places, values, axis=axis, reduction="add")
+    positions = builder.emit(astype(positions, "int64"))
+    return scatter_elements(empty, positions, values, axis=axis, reduction="add")
 
 
 @register_gradient("sort")
 def _sort(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     x, axis = call.args[0], int(call.attrs.axis) % len(shape_of(call.args[0]))
-    places = argsort(x, axis, bool(call.attrs.descending), "int32")
-    return [_sent_back(x, builder.emit(places), grad, axis, builder)]
+    positions = argsort(x, axis, bool(call.attrs.descending), "int32")
+    return [_sent_back(x, builder.emit(positions), grad, axis, builder)]
 
 
 @register_gradient("topk")
@@ -42,12 +42,12 @@ def _topk(y: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients
     x, a = call.args[0], call.attrs
     axis = int(a.axis) % len(shape_of(x))
     if str(a.ret_type) == "both":
-        places = builder.emit(item(y, 1))
-        return [_sent_back(x, places, builder.emit(item(grad, 0)), axis, builder)]
+        positions = builder.emit(item(y, 1))
+        return [_sent_back(x, positions, builder.emit(item(grad, 0)), axis, builder)]
     if str(a.ret_type) == "indices":
         return [None]
-    places = topk_op(x, int(a.k), axis, "indices", bool(a.largest), "int32")
-    return [_sent_back(x, builder.emit(places), grad, axis, builder)]
+    positions = topk_op(x, int(a.k), axis, "indices", bool(a.largest), "int32")
+    return [_sent_back(x, builder.emit(positions), grad, axis, builder)]
 
 
 @register_gradient("median")
@@ -58,7 +58,7 @@ def _median(y: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradien
         mine = builder.emit(astype(equal(x, y), str(x.ty.dtype)))
         return [multiply(mine, divide(grad, sum_op(mine)))]
     axis = int(a.axis[0]) % len(shape_of(x))
-    values, places = builder.emit(item(grad, 0)), builder.emit(item(y, 1))
+    values, positions = builder.emit(item(grad, 0)), builder.emit(item(y, 1))
     if not bool(a.keepdims):
-        values, places = (builder.emit(expand_dims(t, axis)) for t in (values, places))
-    return [_sent_back(x, places, values, axis, builder)]
+        values, positions = (builder.emit(expand_dims(t, axis)) for t in (values, positions))
+    return [_sent_back(x, positions, values, axis, builder)]

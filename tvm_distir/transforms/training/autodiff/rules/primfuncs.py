@@ -101,7 +101,9 @@ def register_primfunc_gradient(
     """
     if name in _PAIRS and not override:
         remedy = "Pass override=True to replace it."
-        raise ModelError("DIST0353", "the kernel already has a gradient", place=name, remedy=remedy)
+        raise ModelError(
+            "DIST0353", "the kernel already has a gradient", location=name, remedy=remedy
+        )
     if callable(backward):
         _PAIRS[name] = backward
         return
@@ -147,7 +149,7 @@ def _kernel(y: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradien
         hint = nearest(name, _PAIRS) if _PAIRS else ""
         problem = f"the kernel {name} has no gradient"
         remedy = f'Register one: register_primfunc_gradient("{name}", ...). {hint}'.strip()
-        raise ModelError("DIST0350", problem, place=name, remedy=remedy)
+        raise ModelError("DIST0350", problem, location=name, remedy=remedy)
     many = isinstance(y.ty, relax.TupleType)
     count = len(flat_types(y.ty))
     results = [builder.emit(item(y, i)) for i in range(count)] if many else [y]

@@ -77,8 +77,8 @@ def _deviation(y: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Grad
     inner, spread = _keep_dims(grad, call, builder), _keep_dims(y, call, builder)
     zero = constant_like(0.0, x)
     share = divide(multiply(inner, constant_like(1 / count, x)), spread)
-    apart = subtract(x, mean(x, axes, keepdims=True))
-    return [multiply(where(equal(spread, zero), zero, share), apart)]
+    centered = subtract(x, mean(x, axes, keepdims=True))
+    return [multiply(where(equal(spread, zero), zero, share), centered)]
 
 
 def _backwards(value: Expr, axis: int, exclusive: bool, builder: BlockBuilder) -> Var:

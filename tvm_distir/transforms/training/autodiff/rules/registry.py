@@ -54,7 +54,7 @@ def shape_of(expr: Expr) -> tuple[Any, ...]:
 def refuse(call: ir.Call, problem: str) -> ModelError:
     """Return the error about an op without a known gradient."""
     remedy = "Remove it from the model, or write the gradients by hand."
-    return ModelError("DIST0350", problem, place=str(call.op.name), remedy=remedy)
+    return ModelError("DIST0350", problem, location=str(call.op.name), remedy=remedy)
 
 
 def fitted(builder: BlockBuilder, gradient: Expr, like: Expr) -> Expr:
@@ -67,9 +67,9 @@ def fitted(builder: BlockBuilder, gradient: Expr, like: Expr) -> Expr:
     return collapse_sum_to(gradient, like.ty.shape)
 
 
-def unbroadcast(gradient: Expr, whole: Var, like: Expr) -> Expr:
-    """Sum a gradient to the shape of ``whole`` without a builder, so nothing is emitted."""
-    if shape_of(whole) == shape_of(like):
+def unbroadcast(gradient: Expr, full: Var, like: Expr) -> Expr:
+    """Sum a gradient to the shape of ``full`` without a builder, so nothing is emitted."""
+    if shape_of(full) == shape_of(like):
         return gradient
     return collapse_sum_to(gradient, like.ty.shape)
 

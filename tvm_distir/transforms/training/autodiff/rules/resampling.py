@@ -95,8 +95,8 @@ def _matrix(call: ir.Call, n: int, m: int) -> np.ndarray:
     else:
         raise refuse(call, f'the gradient of a resize of method "{method}" is not known')
     matrix = np.zeros((m, n))
-    for place, weight in terms:
-        np.add.at(matrix, (np.arange(m), np.clip(place, 0, n - 1).astype(int)), weight)
+    for position, weight in terms:
+        np.add.at(matrix, (np.arange(m), np.clip(position, 0, n - 1).astype(int)), weight)
     return matrix
 
 
@@ -177,6 +177,6 @@ def _affine_grid(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gr
         for n in sizes
     ]
     columns = [g.reshape(-1) for g in np.meshgrid(*lines, indexing="ij")][::-1]
-    places = np.stack([*columns, np.ones(math.prod(sizes))], axis=1)
+    positions = np.stack([*columns, np.ones(math.prod(sizes))], axis=1)
     flat = builder.emit(reshape(grad, [*shape_of(x)[:2], math.prod(sizes)]))
-    return [matmul(flat, array_like(places, x, builder)), None]
+    return [matmul(flat, array_like(positions, x, builder)), None]

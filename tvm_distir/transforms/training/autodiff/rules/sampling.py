@@ -55,13 +55,13 @@ def _source(
     if mode == "reflection":
         low = constant_like(0.0 if ends else -0.5, raw)
         span = constant_like(float(extent - 1 if ends else extent), raw)
-        apart = builder.emit(subtract(at, low))
-        turns = builder.emit(floor_divide(abs_op(apart), span))
-        extra = builder.emit(subtract(abs_op(apart), multiply(turns, span)))
+        centered = builder.emit(subtract(at, low))
+        turns = builder.emit(floor_divide(abs_op(centered), span))
+        extra = builder.emit(subtract(abs_op(centered), multiply(turns, span)))
         rest = floor_mod(turns, constant_like(2.0, raw))
         even = builder.emit(equal(rest, constant_like(0.0, raw)))
         at = builder.emit(add(where(even, extra, subtract(span, extra)), low))
-        way = where(even, sign(apart), negative(sign(apart)))
+        way = where(even, sign(centered), negative(sign(centered)))
         slope = builder.emit(multiply(slope, way))
     inside = logical_and(
         greater_equal(at, constant_like(0.0, raw)),
@@ -77,11 +77,11 @@ def _pixel(
     """Return flat pixel indices for all channels, and whether they are in the image."""
     inside: Any = None
     known = []
-    for place, n in zip((rows, columns), size, strict=True):
-        zero, last = constant_like(0.0, place), constant_like(float(n - 1), place)
-        in_range = logical_and(greater_equal(place, zero), less_equal(place, last))
+    for position, n in zip((rows, columns), size, strict=True):
+        zero, last = constant_like(0.0, position), constant_like(float(n - 1), position)
+        in_range = logical_and(greater_equal(position, zero), less_equal(position, last))
         inside = in_range if inside is None else logical_and(inside, in_range)
-        known.append(astype(clip(place, 0.0, float(n - 1)), "int64"))
+        known.append(astype(clip(position, 0.0, float(n - 1)), "int64"))
     flat = add(multiply(known[0], relax.const(size[1], "int64")), known[1])
     valid = builder.emit(astype(inside, str(rows.ty.dtype)))
     return builder.emit(broadcast_to(flat, shape)), valid
@@ -96,9 +96,9 @@ def _grid_sample(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gr
         raise refuse(call, "the gradient of sampling is known for two dims, bilinear and nearest")
     n, channels = shape_of(data)[:2]
     height, width = (int(k) for k in shape_of(data)[2:])
-    places = int(shape_of(grid)[2]) * int(shape_of(grid)[3])
-    wide = [n, channels, places]
-    flat = builder.emit(reshape(grid, [n, 2, places]))
+    positions = int(shape_of(grid)[2]) * int(shape_of(grid)[3])
+    wide = [n, channels, positions]
+    flat = builder.emit(reshape(grid, [n, 2, positions]))
     sources = []
     for k, extent in ((1, height), (0, width)):
         raw = builder.emit(strided_slice(flat, [1], [k], [k + 1]))
@@ -145,8 +145,8 @@ def _dequantize(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gra
         wide[axis] = shape_of(x)[axis]
     grad = builder.emit(astype(grad, dtype))
     shape = wide if len(shape_of(zero)) else [1] * rank
-    apart = subtract(astype(x, dtype), reshape(astype(zero, dtype), shape))
-    by_scale = builder.emit(multiply(grad, apart))
+    centered = subtract(astype(x, dtype), reshape(astype(zero, dtype), shape))
+    by_scale = builder.emit(multiply(grad, centered))
     gradients = [None, reshape(collapse_sum_to(by_scale, wide), scale.ty.shape), None]
     if "float" in str(zero.ty.dtype):
         by_zero = builder.emit(negative(multiply(grad, reshape(scale, wide))))

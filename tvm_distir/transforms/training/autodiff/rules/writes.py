@@ -32,7 +32,7 @@ from .registry import Gradients, constant_like, fitted, refuse, register_gradien
 
 
 @dataclass(frozen=True)
-class _Places:
+class _Indices:
     """Positions that a call writes.
 
     Attributes
@@ -61,7 +61,7 @@ def _fill(make: Any, like: Expr, builder: BlockBuilder) -> Var:
     return builder.emit(make(like.ty.shape, str(like.ty.dtype)))
 
 
-def _through(call: ir.Call, y: Var, grad: Expr, at: _Places) -> list[Expr]:
+def _through(call: ir.Call, y: Var, grad: Expr, at: _Indices) -> list[Expr]:
     """Return the gradients of the data and of the written values, and None for the indices.
 
     What is written last is taken to be everything that was written at a place; what was ``max``
@@ -81,7 +81,7 @@ def _through(call: ir.Call, y: Var, grad: Expr, at: _Places) -> list[Expr]:
     return [multiply(share, mine), None, multiply(at.looked(share), theirs)]
 
 
-def _of_product(data: Var, values: Var, grad: Expr, at: _Places) -> list[Expr]:
+def _of_product(data: Var, values: Var, grad: Expr, at: _Indices) -> list[Expr]:
     """Return the product of all other values at a position, also where one of them is 0."""
     builder = at.builder
     zero, unit = constant_like(0.0, data), constant_like(1.0, data)
@@ -100,7 +100,7 @@ def _of_product(data: Var, values: Var, grad: Expr, at: _Places) -> list[Expr]:
 def _scatter_elements(y: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     data, index, _values = call.args
     axis = int(call.attrs.axis) % len(shape_of(data))
-    at = _Places(
+    at = _Indices(
         builder,
         lambda t: gather_elements(t, index, axis),
         lambda t, v, how: scatter_elements(t, index, v, axis, how),
@@ -113,7 +113,7 @@ def _scatter_elements(y: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) 
 @register_gradient("scatter_nd")
 def _scatter_nd(y: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     index = call.args[1]
-    at = _Places(
+    at = _Indices(
         builder, lambda t: gather_nd(t, index), lambda t, v, how: scatter_nd(t, index, v, how)
     )
     return _through(call, y, grad, at)

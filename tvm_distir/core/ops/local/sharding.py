@@ -19,7 +19,7 @@ from .call import LocalCall
 from .masking import padding_stays_zero, protect
 
 
-def local_form(
+def local_rule(
     cx: LocalCall, registration: Registration | None, mod: ir.IRModule, prim_funcs: dict[Any, Any]
 ) -> ir.Expr:
     """Write the computation of a call on the shards of a device.
@@ -49,7 +49,7 @@ def local_form(
         registration is None
         or registration.local is None
         or registration.local is SAME_OP
-        or not cx.form.sharded
+        or not cx.sharding.sharded
     ):
         return cx.same()
     return registration.local(cx)

@@ -22,7 +22,7 @@ Left = Mapping[tuple[str, str], bool]
 EVERYTHING: Left = {}
 
 
-class PlaceValues:
+class PlacementRules:
     """Rules that shard values of a module along a mesh axis, each target once.
 
     Parameters
@@ -119,7 +119,7 @@ def _name_of_result(tied: TiedDims, node: int) -> str:
     return tied.names[node]
 
 
-def place_rows(tied: TiedDims, values: PlaceValues, count: int) -> None:
+def shard_rows(tied: TiedDims, values: PlacementRules, count: int) -> None:
     """Shard operands and results of products along the sequence, in attention the queries.
 
     Parameters
@@ -133,7 +133,7 @@ def place_rows(tied: TiedDims, values: PlaceValues, count: int) -> None:
     for product in products(tied):
         node = g.nodes[product.node]
         if not tied.dims(node.results[0]):
-            place_list(values, product, count)
+            shard_product(values, product, count)
             continue
         for value in (*node.operands, *node.results):
             values.rows(tied, value)
@@ -156,7 +156,7 @@ def place_rows(tied: TiedDims, values: PlaceValues, count: int) -> None:
                     values.put(tied, at, queries, stationary=True)
 
 
-def place_list(values: PlaceValues, product: Product, count: int) -> None:
+def shard_product(values: PlacementRules, product: Product, count: int) -> None:
     """Cut a list of tokens, in which the sequence is no dim any more, along another dim."""
     dim = product.kept_dim(count)
     if dim is not None:

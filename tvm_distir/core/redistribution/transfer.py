@@ -22,7 +22,7 @@ from .steps import Step, exchange_step
 
 
 @dataclass(frozen=True)
-class Wire:
+class StepTraffic:
     """The communication of a step.
 
     Attributes
@@ -42,9 +42,9 @@ class Wire:
     payload_bytes: int
 
 
-def step_wire(
+def step_transfer(
     shape: Sequence[int], before: Labels, step: Step, mesh: Sequence[int], dtype: str
-) -> Wire:
+) -> StepTraffic:
     """Return the communication of a step from a placement."""
     if step.kind == "exchange":
         return _exchanging(shape, before, step, mesh, dtype)
@@ -57,14 +57,14 @@ def step_wire(
     if step.gather_dim is not None:
         count = math.prod(mesh[a] for a in step.axes)
         result[step.gather_dim] = count * int(local_shape(shape, before, mesh)[step.gather_dim])
-    return Wire(step.kind, step.axes, size_bytes(tuple(result), dtype))
+    return StepTraffic(step.kind, step.axes, size_bytes(tuple(result), dtype))
 
 
 def _exchanging(
     shape: Sequence[int], before: Labels, step: Step, mesh: Sequence[int], dtype: str
-) -> Wire:
+) -> StepTraffic:
     elements = lacking_elements(shape, before, step.after, mesh)
-    return Wire("exchange", step.axes, size_bytes((elements,), dtype))
+    return StepTraffic("exchange", step.axes, size_bytes((elements,), dtype))
 
 
 def local_bytes(ty: ir.Type) -> int:

@@ -49,7 +49,7 @@ _WHENS = {
 }
 
 
-class RoleExporter:
+class StageKindExporter:
     """Exporter of the phases of a stage kind.
 
     Parameters
@@ -84,14 +84,14 @@ class RoleExporter:
         self.slots: list[Value] = []
         self.trees: dict[Any, Tree] = {}
         micros = pipeline.schedule.micro_batches
-        self.whole = {
-            slot: relax.Var(var.name, self._writer().whole_type(var.ty))
+        self.full = {
+            slot: relax.Var(var.name, self._writer().full_type(var.ty))
             for slot, var in self.body.params.items()
             if slot in pipeline.sliced and micros > 1
         }
         self.phases: list[Phase] = []
         self.states = state_names(mod[self.note.function])
-        self.place_of = {slot: i for i, slot in enumerate(pipeline.inputs)}
+        self.position_of = {slot: i for i, slot in enumerate(pipeline.inputs)}
         self.sums = [s.name for s in pipeline.sums if number in s.stages]
         self.totals: dict[str, Any] = {}  # the sum that each phase of COUNT_NEXT adds to
         self.groups = self._groups()
@@ -180,7 +180,7 @@ class RoleExporter:
         The term of the first micro-batch is a phase, and the sum with that of another one, which
         is exported once, whatever the number of micro-batches.
         """
-        data = {self.body.params[slot]: whole for slot, whole in self.whole.items()}
+        data = {self.body.params[slot]: full for slot, full in self.full.items()}
         groups: dict[str, list[Any]] = {}
         for number, total in enumerate([b.var for b in begin if b.var in self.body.counted]):
             chain = self.body.counted[total]
@@ -223,18 +223,18 @@ class RoleExporter:
         """Declare a parameter; slots of results of the full step, and of data with all rows."""
         if slot.startswith(f"{STREAM}:"):
             return []  # a number of each micro-batch, as good as any other
-        if slot not in self.place_of:
+        if slot not in self.position_of:
             self.trees[var] = self._declare(var.ty, str(var.name))
             return []
-        place = self.ports.inputs[number]
-        data = self.place_of[slot] < self.pipeline.data_count
-        shown, whole_shape = self.whole.get(slot, var), list(place.shape)
-        if slot in self.whole:
+        position = self.ports.inputs[number]
+        data = self.position_of[slot] < self.pipeline.data_count
+        shown, whole_shape = self.full.get(slot, var), list(position.shape)
+        if slot in self.full:
             whole_shape[0] *= self.pipeline.schedule.micro_batches
         role = "input" if data else "state" if plain_name(slot) in self.states else "weight"
         self.trees[shown] = self._declare(
             shown.ty, str(var.name), role=role,
-            whole_shape=tuple(whole_shape), placement=place.placement,
+            whole_shape=tuple(whole_shape), placement=position.placement,
         )  # fmt: skip
         return leaves(self.trees[shown])
 
@@ -249,10 +249,10 @@ class RoleExporter:
             return var
 
         micros, results = self.pipeline.schedule.micro_batches, []
-        for slot, whole in self.whole.items():
+        for slot, full in self.full.items():
             var = self.body.params[slot]
             shape = [int(n) for n in var.ty.shape]
-            rows = bind(reshape(whole, (shape[0], micros, *shape[1:])))
+            rows = bind(reshape(full, (shape[0], micros, *shape[1:])))
             part = bind(strided_slice(rows, [1], [0], [1]))
             results.append(bind(reshape(part, shape), var))
         if results:
@@ -340,7 +340,7 @@ class RoleExporter:
         raise self._refuse("a result is not a variable", "Normalize the module.")
 
     def _refuse(self, slot: str, remedy: str) -> SimulationError:
-        return SimulationError("DIST0714", slot, place=self.note.function, remedy=remedy)
+        return SimulationError("DIST0714", slot, location=self.note.function, remedy=remedy)
 
 
 def _reading(binding: Any, constants: Mapping[Any, Any]) -> Any:

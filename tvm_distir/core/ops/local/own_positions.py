@@ -11,20 +11,20 @@ from tvm import ir, relax
 from .call import LocalCall
 
 
-def as_int64(cx: LocalCall, places: ir.Expr) -> ir.Expr:
+def as_int64(cx: LocalCall, positions: ir.Expr) -> ir.Expr:
     """Cast indices to int64."""
-    if str(places.ty.dtype) == "int64":
-        return places
-    return cx.emit(relax.op.astype(places, "int64"), "places")
+    if str(positions.ty.dtype) == "int64":
+        return positions
+    return cx.emit(relax.op.astype(positions, "int64"), "places")
 
 
-def own_places(cx: LocalCall, places: ir.Expr, number: int, dim: int) -> tuple[Any, Any]:
+def own_positions(cx: LocalCall, positions: ir.Expr, number: int, dim: int) -> tuple[Any, Any]:
     """Return which indices name rows of this device, and their local positions.
 
     Parameters
     ----------
     cx : LocalCall
-    places : variable
+    positions : variable
         Indices into all rows.
     number, dim : int
         The operand with the rows, and its dim of them, which is sharded.
@@ -39,7 +39,7 @@ def own_places(cx: LocalCall, places: ir.Expr, number: int, dim: int) -> tuple[A
     shard = cx.ins[number].shard
     rows = shard.local[dim]
     end = cx.held(number, dim) if dim in shard.inner_dims else relax.const(rows, "int64")
-    offset = cx.emit(relax.op.subtract(as_int64(cx, places), cx.start(number, dim)), "own")
+    offset = cx.emit(relax.op.subtract(as_int64(cx, positions), cx.start(number, dim)), "own")
     above = cx.emit(relax.op.greater_equal(offset, relax.const(0, "int64")), "above")
     below = cx.emit(relax.op.less(offset, end), "below")
     here = cx.emit(relax.op.logical_and(above, below), "here")

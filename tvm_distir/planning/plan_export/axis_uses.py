@@ -41,27 +41,27 @@ def describe(mod: ir.IRModule, plan: Plan) -> ExportedPlan:
         for names in (gradient_names(fn), term_names(fn))
         for value in names.values()
     }
-    roles, stages, sequence, context_stages = {}, set(), False, set()
+    uses, stages, sequence, context_stages = {}, set(), False, set()
     experts: list[str] = []
     for number, (axis, size) in enumerate(exported.mesh.axes.items()):
         if size == 1:
             continue
         divided = _divided_experts(exported, number)
-        role, stage = _role(exported, number, gradients, divided)
-        roles[axis] = role
+        use, stage = _use(exported, number, gradients, divided)
+        uses[axis] = use
         stages |= {stage} if stage else set()
         if divided:
             experts.append(axis)
-        if role == CONTEXT:
+        if use == CONTEXT:
             context_stages.add(stage)
-        if role == TENSOR:
+        if use == TENSOR:
             sequence = axis in plan.regather or _shards_values(plan, number)
     if len(stages) > 1:
         raise unsupported("axes share different parts of the training state", "Use one stage.")
     zero_stage = max(stages, default=0)
     shares = zero_stage > 0 and context_stages == {zero_stage}
     described = replace(
-        exported, roles=roles, zero_stage=zero_stage, sequence=sequence, context_state=shares,
+        exported, uses=uses, zero_stage=zero_stage, sequence=sequence, context_state=shares,
         expert_axes=tuple(experts),
     )  # fmt: skip
     _check_order(described)
@@ -91,10 +91,10 @@ def _check_order(exported: ExportedPlan) -> None:
     those of data parallelism around both; experts are divided over consecutive ranks of these.
     """
     order = {DATA: 0, ZERO: 0, CONTEXT: 2, TENSOR: 3}
-    axes = [axis for axis in exported.mesh.axes if axis in exported.roles]
-    places = [order[exported.roles[axis]] + (axis in exported.expert_axes) for axis in axes]
-    if places != sorted(places):
-        right = sorted(axes, key=lambda axis: places[axes.index(axis)])
+    axes = [axis for axis in exported.mesh.axes if axis in exported.uses]
+    positions = [order[exported.uses[axis]] + (axis in exported.expert_axes) for axis in axes]
+    if positions != sorted(positions):
+        right = sorted(axes, key=lambda axis: positions[axes.index(axis)])
         raise unsupported(
             f"the axes {', '.join(axes)} are not in the order of the ranks of trainers",
             f"Use the order {', '.join(right)}.",
@@ -122,7 +122,7 @@ def _is_stationary(plan: Plan, parameter: PlacedParameter, axis: int) -> bool:
     )
 
 
-def _role(
+def _use(
     exported: ExportedPlan,
     axis: int,
     gradients: Collection[str],
@@ -163,10 +163,10 @@ def _role(
     )
     stored = [p for p in states if p.labels[axis] >= 0]
     stage = 3 if divided else (2 if grads else 1) if stored else 0
-    for whole in (weights if stage == 3 else []) + (states if stage else []):
-        if _could_be_stored(whole, axis, exported.mesh.axes[name]):
+    for full in (weights if stage == 3 else []) + (states if stage else []):
+        if _could_be_stored(full, axis, exported.mesh.axes[name]):
             raise unsupported(
-                f'the axis "{name}" stores others in parts, and "{whole.name}" whole', remedy
+                f'the axis "{name}" stores others in parts, and "{full.name}" whole', remedy
             )
     if data == {1}:
         return CONTEXT, stage
@@ -195,7 +195,7 @@ def _shards_values(plan: Plan, axis: int) -> bool:
     )
 
 
-def context_form(mod: ir.IRModule, exported: ExportedPlan) -> str:
+def context_method(mod: ir.IRModule, exported: ExportedPlan) -> str:
     """Return how attention is computed over shards of the sequence, as ``context_parallel`` does.
 
     Raises
