@@ -18,8 +18,8 @@ import tvm_distir as td
 from tests.nightly import nightly_but
 from tests.plain_systems import PLAIN_A100
 from tests.transforms.training.recompute_models import layers
-from tvm_distir.core.plan.roles import data_positions
 from tvm_distir.core.plan.recomputation import policies_of
+from tvm_distir.core.plan.roles import data_positions
 from tvm_distir.core.plan.schedules.notes import Pipeline
 from tvm_distir.core.plan.schedules.schedule import Schedule
 from tvm_distir.execution.runtime.engines.reference import Reference
