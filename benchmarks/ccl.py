@@ -49,7 +49,7 @@ def on_threads(cases: Sequence[Case]) -> list[Pair]:
 
 def _on_threads(case: Case) -> Pair:
     fabric = native.CclFabric(range(case.count), TIMEOUT_S)
-    empty = np.empty(case.full, case.dtype)
+    empty = np.empty(case.elements, case.dtype)
     shared = Shared(threading.Barrier(case.count), [empty] * case.count, empty, copies=False)
     reported: dict[int, Pair] = {}
 
@@ -81,7 +81,7 @@ def _on_processes(case: Case) -> Pair:
     fork, count = multiprocessing.get_context("fork"), case.count
     fabric = native.CclFabric(range(count), TIMEOUT_S, shared=True)
     memory = mmap.mmap(-1, case.size_bytes * (count + 1))
-    lanes = np.frombuffer(memory, case.dtype).reshape(count + 1, -1)[:, : case.full]
+    lanes = np.frombuffer(memory, case.dtype).reshape(count + 1, -1)[:, : case.elements]
     shared = Shared(fork.Barrier(count), list(lanes[:count]), lanes[count], copies=True)
     results = fork.SimpleQueue()
 
@@ -167,13 +167,13 @@ def time_text(seconds: float) -> str:
 def print_table(collective: str, options: Any) -> None:
     """Print the table of one collective."""
     print(f"\n{collective} of {options.dtype}, best milliseconds per call\n")
-    heads = [f"{place}: native | {PLACES[place][0]} | ratio" for place in options.positions]
+    heads = [f"{place}: native | {PLACES[place][0]} | ratio" for place in options.places]
     print(f"| ranks | size | {' | '.join(heads)} |")
     print("|--:|--:|" + "--:|--:|--:|" * len(heads))
     for count in options.ranks:
         sizes = [kib << 10 for kib in options.kib]
         cases = [Case(collective, count, size, options.dtype, options.seconds) for size in sizes]
-        columns = [PLACES[place][1](cases) for place in options.positions]
+        columns = [PLACES[place][1](cases) for place in options.places]
         for size, *pairs in zip(sizes, *columns):
             cells = [f"{time_text(a)} | {time_text(b)} | {b / a:.1f}x" for a, b in pairs]
             print(f"| {count} | {size_text(size)} | {' | '.join(cells)} |", flush=True)

@@ -51,23 +51,23 @@ class Case:
     seconds: float
 
     @property
-    def full(self) -> int:
+    def elements(self) -> int:
         """Elements of a rank's larger tensor."""
         return self.size_bytes // np.dtype(self.dtype).itemsize // self.count * self.count
 
     def operand(self, rank: int) -> Array:
         """Operand of a rank; any order of summation gives the same sum."""
-        length = self.full // (self.count if self.collective == "all_gather" else 1)
+        length = self.elements // (self.count if self.collective == "all_gather" else 1)
         return np.random.default_rng(rank).integers(-2, 3, length).astype(self.dtype)
 
     def result(self) -> Array:
         """Memory for a rank's result."""
-        length = self.full // (self.count if self.collective == "reduce_scatter" else 1)
+        length = self.elements // (self.count if self.collective == "reduce_scatter" else 1)
         return np.empty(length, self.dtype)
 
     def calls_per_turn(self, most: int) -> int:
         """How often a side is called before the other's turn, the same on every rank."""
-        about_s = 30e-6 + 4e-9 * self.full
+        about_s = 30e-6 + 4e-9 * self.elements
         return max(1, min(most, int(self.seconds / TURNS / about_s)))
 
 
@@ -116,8 +116,8 @@ def native_side(case: Case, x: Array, out: Array) -> Side:
 def numpy_side(case: Case, shared: Shared, rank: int, x: Array, out: Array) -> Side:
     """The same with NumPy and barriers."""
     count = case.count
-    part = slice(case.full * rank // count, case.full * (rank + 1) // count)
-    shard = case.full // count
+    part = slice(case.elements * rank // count, case.elements * (rank + 1) // count)
+    shard = case.elements // count
 
     def add_parts(total: Array) -> None:
         np.add(shared.operands[0][part], shared.operands[1][part], out=total)

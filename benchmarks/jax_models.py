@@ -142,11 +142,11 @@ def lowered(request: Request, mesh: Mesh, shardy: bool) -> Any:
     """Trace a model and lower it to StableHLO for the mesh; nothing is compiled yet."""
     jax.config.update("jax_use_shardy_partitioner", shardy)
 
-    def location(*axes: str | None) -> NamedSharding:
+    def sharding_of(*axes: str | None) -> NamedSharding:
         return NamedSharding(mesh, PartitionSpec(*axes))
 
     def array(shape: tuple[int, ...], axes: tuple[str | None, ...]) -> Any:
-        return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=location(*axes))
+        return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding_of(*axes))
 
     table = MLP_LAYER if request.model == "mlp" else LAYER
     weights = [{key: array(*v) for key, v in table.items()} for _ in range(request.layers)]
@@ -169,8 +169,8 @@ def lowered(request: Request, mesh: Mesh, shardy: bool) -> Any:
 
     x = array(data, axes)
     if request.model != "train":
-        plain = jax.jit(lambda weights, x: forward(weights, x), out_shardings=location(*axes))
+        plain = jax.jit(lambda weights, x: forward(weights, x), out_shardings=sharding_of(*axes))
         return plain.lower(weights, x)
     targets = array(data, ("dp", None, None))
-    outputs = (location(), jax.tree.map(lambda w: w.sharding, weights))
+    outputs = (sharding_of(), jax.tree.map(lambda w: w.sharding, weights))
     return jax.jit(step, out_shardings=outputs).lower(weights, x, targets)

@@ -21,7 +21,7 @@ from measure import parser, print_setting, table
 
 import tvm_distir as td
 from tvm_distir.planning.sweep import partition as learning
-from tvm_distir.planning.sweep import sweep_driver
+from tvm_distir.planning.sweep import sweep_run
 
 MODEL = "zoo:gpt?layers=32,dropout=0.1,fused_qkv=1"
 HIDDEN = [str(size) for size in range(4096, 10241, 256)]
@@ -37,7 +37,7 @@ class Apart:
 
     def __init__(self) -> None:
         self.seconds = {"structure": 0.0, "checked": 0.0}
-        sweep: Any = sweep_driver._Sweep
+        sweep: Any = sweep_run.SweepRun
         learner: Any = learning.TemplateLearner
         sweep._checked = self._timed(sweep._checked)
         learner.parts = self._drawn(learner.parts)

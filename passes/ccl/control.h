@@ -18,7 +18,7 @@ constexpr uint64_t kQueueLists = 1024;
 struct FaultRecord {
   char error_class[64];
   char code[16];
-  char place[512];
+  char location[512];
   char what[3072];
   char remedy[1024];
 };

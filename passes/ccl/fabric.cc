@@ -240,7 +240,7 @@ int64_t Fabric::Fail(int64_t rank, const Fault& fault) {
     FaultRecord& record = control_->fault;
     CopyText(record.error_class, sizeof(record.error_class), fault.error_class);
     CopyText(record.code, sizeof(record.code), fault.code);
-    CopyText(record.place, sizeof(record.place), fault.place);
+    CopyText(record.location, sizeof(record.location), fault.location);
     CopyText(record.what, sizeof(record.what), fault.what);
     CopyText(record.remedy, sizeof(record.remedy), fault.remedy);
     control_->failed.store(1, std::memory_order_release);
@@ -282,7 +282,7 @@ std::optional<std::pair<int64_t, Fault>> Fabric::failure() {
   const ArenaLock lock(*arena_);
   if (!control_->failed.load(std::memory_order_relaxed)) return std::nullopt;
   const FaultRecord& record = control_->fault;
-  return std::pair(control_->failed_rank, Fault{record.error_class, record.code, record.place,
+  return std::pair(control_->failed_rank, Fault{record.error_class, record.code, record.location,
                                                 record.what, record.remedy});
 }
 

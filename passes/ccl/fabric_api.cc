@@ -79,7 +79,7 @@ ffi::Array<ffi::Any> Failure(int64_t handle) {
   const auto found = FabricOf(handle)->failure();
   if (!found) return {};
   const auto& [rank, fault] = *found;
-  return {rank, ffi::String(fault.error_class), ffi::String(fault.code), ffi::String(fault.place),
+  return {rank, ffi::String(fault.error_class), ffi::String(fault.code), ffi::String(fault.location),
           ffi::String(fault.what), ffi::String(fault.remedy)};
 }
 

@@ -24,14 +24,14 @@ std::string Text(const Fields& fields, const char* key) {
 
 std::string Fault::Text() const {
   if (code.empty()) return what;
-  return code + (place.empty() ? "" : " " + place) + ": " + what +
+  return code + (location.empty() ? "" : " " + location) + ": " + what +
          (remedy.empty() ? "" : " [" + remedy + "]");
 }
 
 void Raise(const Fault& fault) {
   const Fields fields{{"class", ffi::String(fault.error_class)},
                       {"code", ffi::String(fault.code)},
-                      {"location", ffi::String(fault.place)},
+                      {"location", ffi::String(fault.location)},
                       {"what", ffi::String(fault.what)},
                       {"remedy", ffi::String(fault.remedy)}};
   throw ffi::Error("tvm_distir." + fault.error_class, fault.Text(), "", std::nullopt, fields);
@@ -45,9 +45,9 @@ Fault FaultOf(const ffi::Error& error) {
           Text(*fields, "what"), Text(*fields, "remedy")};
 }
 
-void Refuse(const std::string& code, const std::string& place, const std::string& what,
+void Refuse(const std::string& code, const std::string& location, const std::string& what,
             const std::string& remedy) {
-  Raise({"EngineError", code, place, what, remedy});
+  Raise({"EngineError", code, location, what, remedy});
 }
 
 }  // namespace tvm_distir

@@ -14,9 +14,9 @@ namespace tvm_distir {
 
 // The fields of an error. One that is not of our tree has no class and no code, only `what`.
 struct Fault {
-  std::string error_class, code, place, what, remedy;
+  std::string error_class, code, location, what, remedy;
 
-  // "DIST0204 place: what [remedy]", or `what` alone.
+  // "DIST0204 location: what [remedy]", or `what` alone.
   std::string Text() const;
 };
 
@@ -27,7 +27,7 @@ struct Fault {
 Fault FaultOf(const tvm::ffi::Error& error);
 
 // Throws the EngineError of tvm_distir.support.errors.
-[[noreturn]] void Refuse(const std::string& code, const std::string& place, const std::string& what,
+[[noreturn]] void Refuse(const std::string& code, const std::string& location, const std::string& what,
                          const std::string& remedy);
 
 }  // namespace tvm_distir

@@ -131,11 +131,11 @@ def _layer_s(row: dict[str, str], chosen: Quantization | None) -> float:
         for a, b, c in ((tokens, k, n), (tokens, n, k), (k, tokens, n)):
             operands = (a * b, b * c)
             moved = sum(operands) * bits / 8 + 2 * a * c
-            time_s += float(product.spent_s(2.0 * a * b * c, moved).full)
+            time_s += float(product.spent_s(2.0 * a * b * c, moved).total)
             if chosen is not None:
                 for size in operands:  # of which two copies are written
                     moved = 2 * size * (chosen.passes + bits / 8)
-                    time_s += float(copy.spent_s(0.0, moved).full)
+                    time_s += float(copy.spent_s(0.0, moved).total)
     return time_s
 
 

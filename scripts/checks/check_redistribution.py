@@ -70,7 +70,7 @@ def main() -> int:
         f"{ran} transfers between {pairs} pairs of meshes through passes, compiler and engines, "
         f"{len(failed)} wrong"
     )
-    modules, cases, worse = redistribute_whole.prove(options.full)
+    modules, cases, worse = redistribute_whole.prove(options.whole)
     print(
         f"{cases} cases in {modules} modules through passes, compiler and engines, "
         f"{len(worse)} wrong"

@@ -71,7 +71,7 @@ class Rows(NamedTuple):
     """Measured collectives of a device, library and kind."""
 
     ranks: npt.NDArray[np.int64]
-    full: npt.NDArray[np.int64]
+    total_bytes: npt.NDArray[np.int64]
     time_us: Floats
 
     def some(self, which: npt.NDArray[np.bool_]) -> Rows:
@@ -108,7 +108,7 @@ def predicted_us(kind: str, curves: Sequence[Curve], rows: Rows) -> Floats:
     out = np.empty(rows.time_us.size)
     for ranks in np.unique(rows.ranks):
         chosen = rows.ranks == ranks
-        payload = rows.full[chosen] / (ranks if kind == "reduce_scatter" else 1)
+        payload = rows.total_bytes[chosen] / (ranks if kind == "reduce_scatter" else 1)
         out[chosen] = 1e6 * curve_time_s(near, kind, payload, int(ranks))
     return out
 

@@ -283,7 +283,7 @@ def in_steps(device: Device, form: PowerLaw, kernels: list[Kernel]) -> tuple[flo
 
     def residuals(numbers: Floats) -> Floats:
         duration = rate(device, "default", (*known, numbers[0]), numbers[1]).spent_s(flops, moved)
-        return np.asarray(np.log(1e6 * duration.full / time_us))
+        return np.asarray(np.log(1e6 * duration.total / time_us))
 
     bounds = ((0.3, 0.0), (1.0, 1000.0))
     result = least_squares(

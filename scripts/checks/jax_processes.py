@@ -98,6 +98,6 @@ def main() -> int:
 
 if __name__ == "__main__":
     if MEMBER in os.environ:
-        number, port, location, names = json.loads(os.environ[MEMBER])
-        sys.exit(compare_all(number, port, Path(location), names))
+        number, port, folder, names = json.loads(os.environ[MEMBER])
+        sys.exit(compare_all(number, port, Path(folder), names))
     sys.exit(main())

@@ -6,7 +6,7 @@
 Usage: scripts/checks/mutants.py [--seed N] [--count N] [--area NAME] [--sample N] [--jobs N]
 The mutants follow from the seed; a sample leaves out those that are known to survive.
 A mutant (``mutant_sites.py``) is killed by a failed test, an import error, or by running over its
-time, where the same tests end in time without it. The tests are those of its area that reach the
+time, where the same tests pass without it. The tests are those of its area that reach the
 changed line, quickest first. ``--only ID`` runs one mutant and shows its diff and the output of
 pytest. What tests reach is found out once, and kept in the file of ``--cache``.
 ``surviving_mutants.tsv`` has the known survivors, each with its cause. Exits with 1 where fewer
@@ -92,9 +92,9 @@ def run_mutant(copy: Copy, mutant: Mutant, area: str, tests: Tests) -> tuple[Out
     status, output = run()
     copy.write(mutant.path, source)
     seconds = round(time.monotonic() - started_s, 1)
-    kind = "killed" if status else "survives"
-    if status is None:  # over its time: is this because of the mutant?
-        kind = "survives" if run()[0] is None else "hangs"
+    kind = "survives"
+    if status != 0 and run()[0] == 0:  # is this because of the mutant?
+        kind = "hangs" if status is None else "killed"
     failed = re.search(r"^(?:FAILED|ERROR) .*?(test_\w+\.py\S*)", output, re.MULTILINE)
     return Outcome(name, kind, seconds, len(chosen), failed[1] if failed else ""), output
 

@@ -77,7 +77,7 @@ def print_calls(model: str, why: bool) -> int:
         allowed = "; ".join(r.factors) or "nothing"
         lines.append((str(r.count), r.op, r.source, r.signature, allowed))
         if why or r.source == "none":
-            lines += [("", "", "", "", f"  {reason}") for reason in r.full]
+            lines += [("", "", "", "", f"  {reason}") for reason in r.why_replicated]
     print(table(("calls", "op", "rule", "shapes", "may be cut"), lines))
     missing = sum(r.count for r in rows if r.source == "none")
     print(f"{sum(r.count for r in rows)} calls, {len(rows)} distinct, {missing} without a rule")

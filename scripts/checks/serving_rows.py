@@ -136,14 +136,14 @@ class ServedRow:
 
     Attributes
     ----------
-    location : tuple of str
+    setting : tuple of str
         Model, system, and lengths of prompts and answers.
     users, devices, output_tokens : int
     predicted_ms, measured_ms : (float, float)
         The means of TTFT and TPOT.
     """
 
-    location: tuple[str, ...]
+    setting: tuple[str, ...]
     users: int
     devices: int
     output_tokens: int
@@ -165,7 +165,7 @@ def regrets(rows: Sequence[ServedRow]) -> list[float]:
     """
     places: dict[tuple[str, ...], list[ServedRow]] = defaultdict(list)
     for row in rows:
-        places[row.location].append(row)
+        places[row.setting].append(row)
     lost = []
     for choices in places.values():
         for level in LEVELS_MS:
@@ -187,9 +187,9 @@ def print_regrets(rows: Sequence[ServedRow]) -> None:
         "\n| choices | count | broken levels | mean regret of others, % | of all, % |\n"
         "|--|--:|--:|--:|--:|"
     )
-    groups = sorted({row.location[:2] for row in rows})
+    groups = sorted({row.setting[:2] for row in rows})
     for name, chosen in (*((" ".join(group), group) for group in groups), ("all", ())):
-        lost = np.array(regrets([row for row in rows if row.location[: len(chosen)] == chosen]))
+        lost = np.array(regrets([row for row in rows if row.setting[: len(chosen)] == chosen]))
         if lost.size:
             remaining = 100 * lost[lost < 1]
             means = (

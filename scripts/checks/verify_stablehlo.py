@@ -9,7 +9,7 @@ FOLDER is what
 with a table: our collectives, those that XLA compiled from them, and those that XLA's partitioner
 chose for the annotated module, counted as all-gather / all-reduce / reduce-scatter / all-to-all /
 collective-permute, and the KiB that a device sends for them, by one formula for all three
-(``tvm_distir.core.collectives.volume.wire_bytes``). Exits with 1 where a result differs.
+(``tvm_distir.core.collectives.volume.sent_bytes``). Exits with 1 where a result differs.
 """
 
 from __future__ import annotations

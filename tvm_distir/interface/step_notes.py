@@ -5,17 +5,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from tvm_distir.core.ir import known_shape
 from tvm_distir.core.plan import Pipeline, Plan, data_positions
 from tvm_distir.core.rewriting import entry_of
 from tvm_distir.performance import Result
 from tvm_distir.planning import Study
-
-if TYPE_CHECKING:
-    pass
-
 
 LEAST_WAITING = 0.25
 """Smallest share of exposed communication for which a single device is analyzed too."""

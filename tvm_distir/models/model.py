@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tvm import ir
 
@@ -32,9 +31,6 @@ from .relax_json import read_relax
 from .tvmscript import from_tvmscript
 from .zoo.cached_config import CacheConfig
 from .zoo.decoder_config import DecoderConfig
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from tests.integration.decode_models import (
     var,
 )
 from tvm_distir.core.analysis.levels import check_level
-from tvm_distir.core.ops.packed import PackedLayout, register_packed_rule
+from tvm_distir.core.ops.packed import PackedForm, register_packed_rule
 from tvm_distir.core.passes.annotate.passes import AnnotateSharding
 from tvm_distir.core.passes.legalize.passes import LegalizeRedistribute
 from tvm_distir.core.passes.lower.passes import LowerDistIR
@@ -171,7 +171,7 @@ def test_a_rule_for_a_packed_function_of_ones_own():
 
     @register_packed_rule(name, override=True)
     def rowwise(call):
-        return PackedLayout([({0: 0}, {0: 0})])
+        return PackedForm([({0: 0}, {0: 0})])
 
     shapes = []
 
@@ -255,7 +255,7 @@ def test_an_operand_that_is_overwritten_is_refused():
 def test_an_uneven_dim_is_made_whole():
     """What padding means to a packed function nobody knows: it never sees any."""
     name = "tvm_distir_tests.padded"
-    register_packed_rule(name, override=True)(lambda call: PackedLayout([({0: 0}, {0: 0})]))
+    register_packed_rule(name, override=True)(lambda call: PackedForm([({0: 0}, {0: 0})]))
     bb = relax.BlockBuilder()
     x = var("x", (6, 3))
     with bb.function("main", [x], pure=False):

@@ -80,7 +80,7 @@ def _gpt2_onnx(folder):
 @pytest.mark.parametrize(
     ("source", "engine"),
     nightly_but(
-        [("onnx", "virtual"), ("zoo", "virtual"), ("zoo, flat", "virtual"), ("onnx", "threads")],
+        [*((source, "virtual") for source in sorted(gpt2_models())), ("onnx", "threads")],
         {0, 1},
     ),
 )

@@ -60,7 +60,7 @@ class Outcome:
     kind : str
         ``equal``, ``refused`` or one of :data:`BAD`.
     code : str
-        Of a refusal; the class of a raw error; of an equal one ``cut`` or ``full``, whether any
+        Of a refusal; the class of a raw error; of an equal one ``cut`` or ``whole``, whether any
         device held less than all.
     message : str
         One line.
@@ -182,7 +182,7 @@ def plans(mod: Any) -> Iterator[tuple[str, Any]]:
 
 
 def share(program: Any) -> str:
-    """``cut`` when an input or output of the program is sharded, else ``full``."""
+    """``cut`` when an input or output of the program is sharded, else ``whole``."""
     from tvm_distir.execution.runtime.program.dist_io import entries
 
     ports = [port for each in entries(program) for port in (*each.inputs, *each.outputs)]

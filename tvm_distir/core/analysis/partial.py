@@ -88,8 +88,8 @@ class PartialState:
         for i, axes in enumerate(axes_of_result):
             want = declared(self.fn, "results", i) if is_private(self.fn) else NONE
             if axes != want:
-                remedy = f"partial along mesh axes {sorted(axes)}, declared {sorted(want)}"
-                raise self.error(f"result {i}", remedy)
+                problem = f"partial along mesh axes {sorted(axes)}, declared {sorted(want)}"
+                raise self.error(f"result {i}", problem)
 
     def _value(self, b: relax.Binding) -> list[Axes]:
         value, where = b.value, b.var.name

@@ -14,7 +14,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +24,6 @@ from tvm_distir.core.ir.placement import local_shape, shard_slices
 from tvm_distir.support import EngineError
 
 from .tiles import Side, transfer_tiles
-
-if TYPE_CHECKING:
-    pass
 
 Array = npt.NDArray[Any]
 

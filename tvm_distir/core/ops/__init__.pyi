@@ -27,14 +27,14 @@ from .local.call import expected_mismatch as expected_mismatch
 from .local.positions import BlockMemo as BlockMemo
 from .local.shard import Operand as Operand
 from .local.shard import shard as shard
-from .local.sharding import local_rule as local_rule
+from .local.sharding import local_form as local_form
 from .lookup import rule_of as rule_of
 from .lookup import work_of as work_of
 from .match import describe_factor as describe_factor
 from .match import match_factor as match_factor
 from .packed import CACHE_HEADS as CACHE_HEADS
 from .packed import PackedCall as PackedCall
-from .packed import PackedLayout as PackedLayout
+from .packed import PackedForm as PackedForm
 from .packed import creates_cache as creates_cache
 from .packed import is_packed_call as is_packed_call
 from .packed import register_packed_rule as register_packed_rule

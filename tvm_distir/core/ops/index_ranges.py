@@ -23,10 +23,12 @@ from tvm_distir.core.ir.operators.paged_attention_ops import CACHE_OPS, KV_APPEN
 from tvm_distir.core.ir.types import flat_types, known_shape, named_leaves, tensor_type
 from tvm_distir.support import Steps, unrolled
 
-_VIEWS = relax_names(
-    "astype broadcast_to expand_dims flatten permute_dims reshape squeeze dist.annotate_sharding "
-    "dist.redistribute dist.all_gather dist.all_to_all dist.exchange dist.local_slice dist.send "
-    "dist.recv"
+_VIEWS = frozenset(
+    relax_names(
+        "astype broadcast_to expand_dims flatten permute_dims reshape squeeze "
+        "dist.annotate_sharding dist.redistribute dist.all_gather dist.all_to_all dist.exchange "
+        "dist.local_slice dist.send dist.recv"
+    )
 )
 """Ops whose result holds every element of operand 0, and nothing else."""
 

@@ -29,9 +29,11 @@ from .match import follows
 from .packed import PACKED_OPS
 
 TUPLE_OPS = ("relax.concat", "relax.stack", "relax.einsum", "relax.meshgrid")
-NO_BFLOAT16 = relax_names(
-    "acos acosh asin asinh atan atanh cos cosh erf exp log rsqrt sigmoid sin sinh sqrt tan tanh "
-    "nn.gelu nn.gelu_tanh nn.silu nn.softmax nn.log_softmax"
+NO_BFLOAT16 = tuple(
+    relax_names(
+        "acos acosh asin asinh atan atanh cos cosh erf exp log rsqrt sigmoid sin sinh sqrt tan "
+        "tanh nn.gelu nn.gelu_tanh nn.silu nn.softmax nn.log_softmax"
+    )
 )
 """Ops whose DTensor inference in TVM 0.27 calls bfloat16 no float."""
 

@@ -19,7 +19,7 @@ from .draft import CallShape
 from .factor import Rule, Work
 from .registry import generation, load_entry_points, registration_of
 from .signature import call_shape
-from .sound import with_local_rules
+from .sound import with_local_forms
 from .unruled import why_none
 
 _CACHE_LIMIT = 1 << 16
@@ -130,7 +130,7 @@ def _write(call: ir.Call, shape: CallShape, func: Any) -> Rule:
         raise PropagationError("DIST0401", problem, location=shape.op, remedy=remedy)
     registration = registration_of(shape.op)
     if registration is not None:
-        return with_local_rules(call, shape, registration.write(shape).rule(), registration)
+        return with_local_forms(call, shape, registration.write(shape).rule(), registration)
     if call.op.get_attr("FLegalize") is None:
         remedy = "Register a rule with register_sharding_rule."
         raise _without_rule(shape.op, "it has no legalization to derive a rule from", remedy)

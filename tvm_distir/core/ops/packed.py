@@ -79,7 +79,7 @@ class PackedCall:
 
 
 @dataclass(frozen=True)
-class PackedLayout:
+class PackedForm:
     """Description of how the call of a packed function may be sharded.
 
     Attributes
@@ -98,7 +98,7 @@ class PackedLayout:
     shapes: Mapping[int, tuple[str, int]] = field(default_factory=dict)
 
 
-PackedWriter = Callable[[PackedCall], PackedLayout]
+PackedWriter = Callable[[PackedCall], PackedForm]
 _writers: dict[str, PackedWriter] = {}
 
 
@@ -193,9 +193,7 @@ def rule_name(call: ir.Call) -> str:
     return name if name in _writers else packed_name(call)
 
 
-def packed_layout(
-    call: ir.Call, placements: Sequence[Dims | None]
-) -> tuple[PackedCall, PackedLayout]:
+def packed_form(call: ir.Call, placements: Sequence[Dims | None]) -> tuple[PackedCall, PackedForm]:
     """Describe a call and look up how it may be sharded.
 
     Parameters
@@ -232,7 +230,7 @@ def packed_layout(
             remedy="Sample outside and pass the numbers in (multinomial_from_uniform takes them), "
             "or register_packed_rule if all devices sample the same numbers.",
         )
-    return seen, PackedLayout()
+    return seen, PackedForm()
 
 
 def _dims(name: str, ty: ir.Type) -> Dims:
@@ -249,9 +247,9 @@ def packed_rule(call: ir.Call, placements: Sequence[Dims | None]) -> tuple[Rule,
     Raises
     ------
     PropagationError
-        As :func:`packed_layout`; DIST0403 for a rule that names what the call does not have.
+        As :func:`packed_form`; DIST0403 for a rule that names what the call does not have.
     """
-    seen, layout = packed_layout(call, placements)
+    seen, layout = packed_form(call, placements)
     results = [
         layout.holds.get(j, ()) if dims is None else dims for j, dims in enumerate(seen.outs)
     ]
@@ -307,19 +305,19 @@ def _factor(name: str, tie: Tie, ins: Sequence[Dims | None], outs: Sequence[Dims
 
 
 @register_packed_rule(f"{CACHE}create")
-def cache_create(call: PackedCall) -> PackedLayout:
+def cache_create(call: PackedCall) -> PackedForm:
     """Shard the cache of ``(init, shape, fill)`` like its first contents."""
     init = call.ins[0] or ()
     ties = [({0: d}, {0: d}) for d in range(1, len(init))]
-    return PackedLayout(ties, {0: init}, {1: ("in", 0)})
+    return PackedForm(ties, {0: init}, {1: ("in", 0)})
 
 
 @register_packed_rule(f"{CACHE}append", f"{CACHE}update", f"{CACHE}window_override")
-def cache_append(call: PackedCall) -> PackedLayout:
+def cache_append(call: PackedCall) -> PackedForm:
     """Shard ``cache`` and ``data`` equally; rows stay in order, so dim 0 is replicated."""
     data = call.ins[1] or ()
     ties = [({0: d, 1: d}, {0: d}) for d in range(1, len(data))]
-    return PackedLayout(ties, {0: data})
+    return PackedForm(ties, {0: data})
 
 
 @register_packed_rule(
@@ -329,24 +327,24 @@ def cache_append(call: PackedCall) -> PackedLayout:
     )),
     "vm.builtin.rnn_state_get", "vm.builtin.rnn_state_set",
 )  # fmt: skip
-def paged_cache_call(call: PackedCall) -> PackedLayout:
+def paged_cache_call(call: PackedCall) -> PackedForm:
     """Replicate the operands: the cache of each device holds all heads of all sequences."""
-    return PackedLayout()
+    return PackedForm()
 
 
 @register_packed_rule(INTERLEAVED_ATTENTION)
-def interleaved_attention(call: PackedCall) -> PackedLayout:
+def interleaved_attention(call: PackedCall) -> PackedForm:
     """Shard ``(cache, layer, scale, qkv)`` by heads, of which each device has a part of q, k and v.
 
     The heads of ``qkv`` are interleaved for the devices (:class:`.segments.Segments`): the call has
     a meaning on shards only, each with a cache of its heads.
     """
-    return PackedLayout([({len(call.ins) - 1: 1}, {0: 1})])
+    return PackedForm([({len(call.ins) - 1: 1}, {0: 1})])
 
 
 @register_packed_rule(f"{CACHE}view")
-def cache_view(call: PackedCall) -> PackedLayout:
+def cache_view(call: PackedCall) -> PackedForm:
     """Shard the contents of ``(cache, shape)`` like the cache."""
     out = call.outs[0] or ()
     ties = [({0: d}, {0: d}) for d in range(1, len(out))]
-    return PackedLayout(ties, shapes={1: ("out", 0)} if len(call.args) > 1 else {})
+    return PackedForm(ties, shapes={1: ("out", 0)} if len(call.args) > 1 else {})

@@ -94,7 +94,7 @@ def carried(
         The partial sums of each flattened tensor operand.
     constants : sequence of int
         Operands that are constants.
-    sharding : CallForm
+    sharding : CallSharding
         The form of the call.
 
     Returns

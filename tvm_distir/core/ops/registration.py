@@ -18,14 +18,14 @@ from .padding import NO_PADDING, Padding
 RuleWriter = Callable[[CallShape], Draft]
 
 
-class _LocalRule(enum.Enum):
+class _Form(enum.Enum):
     SAME_OP = "the op itself, with the same attributes, on the shards"
 
 
-SAME_OP: Final = _LocalRule.SAME_OP
+SAME_OP: Final = _Form.SAME_OP
 """Local form of an op that does on shards what it does on the whole, wherever they lie."""
 
-LocalRule = Callable[[LocalCall], Any] | _LocalRule
+LocalForm = Callable[[LocalCall], Any] | _Form
 """The local form of a sharded call: :data:`SAME_OP`, or a function that writes it."""
 
 Examples = Callable[[], Sequence[Any]]
@@ -48,7 +48,7 @@ class Registration:
     """
 
     write: RuleWriter
-    local: LocalRule | None = None
+    local: LocalForm | None = None
     padding: Padding = NO_PADDING
     examples: Examples | None = None
 
@@ -75,7 +75,7 @@ class Family:
     entries: dict[str, Registration] = field(default_factory=dict)
 
     def rule(
-        self, *names: str, local: LocalRule, padding: Padding = NO_PADDING
+        self, *names: str, local: LocalForm, padding: Padding = NO_PADDING
     ) -> Callable[[RuleWriter], RuleWriter]:
         """Declare the rule and local form of some ops (DIST0406 when an op has a rule already)."""
 

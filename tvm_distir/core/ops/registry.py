@@ -11,7 +11,7 @@ from tvm_distir.core.ops.families.families import FAMILIES
 from tvm_distir.support import DependencyError, PropagationError, all_offers
 
 from .padding import NO_PADDING, Padding
-from .registration import Examples, LocalRule, Registration, RuleWriter, second_rule
+from .registration import Examples, LocalForm, Registration, RuleWriter, second_rule
 
 #: Entry points of this group are loaded before the first look-up; each registers its rules.
 ENTRY_POINT_GROUP = "tvm_distir.sharding_rules"
@@ -33,7 +33,7 @@ def note_change() -> None:
 
 def register_sharding_rule(
     *names: str,
-    local: LocalRule | None = None,
+    local: LocalForm | None = None,
     padding: Padding = NO_PADDING,
     examples: Examples | None = None,
     override: bool = False,

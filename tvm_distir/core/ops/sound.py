@@ -26,7 +26,7 @@ from .padding import Reduced
 from .registration import SAME_OP, Registration
 
 
-def with_local_rules(call: Call, shape: CallShape, rule: Rule, registration: Registration) -> Rule:
+def with_local_forms(call: Call, shape: CallShape, rule: Rule, registration: Registration) -> Rule:
     """Check that every factor of a rule has a local form.
 
     Parameters

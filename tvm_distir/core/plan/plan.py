@@ -226,12 +226,12 @@ def _read_rules(rules: Any, meshes: Sequence[MeshSpec], faults: Faults) -> tuple
     else:
         lines = [(f"rules/{number}", rule) for number, rule in enumerate(_items(rules))]
     names, rows = [mesh.name for mesh in meshes], list[PlanRule]()
-    for position, rule in lines:
+    for location, rule in lines:
         if isinstance(rule, PlanRule):
             rows.append(rule)
             continue
         with faults.gathered():
-            parsed = read_rule(_plain(rule, position), names, meshes, position)
+            parsed = read_rule(_plain(rule, location), names, meshes, location)
             rows += [] if parsed is None else [parsed]
     return tuple(rows)
 

@@ -47,7 +47,7 @@ class ShardingAssignment:
     module : PlacedModule
     reach : mapping of str to ReachableAxes
         The reachable axes of each graph.
-    cost_tables : PriceTables
+    cost_tables : CostTables
     problems : Problems
     starts : WarmStarts, optional
         The assignments along single axes of the same module at other costs, to start from.
@@ -177,7 +177,7 @@ class ShardingAssignment:
     def _solve_in(self, inst: Instance, order: Sequence[int]) -> tuple[Instance, int, int]:
         """Solve in a given order, again while the sizes that an axis was solved with change."""
         bases: dict[int, Instance] = {}
-        cost_tables: dict[int, int] = {}
+        axis_costs: dict[int, int] = {}
         gaps, instances = 0, self.instances
         for _ in range(ROUNDS if len(order) > 1 else 1):
             before = inst
@@ -188,12 +188,12 @@ class ShardingAssignment:
                 solution = self.solver((a,)).solve(base)
                 if solution is None:
                     raise infeasible(self.module, self.reach, base.graph, a)
-                inst, cost_tables[a], gap = solution
+                inst, axis_costs[a], gap = solution
                 bases[a] = base
                 gaps += gap
             if inst is before:
                 break
-        return inst, sum(cost_tables.values()), gaps
+        return inst, sum(axis_costs.values()), gaps
 
 
 class Propagator:
@@ -220,7 +220,7 @@ class Propagator:
         self.module = PlacedModule.of(mod)
         self._free, self._complete = False, complete
         self.costs = costs
-        self._costs: CostTables | None = None
+        self._cost_tables: CostTables | None = None
         self.force({})
 
     def force(self, signatures: Mapping[str, Signature]) -> None:
@@ -243,7 +243,7 @@ class Propagator:
         self.costs = costs
         self.close()
         module, reach = self.module, self._reach
-        cost_tables = self._costs = take(costs.for_ops(*module.largest), module.axes)
+        cost_tables = self._cost_tables = take(costs.for_ops(*module.largest), module.axes)
         self.assignment = ShardingAssignment(
             module, reach, cost_tables, Problems(reach, self.forced)
         )
@@ -258,6 +258,6 @@ class Propagator:
 
     def close(self) -> None:
         """Release the tables for the next propagator; afterwards this object decides nothing."""
-        if self._costs is not None:
-            give_back(self._costs)
-            self._costs = None
+        if self._cost_tables is not None:
+            give_back(self._cost_tables)
+            self._cost_tables = None

@@ -116,9 +116,9 @@ def decision_of_labels(mod: ir.IRModule, data: Mapping[str, Any]) -> Decision:
         )
     reader = _Reader(module, labels)
     if labels.entries.keys() != module.entries.keys():
-        problem = f"{LOCATION}/entries"
-        remedy = f"there are labels of {', '.join(sorted(labels.entries))}"
-        raise _wrong(problem, remedy, f"Give the labels of {', '.join(sorted(module.entries))}.")
+        location = f"{LOCATION}/entries"
+        problem = f"there are labels of {', '.join(sorted(labels.entries))}"
+        raise _wrong(location, problem, f"Give the labels of {', '.join(sorted(module.entries))}.")
     entries = {
         name: reader.instance(number, module.entries[name], f"{LOCATION}/entries/{name}")
         for name, number in labels.entries.items()

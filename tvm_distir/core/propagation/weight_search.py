@@ -69,14 +69,14 @@ class WeightSearch:
         """Return the reachable axes from weights with these labels."""
         key = _key(labels, stored, parts)
         if key not in self._reached:
-            requests, separate = {}, {}
+            requests, stored_params = {}, {}
             for name, params_labels in labels.items():
                 entry = self.module.entries[name]
                 params = self.module.graphs[entry].params
                 requests[entry] = {params[i]: x for i, x in params_labels.items()}
-                separate[entry] = {params[i] for i in stored.get(name, ())}
+                stored_params[entry] = {params[i] for i in stored.get(name, ())}
             seeded = _seeded(self.module, self._unified, requests, parts)
-            fixed = _given(self.module, requests, separate)
+            fixed = _given(self.module, requests, stored_params)
             self._reached[key] = ReachabilityWalk(self.module, seeded, fixed).run()
         return self._reached[key]
 

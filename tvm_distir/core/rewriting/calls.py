@@ -77,9 +77,13 @@ def leaves_of(expr: Expr) -> Iterator[tuple[Any, int, Any]]:
         yield expr, number, ty
 
 
-def permutation(call: ir.Call) -> list[int]:
-    """Return, per dim of the result of a ``permute_dims``, the dim of its operand."""
-    rank, axes = len(call.args[0].ty.shape), call.attrs.axes
+def permutation(call: ir.Call, ndim: int | None = None) -> list[int]:
+    """Return, per dim of the result of a ``permute_dims``, the dim of its operand.
+
+    The number of dims is that of the operand's type, unless it is given: a call that is not
+    emitted yet may have an operand without a type.
+    """
+    rank, axes = len(call.args[0].ty.shape) if ndim is None else ndim, call.attrs.axes
     return [*range(rank)][::-1] if axes is None else [int(axis) % rank for axis in axes]
 
 

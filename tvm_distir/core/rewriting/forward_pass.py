@@ -48,9 +48,9 @@ def _loss(fn: relax.Function, result: ir.Expr) -> ir.Expr:
     values of parameters, all of the type of a parameter. The result is None for other functions.
     """
     fields = result.fields[:] if isinstance(result, relax.Tuple) else []
-    location = loss_position(fn)
-    if location is not None:
-        return fields[location] if fields else result
+    position = loss_position(fn)
+    if position is not None:
+        return fields[position] if fields else result
     losses = [field for field in fields if _is_number(field.ty)]
     known = {_shape_and_type(p.ty) for p in fn.params} - {None}
     others = [_shape_and_type(field.ty) for field in fields if not _is_number(field.ty)]

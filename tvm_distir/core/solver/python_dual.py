@@ -158,7 +158,7 @@ class _Bounds:
 
     def _sweep(self, forward: bool) -> bool:
         """Pass all variables; return False where nothing costs at most what is allowed."""
-        total, least = self._sum(), 0
+        total, picked_cost = self._sum(), 0
         picked = [0] * len(self._nodes)
         limit = min(self._best, self._most) << self._shift
         numbers = range(len(self._nodes))
@@ -173,14 +173,14 @@ class _Bounds:
                 return False
             node.out |= node.excess > limit - total
             picked[v], cost = self._label(node, forward, picked)
-            least = min(least + cost, INFINITE)
+            picked_cost = min(picked_cost + cost, INFINITE)
             for edge in node.after if forward else node.before:
                 total -= edge.rest
                 self._send(edge, forward)
                 total += edge.rest + edge.crossing
-        least >>= self._shift
-        if least <= self._most and least < self._best:
-            self._best = least
+        picked_cost >>= self._shift
+        if picked_cost <= self._most and picked_cost < self._best:
+            self._best = picked_cost
             self._labels = [
                 int(node.states[at]) for node, at in zip(self._nodes, picked, strict=True)
             ]

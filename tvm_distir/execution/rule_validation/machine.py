@@ -35,13 +35,13 @@ class Machine:
     def __init__(self) -> None:
         self._functions: dict[str, ir.BaseFunc] = {}
         self._names: dict[Hashable, str] = {}
-        self._alike: dict[int, list[tuple[ir.BaseFunc, str]]] = {}
+        self._by_hash: dict[int, list[tuple[ir.BaseFunc, str]]] = {}
         self._kernels = relax.BlockBuilder()
         self._vm: Any = None
 
     def add(self, key: Hashable, function: relax.Function) -> None:
         """Register a function under a key."""
-        candidates = self._alike.setdefault(int(tvm_ffi.structural_hash(function)), [])
+        candidates = self._by_hash.setdefault(int(tvm_ffi.structural_hash(function)), [])
         known = next((n for f, n in candidates if tvm_ffi.structural_equal(f, function)), None)
         if known is None:
             known = f"f{len(self._functions)}"

@@ -154,24 +154,24 @@ def _right(machine: Machine, case: Case, dims: Dims) -> Iterator[Missing]:
 
 def _joins(case: Case, runs: Sequence[Any], j: int) -> list[int | str]:
     """Return the ways in which the devices' results make the full result, for every draw."""
-    rules: list[int | str] = [*range(runs[0][0][j].ndim), "sum", "max", "min"]
+    joins: list[int | str] = [*range(runs[0][0][j].ndim), "sum", "max", "min"]
     for reference, ranks in runs:
         parts = [r[j] for r in ranks]
-        rules = [w for w in rules if _is_joined(case, parts, reference[j], w)]
-    return rules
+        joins = [join for join in joins if _is_joined(case, parts, reference[j], join)]
+    return joins
 
 
 def _is_joined(
-    case: Case, parts: Sequence[np.ndarray], reference: np.ndarray, way: int | str
+    case: Case, parts: Sequence[np.ndarray], reference: np.ndarray, join: int | str
 ) -> bool:
-    if isinstance(way, int):
-        if parts[0].ndim <= way:
+    if isinstance(join, int):
+        if parts[0].ndim <= join:
             return False
         try:
-            return close(np.concatenate(list(parts), axis=way), reference, case.tolerance)
+            return close(np.concatenate(list(parts), axis=join), reference, case.tolerance)
         except ValueError:  # other dims differ
             return False
     if reference.dtype.kind == "b" or parts[0].shape != reference.shape:
         return False
     with np.errstate(all="ignore"):
-        return close(reduced(way, parts), reference, case.tolerance)
+        return close(reduced(join, parts), reference, case.tolerance)

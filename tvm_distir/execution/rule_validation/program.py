@@ -23,7 +23,7 @@ from tvm_distir.core.ops import (
     LocalCall,
     Operand,
     expected_mismatch,
-    local_rule,
+    local_form,
     registration_of,
     result_type,
     shard,
@@ -122,7 +122,7 @@ def local_program(
     Raises
     ------
     LoweringError
-        As :func:`.sharding.local_rule`; DIST0505 when the form is not of the shards' types.
+        As :func:`.sharding.local_form`; DIST0505 when the form is not of the shards' types.
     """
     call = _typed_call(case)
     builder = relax.BlockBuilder()
@@ -156,7 +156,7 @@ def local_program(
     memo = BlockMemo()
     cx = LocalCall(call, form, call.args, operands, outs, mesh, writer, "main", var, memo)
     kernels: dict[ir.GlobalVar, ir.GlobalVar] = {}
-    value = builder.normalize(local_rule(cx, registration_of(case.op), case.mod, kernels))
+    value = builder.normalize(local_form(cx, registration_of(case.op), case.mod, kernels))
     if wrong := expected_mismatch(value.ty, outs):
         raise LoweringError("DIST0505", wrong, location=case.name, remedy="Correct its local form.")
     results = _results(writer, value, len(outs))

@@ -35,12 +35,12 @@ from .report import VerifyReport
 from .rounding import RoundingBound
 
 
-def ordered_inputs(mod: ir.IRModule, sampled: Sequence[Any] | Mapping[str, Any]) -> list[Array]:
+def ordered_inputs(mod: ir.IRModule, inputs: Sequence[Any] | Mapping[str, Any]) -> list[Array]:
     """Return given inputs in the order of the parameters (ModelError DIST0340 for others)."""
-    if isinstance(sampled, Mapping):
+    if isinstance(inputs, Mapping):
         params = mod[entry_of(mod)].params
         names = [name for p in params for name, _ in named_leaves(str(p.name), p.ty)]
-        values_by_name = {known: value for _, known, value in leaves_by_name(sampled, names)}
+        values_by_name = {known: value for _, known, value in leaves_by_name(inputs, names)}
         absent = [name for name in names if name not in values_by_name]
         if absent:
             raise ModelError(
@@ -54,7 +54,7 @@ def ordered_inputs(mod: ir.IRModule, sampled: Sequence[Any] | Mapping[str, Any])
             remedy = nearest(unknown, names)
             raise ModelError("DIST0340", problem, location=entry_of(mod), remedy=remedy)
         return [np.asarray(values_by_name[name]) for name in names]
-    return [np.asarray(value) for value in flatten_tuples(sampled)]
+    return [np.asarray(value) for value in flatten_tuples(inputs)]
 
 
 def compared_run(
@@ -69,7 +69,8 @@ def compared_run(
     Raises
     ------
     EngineError
-        DIST0621 where there is no such sample.
+        DIST0621 where there is no such sample, DIST0603 where the outputs are not as many as those
+        of the original.
     """
     refused: EngineError | None = None
     for sample in samples:
@@ -82,6 +83,11 @@ def compared_run(
                 # A comparison that proves nothing is refused first, whatever the run did.
                 constant = varied.exception()
         if constant is None:
+            if len(got) != len(sample.expected):
+                problem = f"{len(got)} outputs, the original has {len(sample.expected)}"
+                remedy = "Report it: this is a bug of the lowering."
+                entry = entry_of(reference.mod)
+                raise EngineError("DIST0603", problem, location=entry, remedy=remedy)
             return sample, got, replicas
         if not isinstance(constant, EngineError):
             raise constant
@@ -176,12 +182,8 @@ class VerifiedRun:
         return RoundingBound.of(self.plain, coarsest_float(self.plain), ranks)
 
     def compared(self) -> RunComparison:
-        """Compare the outputs (EngineError DIST0603 where they are not as many)."""
+        """Compare the outputs."""
         values, expected, got = self.sample.values, self.sample.expected, self.got
-        if len(got) != len(expected):
-            problem = f"{len(got)} outputs, the original has {len(expected)}"
-            remedy = "Report it: this is a bug of the lowering."
-            raise EngineError("DIST0603", problem, location=entry_of(self.plain), remedy=remedy)
         (atol, rtol), dtype = self.tolerance, coarsest_float(self.plain)
         if not isinstance(self.reference, Float32Reference) or self.bound is None:
             outputs = compare_outputs(got, expected, dtype, self.exact, atol, rtol)

@@ -185,8 +185,8 @@ def refuse_constant_outputs(reference: Original, sample: InputSample, seed: int)
     for other in range(1, DRAWS + 1):
         if not constant:
             return
-        repeated = reference.run(sample.draws.draw(seed + other))
-        constant = [i for i in constant if np.array_equal(first[i], repeated[i])]
+        other_outputs = reference.run(sample.draws.draw(seed + other))
+        constant = [i for i in constant if np.array_equal(first[i], other_outputs[i])]
     if not constant:
         return
     raise EngineError(

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Classify the parameters of an entry: data, indices with their range, weights with roles.
+"""Classify the parameters of an entry: data, indices with their range, weights with usages.
 
 Roles come from the ops that consume a parameter, through views and private functions.
 """
@@ -20,8 +20,8 @@ from tvm_distir.support import ModelError
 from .input_uses import InputUse, UseWalker
 from .placeholders import LIMIT, refuse_used_objects
 
-# Which role wins when the consumers of a parameter disagree, strongest first.
-ROLES = ("step", "weight", "variance", "scale", "mean", "bias", "data")
+# Which usage wins when the consumers of a parameter disagree, strongest first.
+USAGES = ("step", "weight", "variance", "scale", "mean", "bias", "data")
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class InputSpec:
     low, high : int
         Valid range [low, high) of an integer or bool parameter; 0, 0 for floats.
     fan_in : int
-        Terms that a sum over this weight, or the numbers of this step, has; 0 for other roles.
+        Terms that a sum over this weight, or the numbers of this step, has; 0 for other usages.
     gain : float
         Factor beside ``1 / sqrt(fan_in)`` that keeps activations from vanishing.
     """
@@ -91,7 +91,7 @@ def input_specs(mod: ir.IRModule) -> list[InputSpec]:
         is_data = None if data_count is None else index < data_count
         for leaf_name, ty in named_leaves(param_name, param.ty):
             known = uses[len(specs)]
-            if param_name in states or param_name in counters:  # integers have no role
+            if param_name in states or param_name in counters:  # integers have no usage
                 most = int(counters.get(param_name, 0))
                 known = [InputUse("variance", firm=True, high=most)]
             specs.append(_spec(f"{entry}/{leaf_name}", leaf_name, ty, known, is_data))
@@ -120,13 +120,13 @@ def _spec(
         high = min((use.high for use in uses if use.high), default=4 if low else 2)
         usage = "data" if is_data is not False else "weight"
         return InputSpec(name, shape, dtype, usage, min(low, high - 1), high)
-    uses_of_role = [use for use in uses if use.usage and (use.firm or is_data is False)]
-    if is_data or (is_data is None and not uses_of_role):
+    known_uses = [use for use in uses if use.usage and (use.firm or is_data is False)]
+    if is_data or (is_data is None and not known_uses):
         return InputSpec(name, shape, dtype, "data")
-    usage = min((use.usage for use in uses_of_role), key=ROLES.index, default="weight")
+    usage = min((use.usage for use in known_uses), key=USAGES.index, default="weight")
     if usage not in ("weight", "step"):
         return InputSpec(name, shape, dtype, usage)
-    heavy = [use for use in uses_of_role if use.usage == usage]
+    heavy = [use for use in known_uses if use.usage == usage]
     widest = max(
         heavy, key=lambda use: use.fan_in, default=InputUse(fan_in=shape[-1] if shape else 1)
     )

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Find how a function uses its inputs: bounds of indices, fan-in, roles."""
+"""Find how a function uses its inputs: bounds of indices, fan-in, usages."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ _RECTIFIERS = tuple(
 )
 # Ops that scale or shift a weighted sum by something smaller.
 _AFFINE = ("relax.add", "relax.divide", "relax.multiply", "relax.subtract")
-# Operands with a fixed role. A role of `_HINTS` counts only for what is known to be a weight.
-_ROLES: dict[str, dict[int, str]] = {
+# Operands with a fixed usage. A usage of `_HINTS` counts only for what is known to be a weight.
+_USAGES: dict[str, dict[int, str]] = {
     "relax.nn.batch_norm": {1: "scale", 2: "bias", 3: "mean", 4: "variance"},
     "relax.nn.group_norm": {1: "scale", 2: "bias"},
     "relax.nn.instance_norm": {1: "scale", 2: "bias"},
@@ -73,7 +73,7 @@ Tuples = dict[relax.Var, Any]
 
 @dataclass(frozen=True)
 class InputUse:
-    """A use of a value: a role, a gain (0: none), or the range of integers."""
+    """A use of a value: a usage, a gain (0: none), or the range of integers."""
 
     usage: str = ""
     fan_in: int = 0
@@ -270,8 +270,8 @@ def _uses_in(call: ir.Call, index: int, leaf: int) -> list[InputUse]:
     indices = index_range(call, index, leaf)
     if indices is not None and indices.high:
         return [InputUse(high=indices.high)]
-    if name in _ROLES:
-        usage = _ROLES[name].get(index)
+    if name in _USAGES:
+        usage = _USAGES[name].get(index)
         return [InputUse(usage)] if usage else []
     if name in _HINTS:
         return [InputUse(_HINTS[name], firm=False)]

@@ -123,11 +123,11 @@ def verify(
     plain = bind_dims(SerializePipeline()(strip_annotations(mod)), dims or {})
     refuse_used_objects(plain)
     refuse_unwritten_results(plain)
+    draws = _draws(plain, exact, inputs is not None, weights)
+    values = None if inputs is None else ordered_inputs(plain, inputs)
     dtype = coarsest_float(plain)
     narrow = dtype in NARROW and not exact
     reference: Original = Float32Reference(plain) if narrow else Reference(plain)
-    values = None if inputs is None else ordered_inputs(plain, inputs)
-    draws = _draws(plain, exact, inputs is not None, weights)
     others = finite_samples(reference, draws, seed, values)
     first = next(others)
     plan, dist = _distributed(mod, plan, dist, names)

@@ -44,7 +44,7 @@ def decision_of(
     reach : mapping of str to ReachableAxes
     solutions : mapping of str to (ShardingProblem, sequence of int)
         The problem of each public function and the values of its variables.
-    price_ps, bound_ps : int
+    cost_ps, bound_ps : int
     """
     instances = Instances(module.axes, reach)
     entries = {}

@@ -98,7 +98,7 @@ class Labeller:
         The module, at level 2, without branches.
     system : System
         The system whose times are the costs.
-    mesh_costs : MeshPriceCache, optional
+    mesh_costs : MeshCostCache, optional
         The costs on meshes of the system, shared with solvers of other modules.
     """
 
@@ -144,17 +144,17 @@ class Labeller:
             problem = f"the overlapped share of communication is {hidden}"
             remedy = "Give a number from 0 to below 1."
             raise UsageError("DIST0151", problem, location="label", remedy=remedy)
-        mesh_costs, bound, peak = dict[str, int](), 0, 0
+        entry_costs, bound, peak = dict[str, int](), 0, 0
         for name in self.module.entries:
             search = self._search(name, hidden, gap)
             labelled = search.run(memory_bytes)
-            mesh_costs[name] = labelled.cost
+            entry_costs[name] = labelled.cost
             bound += labelled.bound
             peak = max(peak, labelled.peak_bytes)
             self.solutions[name] = (search.net, labelled.values)
-        cost = sum(mesh_costs.values())
+        cost = sum(entry_costs.values())
         decision = decision_of(self.module, self.reach, self.solutions, cost, bound)
-        return ShardingSolution(cost, bound, peak, decision, mesh_costs)
+        return ShardingSolution(cost, bound, peak, decision, entry_costs)
 
     def net(self, name: str, hidden: float = 0.0) -> ShardingProblem:
         """Return the problem of a public function; ``hidden`` as for :meth:`run`."""

@@ -52,7 +52,7 @@ class Liveness:
         Parameters
         ----------
         v : int
-        matrix : PriceMatrix
+        matrix : CostMatrix
             The costs between the placements of the value.
         producer, shared : Side
             The placements in which the value is produced, and in which it is held for its readers.
@@ -106,7 +106,7 @@ class Liveness:
         Parameters
         ----------
         v : int
-        matrix : PriceMatrix
+        matrix : CostMatrix
         producer : Side
         last : int
             The time until which it is stored in this placement, unless it is stored forever.

@@ -44,7 +44,7 @@ class BoundedSolution:
     Attributes
     ----------
     values : sequence of int
-    price, bound : int
+    cost, bound : int
         The cost, and a lower bound on it, without the cost of memory; no assignment within the
         limit is cheaper than the bound.
     peak_bytes : int

@@ -96,7 +96,7 @@ class Shared:
     ----------
     module : PlacedModule
     reach : mapping of str to ReachableAxes
-    mesh_costs : MeshPrices
+    mesh_costs : MeshCosts
         The costs on the entry's mesh.
     axes : sequence of int
         Numbers of its axes among those of the module.
@@ -122,12 +122,8 @@ class Shared:
         overlap_discount: OverlapDiscount,
     ) -> None:
         self.module, self.reach, self.mesh_costs = module, reach, mesh_costs
-        self.axes, self.updates, self.flight, self.overlap_discount = (
-            axes,
-            updates,
-            flight,
-            overlap_discount,
-        )
+        self.axes, self.updates, self.flight = axes, updates, flight
+        self.overlap_discount = overlap_discount
         self.store, self.strategies = TableStore(tables), StrategyTable(mesh_costs.sizes)
         self.ops = OpStates(mesh_costs, self.strategies)
         self.held: dict[Hashable, tuple[tuple[Labels, ...], Interned, list[Interned]]] = {}

@@ -35,7 +35,7 @@ class OpStates:
 
     Parameters
     ----------
-    mesh_costs : MeshPrices
+    mesh_costs : MeshCosts
     strategies : StrategyTable
         The strategies along the axes of the mesh.
     """

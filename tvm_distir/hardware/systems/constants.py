@@ -39,11 +39,14 @@ class ConstantSpec:
     begin: float = 0.0
 
 
+_TABLES = json.loads(
+    (Path(__file__).parent / "data" / "constants" / "specs.json").read_text(encoding="utf-8")
+)
+
+
 def _specs(kind: str) -> Mapping[str, ConstantSpec]:
-    """Read the constants of systems, devices or links."""
-    path = Path(__file__).parent / "data" / "constants" / "specs.json"
-    tables = json.loads(path.read_text(encoding="utf-8"))
-    return {name: ConstantSpec(**spec) for name, spec in tables[kind].items()}
+    """Return the constants of systems, devices or links."""
+    return {name: ConstantSpec(**spec) for name, spec in _TABLES[kind].items()}
 
 
 MEANINGS = _specs("systems")
@@ -156,7 +159,7 @@ class KernelTimeModel:
     bursts: bool = False
 
 
-POWER_LAWS: Mapping[str, KernelTimeModel] = {
+KERNEL_TIME_MODELS: Mapping[str, KernelTimeModel] = {
     "matmul": KernelTimeModel("matmul_efficiency", 0.5, bursts=True),
     "conv": KernelTimeModel("matmul_efficiency", 0.5, bursts=True),
     "vocabulary": KernelTimeModel("vocabulary_efficiency", 0.5, bursts=True),

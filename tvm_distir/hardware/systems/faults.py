@@ -73,7 +73,7 @@ def unknown_name(
     name : str
     names : sequence of str
         What is listed.
-    problem, place : str
+    problem, location : str
     aliases : iterable of str
         More names that can be suggested.
     remedy : str

@@ -92,7 +92,7 @@ class Device:
         Peaks by dtype, or family of dtypes (``float8``), with an entry ``default``.
     efficiency : mapping of str to Efficiency
         By kernel class; empty for a device with ``kernel_times``.
-    kernel_times : mapping of str to mapping of str to PowerForm
+    kernel_times : mapping of str to mapping of str to PowerLaw
         The form of each kernel class but views, by dtype, with an entry ``default``. Empty for a
         device inside a system's file, whose constants or efficiencies price kernels.
     constants : mapping of str to Constant

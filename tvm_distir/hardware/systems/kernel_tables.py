@@ -166,7 +166,7 @@ class KernelTable:
     dtype : str
     element_bytes : float
         Bytes of an element of weights or caches, with its part of the scales.
-    form : PowerForm
+    law : PowerLaw
     rows : float array (kernels, sizes + 1)
     processors : int
 

@@ -8,7 +8,14 @@ import dataclasses
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from .constants import DEFAULTS, DEVICE_CONSTANTS, MEANINGS, POWER_LAWS, Constant, ConstantSpec
+from .constants import (
+    DEFAULTS,
+    DEVICE_CONSTANTS,
+    KERNEL_TIME_MODELS,
+    MEANINGS,
+    Constant,
+    ConstantSpec,
+)
 from .efficiency import LIKE
 from .hardware import ASSUMED, Device
 from .rates import POWER_LIMITED
@@ -99,10 +106,12 @@ class StepUse:
         if device.kernel_times:
             names.update(DEVICE_CONSTANTS if classes.intersection(POWER_LIMITED) else ())
         else:
-            laws = [POWER_LAWS.get(name, POWER_LAWS["memory"]) for name in classes]
-            names.update(f for law in laws for f in (law.efficiency, law.factor) if f)
-            names.update(("memory_efficiency", "kernel_gap_us") if laws else ())
-            names.update(("burst_us",) if any(law.bursts for law in laws) else ())
+            models = [
+                KERNEL_TIME_MODELS.get(name, KERNEL_TIME_MODELS["memory"]) for name in classes
+            ]
+            names.update(f for model in models for f in (model.efficiency, model.factor) if f)
+            names.update(("memory_efficiency", "kernel_gap_us") if models else ())
+            names.update(("burst_us",) if any(model.bursts for model in models) else ())
         if "intra_node" in self.links:
             names.add("collective_factor")
         if "inter_node" in self.links:

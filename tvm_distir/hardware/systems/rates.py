@@ -12,10 +12,12 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from .constants import POWER_LAWS, Constant, value_of
+from .constants import KERNEL_TIME_MODELS, Constant, value_of
 from .hardware import Device
 
-POWER_LIMITED = tuple(kernel_class for kernel_class, form in POWER_LAWS.items() if form.bursts)
+POWER_LIMITED = tuple(
+    kernel_class for kernel_class, model in KERNEL_TIME_MODELS.items() if model.bursts
+)
 """Kernel classes whose arithmetic slows down in a step."""
 Amount = TypeVar("Amount", float, npt.NDArray[np.float64])
 """An amount of FLOPs, bytes or seconds: a number, or an array of numbers."""
@@ -86,23 +88,23 @@ def rate(
     constants: Mapping[str, Constant], kernel_class: str, peak_flops: float, peak_bytes: float
 ) -> Rate:
     """Return the rate of a kernel class by the constants of a system; peaks per second."""
-    law = POWER_LAWS.get(kernel_class, POWER_LAWS["memory"])
+    model = KERNEL_TIME_MODELS.get(kernel_class, KERNEL_TIME_MODELS["memory"])
 
     def of(name: str) -> float:
         return value_of(constants, name) if name else 1.0
 
-    efficiency = of(law.efficiency)
-    burst_s = of("burst_us") * 1e-6 if law.bursts else 0.0
-    bytes_per_s = of("memory_efficiency") * peak_bytes / of(law.factor)
-    gap_s = of("kernel_gap_us") * of(law.gap_factor) * 1e-6
-    burst = (peak_flops if law.bursts else math.inf, burst_s * (1.0 / efficiency - 1.0))
-    return Rate(efficiency * peak_flops, bytes_per_s, *burst, gap_s, 0.0, law.exposed)
+    efficiency = of(model.efficiency)
+    burst_s = of("burst_us") * 1e-6 if model.bursts else 0.0
+    bytes_per_s = of("memory_efficiency") * peak_bytes / of(model.factor)
+    gap_s = of("kernel_gap_us") * of(model.gap_factor) * 1e-6
+    burst = (peak_flops if model.bursts else math.inf, burst_s * (1.0 / efficiency - 1.0))
+    return Rate(efficiency * peak_flops, bytes_per_s, *burst, gap_s, 0.0, model.exposed)
 
 
 def law_rate(
     device: Device, kernel_class: str, dtype: str, peak_flops: float, sustained: bool
 ) -> Rate:
-    """Return the rate of a kernel class by the form of a device.
+    """Return the rate of a kernel class by the power law of a device.
 
     ``sustained``: of a kernel in a step, where power is limited; otherwise of one by itself.
     """
@@ -112,6 +114,6 @@ def law_rate(
     if sustained and kernel_class in POWER_LIMITED:
         slower = device.constants["sustained"].value
         burst_s = device.constants["burst_us"].value * 1e-6
-    bytes_per_s, burst = law.traffic * device.memory_bandwidth_GBps * 1e9, 1.0 / slower - 1.0
-    timing = (alone, burst_s * burst, law.t0_us * 1e-6, 0.0, 0.0)
+    bytes_per_s = law.traffic * device.memory_bandwidth_GBps * 1e9
+    timing = (alone, burst_s * (1.0 / slower - 1.0), law.t0_us * 1e-6, 0.0, 0.0)
     return Rate(alone * slower, bytes_per_s, *timing, law.power)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from tvm_distir.hardware.systems import system_family
 from tvm_distir.support import Positive, Text, check_version, read_json
 
-from .constants import POWER_LAWS, AllConstants, value_of
+from .constants import KERNEL_TIME_MODELS, AllConstants, value_of
 from .efficiency import Efficiency
 from .faults import no_json, unknown_name, wrong
 from .hardware import Device, HostLink, Peaks
@@ -87,8 +87,8 @@ def load(name_or_path: str | Path, make: Callable[..., Made]) -> Made:
     elif text in offered_names():
         source = offered(text)
         if not isinstance(source, Path):
-            data, position = source
-            return parse(data, position, make)
+            data, location = source
+            return parse(data, location, make)
         path = source
     if not os.path.exists(path):
         problem = f"there is no system {text!r}, nor a file of that name"
@@ -102,8 +102,8 @@ def parse(data: Any, location: str, make: Callable[..., Made]) -> Made:
     if isinstance(data, Mapping) and data.get("schema_version") == system_family.SCHEMA_VERSION:
         return system_family.compose(data, location, make)
     content = check_version(data, location, wrong, SCHEMA_VERSION, system_family.SCHEMA_VERSION)
-    law = _ConstantsFile if "constants" in content else _SystemFile
-    file, links = read_linked(law, content, location)
+    file_model = _ConstantsFile if "constants" in content else _SystemFile
+    file, links = read_linked(file_model, content, location)
     parts = {**vars(file), **vars(links)}
     del parts["tiers"]
     if not isinstance(file, _ConstantsFile):
@@ -111,8 +111,10 @@ def parse(data: Any, location: str, make: Callable[..., Made]) -> Made:
     constants = file.constants
     memory = constants["memory_efficiency"].value
     efficiency = {
-        name: Efficiency(value_of(constants, law.efficiency) if law.efficiency else memory, memory)
-        for name, law in POWER_LAWS.items()
+        name: Efficiency(
+            value_of(constants, model.efficiency) if model.efficiency else memory, memory
+        )
+        for name, model in KERNEL_TIME_MODELS.items()
     }
     floor = constants["kernel_gap_us"].value
     device = Device(**vars(file.device), launch_floor_us=floor, efficiency=efficiency)

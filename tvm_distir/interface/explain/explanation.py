@@ -248,7 +248,7 @@ def _step(step: ChainStep) -> str:
     source = _dim(step.source, step.source_dim)
     target = _dim(step.target, step.target_dim)
     factor = f" ({step.kind}: {step.factor})" if step.factor else ""
-    return f"{step.location} = {step.op}: {source} -> {target}{factor}"
+    return f"{step.place} = {step.op}: {source} -> {target}{factor}"
 
 
 def _dim(name: str, dim: int | None) -> str:

@@ -13,7 +13,7 @@ class ChainStep:
 
     Attributes
     ----------
-    location : str
+    place : str
         ``function/variable`` of the op or call.
     op : str
         ``matmul``, or ``call layer``.
@@ -28,7 +28,7 @@ class ChainStep:
         Their dims; None for a partial sum.
     """
 
-    location: str
+    place: str
     op: str
     kind: str
     factor: str

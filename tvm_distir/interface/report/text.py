@@ -63,7 +63,7 @@ def _unmodelled(analysis: Analysis, paint: Painter) -> list[str]:
 def branch_words(analysis: Analysis) -> list[str]:
     """Return a sentence on the simulated branch of every ``If``."""
     return [
-        f"If {printable(branch.location)}: simulated with the more expensive branch "
+        f"If {printable(branch.place)}: simulated with the more expensive branch "
         f"{printable(branch.taken)} ({units.duration(branch.taken_s)}), not "
         f"{printable(branch.other)} ({units.duration(branch.other_s)})"
         for branch in analysis.branches

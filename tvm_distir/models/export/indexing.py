@@ -13,7 +13,7 @@ from tvm_distir.models.common.hlo_names import SCATTERS
 
 from .body_writer import Body, Ssa
 from .step import ExportStep, Windows, Write, clipped, refuse, scatter, slide, take
-from .text import integers
+from .text import Unwritable, integers
 
 
 def _take(step: ExportStep) -> Ssa:
@@ -91,7 +91,10 @@ def _scatter_elements(step: ExportStep) -> Ssa:
     numbers += f", input_batching_dims = {front}, scatter_indices_batching_dims = {front}"
     numbers += f", scatter_dims_to_operand_dims = [{axis}]"
     numbers += f", index_vector_dim = {len(step[0].shape)}"
-    kind = SCATTERS.get(str(step.attrs.reduction), "update")
+    reduction = str(step.attrs.reduction)
+    if reduction not in (*SCATTERS, "update"):
+        raise Unwritable(f"a scatter by {reduction}")
+    kind = SCATTERS.get(reduction, reduction)
     return scatter(step.body, step[0], index, step[2], numbers, kind)
 
 

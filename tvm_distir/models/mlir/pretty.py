@@ -44,12 +44,8 @@ _WINDOW = {
 class PrettyOperations:
     """Parser of operations in their pretty forms, after the name.
 
-    Parameters
-    ----------
-    scan : Scanner
-    attributes : Attributes
-    region, argument : callable
-        Take a region, and an argument of a block.
+    It is made of the scanner, the parser of attributes, and what takes a region and an argument of
+    a block.
     """
 
     _scan: Scanner

@@ -73,7 +73,7 @@ class ShapeWalk:
         """Record a known value of ``name`` and return its Constant node."""
         self.values[name] = value
         node = constant_node(name, value)
-        kind = node.attribute[0].t.data_type
+        kind = helper.np_dtype_to_tensor_dtype(value.dtype)
         self.types[name] = helper.make_tensor_type_proto(kind, value.shape)
         return node
 

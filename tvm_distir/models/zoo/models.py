@@ -85,7 +85,7 @@ def bert(**keys: object) -> ir.IRModule:
 def vit(**keys: object) -> ir.IRModule:
     """Build a Vision Transformer, ``main(images, *weights) -> logits``.
 
-    Weights are named ``embed``, ``class_token``, ``positions``, ``layers.<i>.ln_1``,
+    Weights are named ``embed``, ``class_token``, ``places``, ``layers.<i>.ln_1``,
     ``layers.<i>.attn.{q,k,v,o}_proj``, ``layers.<i>.ln_2``, ``layers.<i>.mlp.{up,down}_proj``,
     ``norm``, ``head``.
 

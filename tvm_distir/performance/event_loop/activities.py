@@ -77,7 +77,7 @@ class Activities:
         Maps of kinds of units in sequence, each (outputs, ports).
     matrix_begin, matrix_ports : int64 arrays (kinds,)
         The beginning of each kind, and its ports.
-    kind, group, rank, spent : int64 arrays (activities,)
+    kind, group, rank, durations : int64 arrays (activities,)
         Number of the map, or :data:`FLOW`, or :data:`JOIN`; class; rank of a unit; duration of a
         message that meets nothing.
     in_begin, ins : int64 arrays (activities + 1,), (n,)

@@ -151,6 +151,6 @@ class FunctionSummaries(Protocol):
             Functions.
         times : int64 array
             The times of the ports of each run, run by run.
-        computing, talking : int64 arrays (2 n,)
+        computing, communicating : int64 arrays (2 n,)
             Further intervals, each its start and end.
         """

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Account for the memory of a device at its peak, by role and by name."""
+"""Account for the memory of a device at its peak, by category and by name."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WEIGHTS, STATES, GRADIENTS, STASHES, COMMUNICATION, TEMPORARIES, INPUTS, RESULTS
 VALUE_CATEGORIES = {
     "weight": WEIGHTS, "constant": WEIGHTS, "state": STATES, "gradient": GRADIENTS, "input": INPUTS,
 }  # fmt: skip
-"""The memory role that the role of a value decides."""
+"""The memory category that the role of a value decides."""
 
 NAMED = 10
 """The maximum number of holders that are named."""
@@ -62,7 +62,7 @@ class BufferGroup:
     what : str
         Name of the value; numbers that differ among several are ``*``.
     role : str
-        The role, from :data:`CATEGORIES`.
+        The category, from :data:`CATEGORIES`.
     function : str
         The function that makes them; empty for values that exist from the beginning.
     unit : str
@@ -98,9 +98,9 @@ class MemoryAccount:
     moment : str
         The moment of the peak: unit, and function and op.
     at_peak : mapping of str to int
-        Bytes by role at the peak: they add up to it.
+        Bytes by category at the peak: they add up to it.
     most : mapping of str to int
-        Most bytes of each role at any time, each for itself.
+        Most bytes of each category at any time, each for itself.
     holders : tuple of BufferGroup
         The largest groups at the peak in descending order, at most :data:`NAMED`.
     host_bytes : int
@@ -130,12 +130,12 @@ class MemoryAccount:
 
 
 def by_category(sizes: Iterable[int]) -> dict[str, int]:
-    """Return the bytes by role name in the order of :data:`CATEGORIES`, without empty roles."""
+    """Return the bytes by name in the order of :data:`CATEGORIES`, without empty categories."""
     return {category: size for category, size in zip(CATEGORIES, sizes, strict=True) if size}
 
 
 def category_sums(buffers: Iterable[LiveBuffer]) -> list[int]:
-    """Return the bytes by number of role."""
+    """Return the bytes by number of category."""
     sums = [0] * len(CATEGORIES)
     for buffer in buffers:
         sums[buffer.role] += buffer.bytes
@@ -143,7 +143,7 @@ def category_sums(buffers: Iterable[LiveBuffer]) -> list[int]:
 
 
 def holders(buffers: Iterable[LiveBuffer]) -> tuple[BufferGroup, ...]:
-    """Group buffers of the same producer, role and size whose names differ in numbers."""
+    """Group buffers of the same producer, category and size whose names differ in numbers."""
     groups: dict[Any, list[LiveBuffer]] = {}
     for buffer in buffers:
         label = buffer.label

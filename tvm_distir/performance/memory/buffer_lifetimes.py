@@ -52,8 +52,8 @@ class FunctionBuffers:
         The number of parameters.
     steps : list of MemoryStep
         Ops in order of issue, without views.
-    sizes, roles, values : lists of int
-        The bytes in whole blocks, the role and the first value of each buffer.
+    sizes, categories, values : lists of int
+        The bytes in whole blocks, the category and the first value of each buffer.
     makers : list of int
         The step that makes each buffer; -1 for parameters.
     ends : list of tuple of int
@@ -218,7 +218,7 @@ class _Reader:
         lives.unread = frozenset(range(lives.params)) - last.keys() - escaping
 
     def _returned(self, op: Op, reads: Sequence[int]) -> list[tuple[int, int | None, int, int]]:
-        """Return, per result of a call, the argument's buffer or the callee's role and size.
+        """Return, per result of a call, the argument's buffer or the callee's category and size.
 
         A result of a branch of which a side passes on an argument counts as a result that the
         branch makes.

@@ -120,10 +120,10 @@ class BufferNames:
     def _slot_name(self, stage_kind: StageKind, slot: int) -> str:
         value = stage_kind.slots[slot]
         for phase in stage_kind.phases:
-            location = self._position(phase.outputs, slot)
-            if location is not None:
+            position = self._position(phase.outputs, slot)
+            if position is not None:
                 fn = self.functions[phase.function]
-                return self.value(phase.function, fn.results[location])
+                return self.value(phase.function, fn.results[position])
         return self.parameter(value.name)
 
     def value(self, function: str, index: int, path: CallPath | None = None) -> str:
@@ -177,16 +177,16 @@ class BufferNames:
         """Return the name of a parameter: that of the argument, or of the slot it is read from."""
         fn = self.functions[function]
         value = fn.values[index]
-        location = self._position(fn.params, index)
-        if path is not None and depth and location is not None:
-            argument = path.op.inputs[location]
+        position = self._position(fn.params, index)
+        if path is not None and depth and position is not None:
+            argument = path.op.inputs[position]
             return self._base(path.caller, argument, path.outer, depth - 1)
         if (function, index) in self._slots and depth:
             stage_kind, slot = self._slots[function, index]
             for phase in stage_kind.phases:
-                location = self._position(phase.outputs, slot)
-                if location is not None and phase.function != function:
-                    result = self.functions[phase.function].results[location]
+                position = self._position(phase.outputs, slot)
+                if position is not None and phase.function != function:
+                    result = self.functions[phase.function].results[position]
                     return self._base(phase.function, result, None, depth - 1)
         return self.parameter(value.name), value.dtype
 

@@ -113,7 +113,7 @@ class CachingAllocator:
         return both
 
     def shape(self, use: CallVariant) -> Shape:
-        """Return the sizes and roles of the buffers of a use."""
+        """Return the sizes and categories of the buffers of a use."""
         lives = self.lives[use.function]
         sizes, categories = list(lives.sizes), list(lives.categories)
         for buffer, category, size in use.owned:

@@ -15,8 +15,8 @@ BLOCK_BYTES = 512
 """Sizes are multiples of it."""
 
 OWN, DONATED, DROPPED = -1, -2, -3
-"""Words for a result in place of a role: the function's role; donated, so that it takes the memory
-of what it replaces; dropped, as the caller does not read it, and freed inside."""
+"""Words for a result in place of a category: the function's category; donated, so that it takes
+the memory of what it replaces; dropped, as the caller does not read it, and freed inside."""
 
 
 class CallVariant(NamedTuple):
@@ -26,13 +26,13 @@ class CallVariant(NamedTuple):
     ----------
     function : str
     owned : tuple of (int, int, int)
-        Parameters that nobody else reads any more, with their roles and bytes: they are freed
+        Parameters that nobody else reads any more, with their categories and bytes: they are freed
         inside.
     given : tuple of int
-        The role of each result, or a word of those above; where it is empty, results keep the
-        function's roles.
+        The category of each result, or a word of those above; where it is empty, results keep the
+        function's categories.
     categories : tuple of (int, int)
-        Buffers of other roles than by themselves.
+        Buffers of other categories than by themselves.
     """
 
     function: str
@@ -43,14 +43,14 @@ class CallVariant(NamedTuple):
 
 @dataclass
 class MemoryLevel:
-    """Live bytes above those at the entry, in all and by role, and the most so far.
+    """Live bytes above those at the entry, in all and by category, and the most so far.
 
     Attributes
     ----------
     live, peak : int
     at : int
         Step of the peak; -1: the entry.
-    roles, most : lists of int
+    categories, most : lists of int
     """
 
     live: int = 0
@@ -84,8 +84,8 @@ class MemoryLevel:
 class Shape(NamedTuple):
     """Buffers as a use has them.
 
-    They have bytes and roles; parameters that may be freed, ends by step, and the results of calls
-    that the callee frees as nobody reads them.
+    They have bytes and categories; parameters that may be freed, ends by step, and the results of
+    calls that the callee frees as nobody reads them.
     """
 
     sizes: list[int]

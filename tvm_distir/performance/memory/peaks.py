@@ -94,8 +94,8 @@ def different(moments: Ints) -> Ints:
     if len(moments) == 1:
         return moments
     rows = np.ascontiguousarray(moments)
-    full = rows.view(np.dtype((np.void, rows.strides[0]))).ravel()
-    _, first = np.unique(full, return_index=True)
+    packed = rows.view(np.dtype((np.void, rows.strides[0]))).ravel()
+    _, first = np.unique(packed, return_index=True)
     return rows[first]
 
 

@@ -85,8 +85,8 @@ class RankEvents:
         them.
     first : list of int
         The first instance of each maker.
-    sizes, roles : lists of int
-        The size and role of each instance.
+    sizes, categories : lists of int
+        The size and category of each instance.
     last : int64 array
         The event that reads each instance last.
     """
@@ -132,12 +132,12 @@ class RankEvents:
             if step.kind in (STORE, FETCH):
                 self._move_stash(step.kind, step.stage, step.unit.micro)
                 continue
-            position = step.stage, "forward" if step.unit.phase == FORWARD else "backward"
+            key = step.stage, "forward" if step.unit.phase == FORWARD else "backward"
             if step.kind == SEND:
-                for edge in self._leaving.get(position, ()):
+                for edge in self._leaving.get(key, ()):
                     self._send(edge, step.unit.micro)
             else:
-                for edge in self._arriving.get(position, ()):
+                for edge in self._arriving.get(key, ()):
                     self._receive(edge, step.unit.micro)
         for number in range(len(self.staged.sums)):
             self._sum(number)

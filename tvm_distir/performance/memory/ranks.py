@@ -204,11 +204,11 @@ class RankMemories:
 
     def _sums(self, stage: int) -> Iterator[LiveBuffer]:
         """Yield the buffers of sums that backward passes add to."""
-        category = self.staged.stage_kind_of(stage)
+        stage_kind = self.staged.stage_kind_of(stage)
         for slot in self.stages.added(stage).values():
-            size = self.framework.lives.rounded(category.slots[slot].bytes)
+            size = self.framework.lives.rounded(stage_kind.slots[slot].bytes)
             yield LiveBuffer(
-                Label(self.framework.names.slot(category, slot), "", ""), GRADIENTS, size
+                Label(self.framework.names.slot(stage_kind, slot), "", ""), GRADIENTS, size
             )
 
     def level(self, walk: RankEvents, number: int, death: LastUse) -> tuple[MemoryLevel, int]:
@@ -256,13 +256,15 @@ class RankMemories:
 
     def _named(self, event: RankEvent, buffer: int) -> Label:
         """Return the name of a buffer of an event, or of a value that it passes in a slot."""
-        category = self.staged.stage_kind_of(event.stage)
+        stage_kind = self.staged.stage_kind_of(event.stage)
         names = self.framework.names
         if event.unit is None:
-            return Label(names.slot(category, buffer), event.name, category.name, self._word(event))
+            return Label(
+                names.slot(stage_kind, buffer), event.name, stage_kind.name, self._word(event)
+            )
         slot = event.unit.slots[buffer]
         part = next(part for part in event.unit.parts if buffer in part.makes)
-        return Label(names.slot(category, slot), "", part.function, self._word(event))
+        return Label(names.slot(stage_kind, slot), "", part.function, self._word(event))
 
     def _word(self, event: RankEvent) -> str:
         """Return the name of a unit, with its stage where the rank has several; "" of an entry."""
@@ -279,5 +281,5 @@ class RankMemories:
             word += f" {event.micro + later}"
         if event.unit is None:
             return word
-        position = self.levels.moment(event.unit, deaths[at])
-        return f"{word}: {position}" if word else position
+        moment = self.levels.moment(event.unit, deaths[at])
+        return f"{word}: {moment}" if word else moment

@@ -103,7 +103,7 @@ class _Facts:
     ----------
     degree : int
         Devices among which the data are cut.
-    totals : dict of str to float
+    unsharded : dict of str to float
         The share of the bytes of each role that is unsharded along those axes.
     cut : float
         Share of the weights' bytes that is cut along other axes; 1 where nothing is.
@@ -114,7 +114,7 @@ class _Facts:
     """
 
     degree: int
-    totals: Mapping[str, float]
+    unsharded: Mapping[str, float]
     cut: float
     given_share: float
     layer_stash_bytes: int
@@ -195,17 +195,17 @@ def _remedies(facts: _Facts, account: MemoryAccount) -> list[Remedy]:
 
     stashed = at.get("stashes", 0.0)
     if degree > 1:
-        states = {"states": spread(facts.totals["state"])}
+        states = {"states": spread(facts.unsharded["state"])}
         offer("ZeRO stage 1", states)
-        totals = account.most.get("gradients", 0) * degree > 1.5 * account.most.get("weights", 0)
-        gradients = {**states, "gradients": 1 / degree if totals else 1.0}
+        unreduced = account.most.get("gradients", 0) * degree > 1.5 * account.most.get("weights", 0)
+        gradients = {**states, "gradients": 1 / degree if unreduced else 1.0}
         offer("ZeRO stage 2", gradients)
     if stashed:
         halved = ("stashes", "communication", "temporaries", "inputs")
         offer("micro-batch / 2", dict.fromkeys(halved, 0.5))
         offer("recomputation", {"stashes": min(1.0, facts.given_share)}, facts.layer_stash_bytes)
     if degree > 1:
-        weights = {**gradients, "weights": spread(facts.totals["weight"])}
+        weights = {**gradients, "weights": spread(facts.unsharded["weight"])}
         offer("ZeRO stage 3", weights, facts.layer_weight_bytes)
     cut = ("weights", "states", "gradients", "stashes", "temporaries")
     offer("tp x 2", dict.fromkeys(cut, 1 - facts.cut / 2))

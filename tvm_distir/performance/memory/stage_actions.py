@@ -25,7 +25,7 @@ _PLAIN = (COMMUNICATION, TEMPORARIES)
 
 
 class ActionPhase(NamedTuple):
-    """Phase of a unit: the buffers that it reads and produces, and the roles of results.
+    """Phase of a unit: the buffers that it reads and produces, and the categories of results.
 
     ``categories`` are those of buffers of the function, as in
     :class:`.caching_allocator.CallVariant`.
@@ -54,9 +54,9 @@ class StageAction:
         Slots that it writes.
     refs : tuple of int
         The buffer of each output, or :data:`RESIDENT`.
-    sizes, roles : tuple of int
-        The sizes and roles of the buffers; inputs take them from their instances, and have 0 and
-        ``OWN`` here.
+    sizes, categories : tuple of int
+        The sizes and categories of the buffers; inputs take them from their instances, and have 0
+        and ``OWN`` here.
     slots : tuple of int
         The first slot that each buffer is in.
     last : tuple of int
@@ -144,7 +144,7 @@ def make_unit(
 
 
 def _stashed(lives: FunctionBuffers) -> tuple[tuple[int, int], ...]:
-    """Return the roles of buffers that the ops that the loss needs pass to others."""
+    """Return the categories of buffers that the ops that the loss needs pass to others."""
     needed, forward = {lives.results[0]}, set[int]()
     for number in range(len(lives.steps) - 1, -1, -1):
         step = lives.steps[number]
@@ -168,8 +168,8 @@ class LastUse(NamedTuple):
         The buffers; of several that are the same instance, the first.
     same : tuple of int
         The first buffer that is the same instance, per buffer.
-    roles, sizes : tuple of int
-        The role and size of each buffer's instance, which its maker decides.
+    categories, sizes : tuple of int
+        The category and size of each buffer's instance, which its maker decides.
     """
 
     buffers: tuple[int, ...]

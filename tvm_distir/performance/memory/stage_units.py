@@ -131,26 +131,22 @@ class Stages:
 def _slot_categories(stage_kind: StageKind, arriving: set[int]) -> dict[int, int]:
     """Return the roles of slots by who writes and who reads them."""
     read: dict[str, set[int]] = {}
-    differentiated_of: dict[str, set[int]] = {}
+    written_of: dict[str, set[int]] = {}
     for phase in stage_kind.phases:
         name = phase.name.partition(":")[0]
         read.setdefault(name, set()).update(phase.inputs)
-        differentiated_of.setdefault(name, set()).update(phase.outputs)
+        written_of.setdefault(name, set()).update(phase.outputs)
     slot_categories = dict.fromkeys(stage_kind.results, RESULTS)
     slot_categories.update({result: WEIGHTS for _, result in stage_kind.updates})
     slot_categories.update(dict.fromkeys(arriving, COMMUNICATION))
     later = set().union(*(read.get(name, set()) for name in _BEHIND))
-    written_slots = arriving.union(
-        *(differentiated_of.get(name, set()) for name in ("rows", "forward"))
-    )
+    written_slots = arriving.union(*(written_of.get(name, set()) for name in ("rows", "forward")))
     slot_categories.update(dict.fromkeys(written_slots & later, STASHES))
-    sums = differentiated_of.get("accumulate", set())
+    sums = written_of.get("accumulate", set())
     terms = read.get("accumulate", set()) & set().union(
-        *(differentiated_of.get(name, set()) for name in ("backward", "weight"))
+        *(written_of.get(name, set()) for name in ("backward", "weight"))
     )
-    slot_categories.update(
-        dict.fromkeys(sums | terms | differentiated_of.get("part", set()), GRADIENTS)
-    )
+    slot_categories.update(dict.fromkeys(sums | terms | written_of.get("part", set()), GRADIENTS))
     for _, total in stage_kind.sums:
         slot_categories[total] = GRADIENTS
     return slot_categories

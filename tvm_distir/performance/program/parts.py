@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, NamedTuple, get_type_hints
 
 from tvm_distir.core.ir.operators import COLLECTIVES, TRANSFERS
-from tvm_distir.core.ops import KERNEL_CLASSES
+from tvm_distir.core.ops import KERNEL_CLASSES, VIEW
 from tvm_distir.support import (
     LARGEST,
     Check,
@@ -178,7 +178,7 @@ class Op(NamedTuple):
 
     def without_work(self) -> Op:
         """Return the op as a view, which takes no time."""
-        return self._replace(flops=0, bytes_read=0, bytes_written=0, kernel_class="view")
+        return self._replace(flops=0, bytes_read=0, bytes_written=0, kernel_class=VIEW)
 
     @property
     def callees(self) -> tuple[str, ...]:

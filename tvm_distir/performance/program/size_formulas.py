@@ -77,11 +77,11 @@ class FormulaFit:
             return None
         logs = np.log(np.array(values, np.float64))
         solution = self._solve @ (logs[1:] - logs[0]) if self.used else np.zeros(0)
-        full = np.rint(solution)
-        if np.abs(solution - full).max(initial=0.0) > 1e-6:
+        rounded = np.rint(solution)
+        if np.abs(solution - rounded).max(initial=0.0) > 1e-6:
             return None
         exponents = [0] * len(self.sizes[0])
-        for position, exponent in zip(self.used, full.tolist(), strict=True):
+        for position, exponent in zip(self.used, rounded.tolist(), strict=True):
             exponents[position] = int(exponent)
         powers = self.powers(tuple(exponents))
         factor = Fraction(values[0]) / powers[0]
@@ -170,21 +170,21 @@ def evaluate(formulas: Sequence[Formula], sizes: Ints) -> tuple[Ints, npt.NDArra
     Returns
     -------
     values : int64 array (formulas, rows)
-    full : bool array (rows,)
+    exact : bool array (rows,)
         A flag per row, whether all values are integers and fit.
     """
     known: dict[tuple[int, ...], tuple[Ints, Floats]] = {}
     values = np.zeros((len(formulas), sizes.shape[1]), np.int64)
-    full = np.ones(sizes.shape[1], bool)
+    exact = np.ones(sizes.shape[1], bool)
     for number, formula in enumerate(formulas):
         values[number], fits = _terms(formula, sizes, known)
-        full &= fits
+        exact &= fits
         if formula.least:
             parts = [_terms(terms, sizes, known) for terms in formula.least]
             values[number] += np.min([values_of_term for values_of_term, _ in parts], axis=0)
             for _, fits in parts:
-                full &= fits
-    return values, full
+                exact &= fits
+    return values, exact
 
 
 def _terms(
@@ -194,7 +194,7 @@ def _terms(
     rows = sizes.shape[1]
     common = math.lcm(*(factor.denominator for factor, _ in formula.terms))
     total, size = np.zeros(rows, np.int64), np.zeros(rows)
-    full = np.ones(rows, bool)
+    exact = np.ones(rows, bool)
     for factor, exponents in formula.terms:
         above, large = _product(sizes, tuple(max(e, 0) for e in exponents), known)
         below, _ = _product(sizes, tuple(max(-e, 0) for e in exponents), known)
@@ -205,12 +205,12 @@ def _terms(
         part = above * scale
         if any(e < 0 for e in exponents) or common > 1:
             part, rest = np.divmod(part, below)
-            full &= rest == 0
+            exact &= rest == 0
         total += part
     if len(formula.terms) > 1:
-        full &= total % common == 0
+        exact &= total % common == 0
         total //= common
-    return total, full & (size < _LARGEST)
+    return total, exact & (size < _LARGEST)
 
 
 def _product(

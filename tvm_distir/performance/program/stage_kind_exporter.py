@@ -226,15 +226,15 @@ class StageKindExporter:
         if slot not in self.position_of:
             self.trees[var] = self._declare(var.ty, str(var.name))
             return []
-        position = self.ports.inputs[number]
+        layout = self.ports.inputs[number]
         data = self.position_of[slot] < self.pipeline.data_count
-        shown, whole_shape = self.full.get(slot, var), list(position.shape)
+        shown, whole_shape = self.full.get(slot, var), list(layout.shape)
         if slot in self.full:
             whole_shape[0] *= self.pipeline.schedule.micro_batches
         role = "input" if data else "state" if plain_name(slot) in self.states else "weight"
         self.trees[shown] = self._declare(
             shown.ty, str(var.name), role=role,
-            whole_shape=tuple(whole_shape), placement=position.placement,
+            whole_shape=tuple(whole_shape), placement=layout.placement,
         )  # fmt: skip
         return leaves(self.trees[shown])
 

@@ -166,12 +166,10 @@ def _wire_bytes(
 ) -> tuple[int, int]:
     """Return the most that a device sends, and receives. The ends have no device in common."""
     start, sides = 0, []
-    for position, mesh in (source, target):
+    for layout, mesh in (source, target):
         shape = mesh_shape(mesh)
         count = math.prod(shape)
-        sides.append(
-            (shape, tuple(range(start, start + count)), parse_placement(position.placement))
-        )
+        sides.append((shape, tuple(range(start, start + count)), parse_placement(layout.placement)))
         start += count
     moved = Transfer(0, source[0].shape, sides[0], sides[1])
     sent, received = (
@@ -180,6 +178,6 @@ def _wire_bytes(
     return sent, received
 
 
-def _local_bytes(position: IoPlacement, mesh: DeviceMesh) -> int:
-    shape = [-(-n // position.parts(dim, mesh)) for dim, n in enumerate(position.shape)]
-    return size_bytes(tuple(shape), position.dtype)
+def _local_bytes(layout: IoPlacement, mesh: DeviceMesh) -> int:
+    shape = [-(-n // layout.parts(dim, mesh)) for dim, n in enumerate(layout.shape)]
+    return size_bytes(tuple(shape), layout.dtype)

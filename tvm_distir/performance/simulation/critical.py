@@ -95,13 +95,13 @@ def _before(ended: Sequence[_Event], stream: str) -> _Event | None:
 def _events(device_groups: Sequence[TracedDevices]) -> Iterator[_Event]:
     """Yield all timed events; units of stages stand for ops where there are too many."""
     sheets = [list(lane.sheets()) for lane in device_groups]
-    full = sum(sheet.start.size for lane_sheets in sheets for sheet in lane_sheets) > _MOST_OPS
+    by_unit = sum(sheet.start.size for lane_sheets in sheets for sheet in lane_sheets) > _MOST_OPS
     for number, (lane, lane_sheets) in enumerate(zip(device_groups, sheets, strict=True)):
         for sheet in lane_sheets:
-            yield from _units(number, sheet) if full and sheet.unit else _ops(number, sheet)
-        for sent in lane.messages():
-            stream = sent.stream.partition(" ")[0]
-            times = zip(sent.flows, sent.start.tolist(), sent.end.tolist(), strict=True)
+            yield from _units(number, sheet) if by_unit and sheet.unit else _ops(number, sheet)
+        for records in lane.messages():
+            stream = records.stream.partition(" ")[0]
+            times = zip(records.flows, records.start.tolist(), records.end.tolist(), strict=True)
             for flow, start, end in times:  # a flow that takes no time leads to its sender
                 yield _Event(number, stream, "message", start, end, flow)
 

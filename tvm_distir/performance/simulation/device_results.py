@@ -126,7 +126,7 @@ class Branch:
 
     Attributes
     ----------
-    location : str
+    place : str
         ``function/binding``.
     taken, other : str
         The functions of the branches.
@@ -134,7 +134,7 @@ class Branch:
         Sums of the times of their ops.
     """
 
-    location: str
+    place: str
     taken: str
     other: str
     taken_s: float

@@ -33,7 +33,7 @@ def simulate_flat(
     lowering = graph.lowering
     with watch.stage("schedule"):
         start, end = schedule(graph.tasks, TaskNames(program, graph))
-    branch_taken = {branch.location: branch.taken for branch in lowering.branches}
+    branch_taken = {branch.place: branch.taken for branch in lowering.branches}
 
     @functools.cache
     def memories() -> RankMemories:

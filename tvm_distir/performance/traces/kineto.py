@@ -194,11 +194,11 @@ def _kernels(lane: TracedDevices) -> Iterator[_Kernel]:
                 name = kind.name if computes else _nccl(kind.name)
                 yield from _kernel(kind, name, _COMPUTE if computes else _COMM, start, end)
     receives = itertools.count(_RECV)
-    for sent in lane.messages():
-        stream = _SEND if sent.stream == "send" else next(receives)
-        times = zip(sent.start.tolist(), sent.end.tolist(), strict=True)
-        for kind, (start, end) in zip(sent.kinds, times, strict=True):
-            name = _COPIES.get(sent.stream) or _nccl(kind.name)
+    for records in lane.messages():
+        stream = _SEND if records.stream == "send" else next(receives)
+        times = zip(records.start.tolist(), records.end.tolist(), strict=True)
+        for kind, (start, end) in zip(records.kinds, times, strict=True):
+            name = _COPIES.get(records.stream) or _nccl(kind.name)
             yield from _kernel(kind, name, stream, start, end)
 
 

@@ -135,27 +135,27 @@ class _Writer:
         """Write sends, and receives by peer, each with its arrow."""
         tracks: dict[str, int] = {}
         rows: dict[int, list[tuple[Ints, Any]]] = {}
-        for sent in messages:
-            if not sent.start.size:
+        for records in messages:
+            if not records.start.size:
                 continue
-            receives = sent.stream not in ("send", "store")
-            other = SEND if sent.stream == "send" else RECV + len(tracks)
-            track = tracks.setdefault(sent.stream, other)
-            duration = (sent.end - sent.start).tolist()
-            keys = [(id(kind), time) for kind, time in zip(sent.kinds, duration, strict=True)]
+            receives = records.stream not in ("send", "store")
+            other = SEND if records.stream == "send" else RECV + len(tracks)
+            track = tracks.setdefault(records.stream, other)
+            duration = (records.end - records.start).tolist()
+            keys = [(id(kind), time) for kind, time in zip(records.kinds, duration, strict=True)]
             notes = {
                 key: self._note(kind.args, key[1])
-                for key, kind in dict(zip(keys, sent.kinds, strict=True)).items()
+                for key, kind in dict(zip(keys, records.kinds, strict=True)).items()
             }
-            ids = [(self._name(name), notes[key]) for name, key in zip(sent.names, keys)]
-            flows = [self._flows.setdefault(key, len(self._flows) + 1) for key in sent.flows]
+            ids = [(self._name(name), notes[key]) for name, key in zip(records.names, keys)]
+            flows = [self._flows.setdefault(key, len(self._flows) + 1) for key in records.flows]
             id_rows = np.array(ids, np.int64)
-            position = np.full(len(ids), uuid + track)
-            times = (sent.start[None] // NS, sent.end[None] // NS)
+            track_ids = np.full(len(ids), uuid + track)
+            times = (records.start[None] // NS, records.end[None] // NS)
             pair_packets = pairs(
-                position, id_rows[:, 0], id_rows[:, 1], *times, np.array(flows), receives
+                track_ids, id_rows[:, 0], id_rows[:, 1], *times, np.array(flows), receives
             )
-            rows.setdefault(track, []).append((sent.start, pair_packets[0]))
+            rows.setdefault(track, []).append((records.start, pair_packets[0]))
         self._flush()
         for name, track in tracks.items():
             self._stream.write(descriptor(uuid + track, name, parent=uuid, rank=track))

@@ -31,7 +31,7 @@ class _Walk(RankWalk[int]):
     def __init__(self, parts: StepCostTerms, cost: CostFunction) -> None:
         self.steps = parts.steps
         super().__init__(self.steps.kinds.maps, self.steps.units, 0, 0)
-        self.parts, self.price = parts, cost
+        self.parts, self.cost = parts, cost
         self.events = [_Event(0.0, -1, -1)]
         self.work: list[CostTerms] = []
         self._number: dict[int, tuple[int, float]] = {}
@@ -52,7 +52,7 @@ class _Walk(RankWalk[int]):
     def _event(self, parts: CostTerms, waits: list[int]) -> int:
         cached = self._number.get(id(parts))
         if cached is None:
-            cached = self._number[id(parts)] = (len(self.work), self.price(parts))
+            cached = self._number[id(parts)] = (len(self.work), self.cost(parts))
             self.work.append(parts)
         before = max(waits, key=self._end)
         self.events.append(_Event(self.events[before].end + cached[1], before, cached[0]))

@@ -90,6 +90,6 @@ def _summed_again(step: ir.IRModule, plan: Plan) -> Plan:
     """
     first_result = step["layer_forward"].body.body.fields[0]
     (mesh,) = plan.meshes
-    total = tuple(R if axis == "tp" else None for axis in mesh.axes)
-    rule = PlanRule("value", str(first_result.name), total, mesh.name, function="layer_forward")
+    placement = tuple(R if axis == "tp" else None for axis in mesh.axes)
+    rule = PlanRule("value", str(first_result.name), placement, mesh.name, function="layer_forward")
     return replace(plan, rules=(*plan.rules, rule))

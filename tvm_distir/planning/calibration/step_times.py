@@ -46,7 +46,7 @@ class StepSums:
 
     Parameters
     ----------
-    ways : sequence of CostTerms
+    terms : sequence of CostTerms
         The cost terms of each step.
     """
 

@@ -15,6 +15,8 @@ from .axis_uses import CONTEXT, DATA, TENSOR, ZERO, check_megatron
 from .exported_plan import ExportedPlan, PlacedParameter, unsupported
 
 _SHOWN = 3
+"""The most names of intermediate values that a docstring has."""
+
 _TENSOR_IMPORTS = """\
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import (
@@ -22,7 +24,6 @@ from torch.distributed.tensor.parallel import (
     RowwiseParallel,
     parallelize_module,
 )""".split("\n")
-"""The most names of intermediate values that a docstring has."""
 
 
 def jax_code(mod: ir.IRModule, exported: ExportedPlan) -> str:

@@ -198,7 +198,7 @@ class PlanLabeller:
     system : System
     fixed : Plan
         The plan whose rules are annotated, with the meshes.
-    mesh_costs : MeshPriceCache, optional
+    mesh_costs : MeshCostCache, optional
         The costs on meshes of the system, shared with solvers of other modules.
     """
 

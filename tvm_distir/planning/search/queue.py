@@ -130,8 +130,8 @@ class Queue:
         if queued.estimate is not None and row.time_s is not None and row.peak_bytes is not None:
             so = Estimate(row.time_s, row.peak_bytes)
             self._seen.append((queued.candidate, queued.estimate, so))
-        if row.mesh_bytes is not None and not row.candidate.ranks:
-            self._mesh_bytes[_step(row.candidate)] = row.mesh_bytes
+        if row.whole_bytes is not None and not row.candidate.ranks:
+            self._mesh_bytes[_step(row.candidate)] = row.whole_bytes
         if row.state == MEMORY:
             self._add_smaller(row.candidate, row.least_s, row.needs_bytes or row.peak_bytes or 0)
         elif row.state == SOLVED and row.candidate.micro_batches > 1 and row.time_s is not None:

@@ -57,7 +57,7 @@ class CandidateRow:
     needs_bytes : int, optional
         The least bytes that a device must store where the candidate does not fit, as is proved of
         its placements; or the likely bytes, by its layers.
-    mesh_bytes : int, optional
+    whole_bytes : int, optional
         The bytes that the devices of a mesh of any shape must store together where the candidate
         does not fit, less what fused kernels do not store.
     hidden : float
@@ -80,7 +80,7 @@ class CandidateRow:
     why: str = ""
     likely_s: float | None = None
     needs_bytes: int | None = None
-    mesh_bytes: int | None = None
+    whole_bytes: int | None = None
     hidden: float = 0.0
     parts: str = ""
     compute_s: float | None = None

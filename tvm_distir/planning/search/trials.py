@@ -116,7 +116,7 @@ class Trials:
             state = MEMORY if error.code in TOO_LARGE else REFUSED
             row = CandidateRow(candidate, state, least_s, why=str(error), likely_s=likely_s)
             if isinstance(error, TooLargeError):
-                row = replace(row, needs_bytes=error.least_bytes, mesh_bytes=error.mesh_bytes)
+                row = replace(row, needs_bytes=error.least_bytes, whole_bytes=error.mesh_bytes)
             return row, None, None
 
     def _solved(

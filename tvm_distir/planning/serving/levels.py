@@ -73,13 +73,13 @@ class Latency:
         """
         if not values.size:
             return Latency(0.0, 0.0, 0.0, 0.0)
-        all_values = np.percentile(values, PERCENTILES)
+        percentiles = np.percentile(values, PERCENTILES)
         errors: list[float | None] = [None, None]
         if values.size >= _SECTIONS**2:
             parts = [np.percentile(p, PERCENTILES[1:]) for p in np.array_split(values, _SECTIONS)]
-            spread = ((np.array(parts) - all_values[1:]) ** 2).sum(axis=0)
+            spread = ((np.array(parts) - percentiles[1:]) ** 2).sum(axis=0)
             errors = (_QUANTILE * np.sqrt(spread / (_SECTIONS * (_SECTIONS - 1)))).tolist()
-        mean, (p50, p90, p99) = float(values.mean()), all_values.tolist()
+        mean, (p50, p90, p99) = float(values.mean()), percentiles.tolist()
         return Latency(mean, p50, p90, p99, errors[0], errors[1])
 
 
@@ -279,9 +279,9 @@ def _halves_agree(*latencies: Floats) -> bool:
         return False
     for values in latencies:
         means = np.array([part.mean() for part in np.array_split(values, _SECTIONS)])
-        window_parts = np.split(means, 2)
-        first, second = (float(half.mean()) for half in window_parts)
-        noise = np.sqrt(sum(half.var(ddof=1) / half.size for half in window_parts))
+        halves = np.split(means, 2)
+        first, second = (float(half.mean()) for half in halves)
+        noise = np.sqrt(sum(half.var(ddof=1) / half.size for half in halves))
         if abs(first - second) > max(HALVES_AGREE * max(first, second), _QUANTILE * float(noise)):
             return False
     return True

@@ -201,9 +201,9 @@ def run_deployment(
         count = min(count, most_requests)
     if rate and capacity_per_s is not None:
         capacity_per_s = max(capacity_per_s, summary.requests_per_s)
-        sampled = requests.rate_per_s
+        sampled_per_s = requests.rate_per_s
         summary = replace(
-            summary, offered_per_s=rate, drawn_per_s=sampled, capacity_per_s=capacity_per_s
+            summary, offered_per_s=rate, drawn_per_s=sampled_per_s, capacity_per_s=capacity_per_s
         )
     return summary, served
 

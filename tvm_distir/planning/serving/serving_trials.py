@@ -61,13 +61,13 @@ class ServingTrials:
             name = served.plan_text + self._types(served)
             try:
                 engine = ServingEngine.of(served, self.options[0])
-                memory_bytes = engine.largest_batch(self.work)
+                largest = engine.largest_batch(self.work)
             except InternalError:
                 raise
             except DistIRError as error:
                 self.result.cuts.append(CutChoice(name, str(error)))
                 continue
-            if memory_bytes < 1:
+            if largest < 1:
                 size = engine.memory.weight_bytes / 2**30
                 why = f"memory: {size:.1f} GiB of weights leave no room for a request"
                 self.result.cuts.append(CutChoice(name, why))
@@ -156,8 +156,12 @@ class ServingTrials:
         if not apart:
             return
         for filler, engine in itertools.product(known, known):
-            equal = filler.served.system is engine.served.system
-            if filler.served.kv_dtype != engine.served.kv_dtype or not equal or filler.speculation:
+            same_system = filler.served.system is engine.served.system
+            if (
+                filler.served.kv_dtype != engine.served.kv_dtype
+                or not same_system
+                or filler.speculation
+            ):
                 continue
             for count in range(1, self.devices):
                 rest = self.devices - count * filler.served.devices

@@ -153,9 +153,9 @@ def ranges_of(
         The ranges of a model of other depth.
     """
     by_tokens = replace(order, slots=False)
-    equal = [s for s in sizes[:few] if kind(*s) == kind(*sizes[few])]
-    plain = _ranges(by_tokens, [*equal, *sizes[few:]], kind, guess)
-    if not order.slots or (not plain.begins and len(equal) == few):
+    same_kind = [s for s in sizes[:few] if kind(*s) == kind(*sizes[few])]
+    plain = _ranges(by_tokens, [*same_kind, *sizes[few:]], kind, guess)
+    if not order.slots or (not plain.begins and len(same_kind) == few):
         return plain
     slotted = _ranges(order, sizes, kind, guess)
     if slotted.begins != sorted(set(slotted.begins)):
@@ -211,6 +211,6 @@ def more_sizes(sizes: list[tuple[int, int]], inside: Ints) -> list[tuple[int, in
     choice = np.sort(inside)
     most = choice.size - 1
     low, last, third, late = (int(choice[k]) for k in (0, most, most * 7 // 21, most * 15 // 21))
-    positions = [low, last, third, low, last, late]
+    firsts = [low, last, third, low, last, late]
     befores = (0, 150, 1100, 5000, 700, 2600)
-    return list(dict.fromkeys([*sizes, *zip(positions, befores, strict=True)]))
+    return list(dict.fromkeys([*sizes, *zip(firsts, befores, strict=True)]))

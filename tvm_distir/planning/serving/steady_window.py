@@ -63,8 +63,8 @@ def complete_cycles(begin: Floats, end: Floats, cool_down: float = 1.0) -> tuple
     unlike = np.abs(still[None, :] - inside[:, None])
     unlike = (unlike + np.abs(left[None, :] - rest[:, None]) / mean) / count
     spans = highs[None, :] - lows[:, None]
-    equal = unlike <= max(_ALIKE, float(unlike.min()))
-    row, column = np.unravel_index(np.argmax(np.where(equal, spans, -1.0)), spans.shape)
+    similar = unlike <= max(_ALIKE, float(unlike.min()))
+    row, column = np.unravel_index(np.argmax(np.where(similar, spans, -1.0)), spans.shape)
     if spans[row, column] <= 0:
         return low, high
     return float(lows[row]), float(highs[column])

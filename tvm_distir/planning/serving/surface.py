@@ -261,8 +261,8 @@ class Surface:
             for inside in _parts_of_rows(first[selected]):
                 rows = selected[inside]
                 symbols = self._symbols(prefill, first[rows], before[rows], kind.experts)
-                quantities, full = kind.template.at(symbols)
-                if not full.all():
+                quantities, exact = kind.template.at(symbols)
+                if not exact.all():
                     raise _unpredicted(self.served, "a number of the program is no integer")
                 yield rows, kind, quantities
 

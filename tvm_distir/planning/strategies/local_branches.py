@@ -278,5 +278,8 @@ class _Placing:
             kind = g.nodes[g.producer[cached[0]][0]].kind if len(cached) == 1 else ""
             if kind in ("op", "call") and tensor_type(arg.ty) is not None:
                 labels = (None,) * len(mesh.axes)
-                rule = PlanRule("call", callee, labels, mesh.name, index=number, arg=i)
-                self._rules.append(replace(rule, function=self._rule_name))
+                rule = PlanRule(
+                    "call", callee, labels, mesh.name,
+                    function=self._rule_name, index=number, arg=i,
+                )  # fmt: skip
+                self._rules.append(rule)

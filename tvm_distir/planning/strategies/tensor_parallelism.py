@@ -226,7 +226,7 @@ def _report(trial: CandidatePlacement, bounds: Bounds, axis: str) -> None:
         missed.append(f"does {cost.flops} FLOPs, not {bounds.flops}")
     if missed:
         replicated = [
-            f"{position} ({why})" for position, why in list(bounds.replicated.items())[:SHOWN]
+            f"{location} ({why})" for location, why in list(bounds.replicated.items())[:SHOWN]
         ]
         because = (
             f" Weights that no op can use sharded: {', '.join(replicated)}." if replicated else ""

@@ -96,7 +96,7 @@ def bounds_for(
             else:
                 cut += size
     if not used:
-        why = [f"{position}: {reason}" for position, reason in list(replicated.items())[:SHOWN]]
+        why = [f"{location}: {reason}" for location, reason in list(replicated.items())[:SHOWN]]
         raise PlanError(
             "DIST0233",
             "no weight can be sharded" + (f" ({'. '.join(why)})" if why else ": there is none"),
@@ -129,8 +129,8 @@ def find(explorer: PlacementSearch, bounds: Bounds, parts: int) -> CandidatePlac
             return best
         for stored in _storable(explorer, best.labels, over):
             explorer.store(stored)
-            repeated = _used_as_they_lie(explorer, bounds, parts)
-            best = min(best, repeated, key=lambda trial: bounds.order(explorer, trial))
+            trial = _used_as_they_lie(explorer, bounds, parts)
+            best = min(best, trial, key=lambda t: bounds.order(explorer, t))
         explorer.store(best.stored)
         return best
 

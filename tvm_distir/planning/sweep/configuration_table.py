@@ -67,8 +67,8 @@ def read_table(path: str | Path, keys: Collection[str], micro_batches: int = 1) 
             raise wrong(f"{path}:{number}", problem, "Give each column a value.")
     columns = zip(*(row for _, row in lines[1:]), strict=True)
     cells = {name: list(map(str.strip, c)) for name, c in zip(names, columns, strict=True)}
-    positions = [f"{path}:{number}" for number, _ in lines[1:]]
-    return _table(cells, keys, positions, micro_batches)
+    locations = [f"{path}:{number}" for number, _ in lines[1:]]
+    return _table(cells, keys, locations, micro_batches)
 
 
 def record_table(records: object, keys: Collection[str], micro_batches: int = 1) -> Table:
@@ -93,20 +93,20 @@ def record_table(records: object, keys: Collection[str], micro_batches: int = 1)
     if isinstance(records, str) or not isinstance(records, Sequence) or not records:
         problem = f"no configurations are given, but {shortened(repr(records))}"
         raise wrong("rows", problem, "Give a path, values by column, or a list of mappings.")
-    positions = [f"rows[{number}]" for number in range(len(records))]
+    locations = [f"rows[{number}]" for number in range(len(records))]
     cells: dict[str, list[str]] = {}
-    for number, (position, record) in enumerate(zip(positions, records, strict=True)):
+    for number, (location, record) in enumerate(zip(locations, records, strict=True)):
         if not isinstance(record, Mapping):
             problem = f"it is no mapping of values by column, but {shortened(repr(record))}"
-            raise wrong(position, problem, 'Give {"tp": 2, "dp": 4, ...}.')
+            raise wrong(location, problem, 'Give {"tp": 2, "dp": 4, ...}.')
         names = [ALIASES.get(str(name), str(name)) for name in record]
         for name, value in zip(names, record.values(), strict=True):
             if names.count(name) > 1:
-                raise wrong(position, f"the column {name!r} occurs twice", "Give each column once.")
+                raise wrong(location, f"the column {name!r} occurs twice", "Give each column once.")
             column = cells.setdefault(name, [""] * len(records))
             shown = int(value) if isinstance(value, bool) else value
             column[number] = "" if value is None else str(shown).strip()
-    return _table(cells, keys, positions, micro_batches)
+    return _table(cells, keys, locations, micro_batches)
 
 
 def grid_table(
@@ -195,13 +195,13 @@ def _check_others(
 def _numbers(name: str, column: Sequence[str], least: int, locations: Sequence[str]) -> Ints:
     """Return a column of integers, with defaults for empty cells."""
     known: dict[str, int] = {"": INTEGERS.get(name, 0)}
-    for text, position in zip(column, locations, strict=True):
+    for text, location in zip(column, locations, strict=True):
         if text in known:
             continue
         value = parse_int(text.removesuffix(".0"), least)
         if value is None:
             raise wrong(
-                position, f'{name} is "{shortened(text)}"',
+                location, f'{name} is "{shortened(text)}"',
                 f"Give an integer from {least} to {MAX_INT}.",
             )  # fmt: skip
         known[text] = value

@@ -39,7 +39,7 @@ class Symbols:
         The further features that may decide which ops there are: which sizes are not divisible.
     keys : list
         The features of each row that certainly decide it.
-    remainders : dict of str to (int64 array, int64 array)
+    undivided : dict of str to (int64 array, int64 array)
         Sizes and parts of what some rows do not divide, by the name of the hint.
     """
 
@@ -47,7 +47,7 @@ class Symbols:
     values: Ints
     hints: Ints
     keys: list[Hashable]
-    remainders: dict[str, tuple[Ints, Ints]]
+    undivided: dict[str, tuple[Ints, Ints]]
 
     @staticmethod
     def of(pipeline: ProgramPipeline, table: Table) -> Symbols:
@@ -56,7 +56,7 @@ class Symbols:
         numbers = table.numbers
         symbols = {name: column for name, column in sizes.items() if len(np.unique(column)) > 1}
         hints: dict[str, Ints] = {}
-        remainders: dict[str, tuple[Ints, Ints]] = {}
+        undivided: dict[str, tuple[Ints, Ints]] = {}
         for axis, parts in (
             ("tp", numbers["tp"]),
             ("dp", np.where(numbers["zero"] > 0, numbers["dp"], 1)),
@@ -66,7 +66,7 @@ class Symbols:
                 if rest.any():
                     symbols[f"{name}/{axis}"] = -(-column // parts)
                     hints[f"{name}%{axis}"] = rest.astype(np.int64)
-                    remainders[f"{name}%{axis}"] = column, parts
+                    undivided[f"{name}%{axis}"] = column, parts
         for rule in Profile.resolve(pipeline.system.kernels).rules:
             if rule.batch_multiple > 1 and _HEADS in sizes:
                 count = numbers["micro_batch"] * sizes[_HEADS] // numbers["tp"]
@@ -85,24 +85,24 @@ class Symbols:
             np.array(list(symbols.values()), np.int64).reshape(len(symbols), table.size),
             np.array(list(hints.values()), np.int64).reshape(len(hints), table.size),
             keys,
-            remainders,
+            undivided,
         )
 
     def some(self, rows: Ints) -> Symbols:
         """Return the symbols of some rows, which are the same for these."""
-        remainders = {
-            name: (sizes[rows], parts[rows]) for name, (sizes, parts) in self.remainders.items()
+        undivided = {
+            name: (sizes[rows], parts[rows]) for name, (sizes, parts) in self.undivided.items()
         }
         return Symbols(
             self.names, self.values[:, rows], self.hints[:, rows],
-            [self.keys[row] for row in rows], remainders,
+            [self.keys[row] for row in rows], undivided,
         )  # fmt: skip
 
     def culprits(self, row: int) -> Hashable:
         """Return the sizes of a row that its axes do not divide."""
         return tuple(
             (name, int(column[row]), int(parts[row]))
-            for name, (column, parts) in self.remainders.items()
+            for name, (column, parts) in self.undivided.items()
             if column[row] % parts[row]
         )
 

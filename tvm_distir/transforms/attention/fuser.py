@@ -98,7 +98,7 @@ class Fuser:
                 continue
             try:
                 match = matcher.match(var)
-                _sharding(match)
+                _options_of(match)
                 _check_types(match)
             except Unmatched as why:
                 if len(known_shape(var.ty) or ()) > 3:
@@ -158,7 +158,7 @@ class Fuser:
             )
         more = self._bias(match, "bias")
         more += [] if match.sinks is None else [match.sinks]
-        options, name = _sharding(match), "attention"
+        options, name = _options_of(match), "attention"
         pair = self._emit(attention(q, k, v, *more, **vars(options)), name)
         out = relax.TupleGetItem(pair, 0)
         if layout == "positions first":
@@ -228,7 +228,7 @@ class Fuser:
         return self._emit(op.reshape(term, flat), name)
 
 
-def _sharding(match: Match) -> AttentionOptions:
+def _options_of(match: Match) -> AttentionOptions:
     """Return the attributes of the op."""
     band = match.band
     if band == Band():

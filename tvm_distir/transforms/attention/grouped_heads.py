@@ -74,7 +74,7 @@ class GroupedHeads:
         left, right = product.args
         if len({len(known_shape(side.ty) or ()) for side in product.args}) != 1:
             return None
-        rows = self._integer(left, (*shape[:4], -1))
+        rows = self._before_reshape(left, (*shape[:4], -1))
         if rows is not None and shape[4] == merged[3]:
             weights, order = self._unmoved(rows)
             if weights in self._weights and order[:2] == [0, 1] and order[4] == 4:
@@ -85,7 +85,7 @@ class GroupedHeads:
             scores = self._emit(op.matmul(rows, keys, out_dtype=dtype or None), name)
             self._scores.add(scores)
             return op.permute_dims(scores, [*range(_RANK)])  # which is the scores themselves
-        columns = self._integer(right, (*shape[:2], -1, *shape[3:]))
+        columns = self._before_reshape(right, (*shape[:2], -1, *shape[3:]))
         if columns is None or shape[2] != merged[2]:
             return None
         weights, order = self._unmoved(columns)
@@ -99,7 +99,7 @@ class GroupedHeads:
         mixed = self._emit(op.matmul(weights, self._expanded(values, name)), name)
         return op.permute_dims(mixed, list(order))
 
-    def _integer(self, expr: Expr, shape: tuple[int, ...]) -> Any:
+    def _before_reshape(self, expr: Expr, shape: tuple[int, ...]) -> Any:
         """Return the operand of five dims whose reshape a value is; -1 is any size."""
         view = self._value_of(expr)
         wide = known_shape(view.args[0].ty) if op_name(view) == "reshape" else None

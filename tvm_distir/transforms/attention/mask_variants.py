@@ -16,7 +16,7 @@ from tvm.relax import Var
 
 from tvm_distir.core.ir import is_private
 from tvm_distir.core.ir.operators import free_name
-from tvm_distir.core.rewriting import all_bindings, op_name, retyped, substitute, with_body
+from tvm_distir.core.rewriting import all_bindings, op_name, substitute, typed, with_body
 
 from .masks import Fact, MaskReader
 
@@ -79,7 +79,7 @@ def _calls(
 def _variant(gv: ir.GlobalVar, names: set[str]) -> Any:
     name = free_name(str(gv.name_hint), names)
     names.add(name)
-    return retyped(ir.GlobalVar(name), gv.ty)
+    return typed(ir.GlobalVar(name), gv.ty)
 
 
 def _redirected(fn: relax.Function, callee: Any, targets: Mapping[Any, Any]) -> relax.Function:

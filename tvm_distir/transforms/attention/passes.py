@@ -61,23 +61,30 @@ def FuseAttention() -> Rewrite:
     -------
     pass : tvm.transform.Pass
     """
+    return fused
 
-    def fuse_attention(mod: ir.IRModule) -> ir.IRModule:
-        if not any(_may_attend(b) for _, fn in relax_functions(mod) for b in all_bindings(fn.body)):
-            return mod
-        normal = {gv: in_normal_form(fn) for gv, fn in relax_functions(mod)}
+
+def fused(mod: ir.IRModule, divides: bool = True) -> ir.IRModule:
+    """Apply :func:`FuseAttention`.
+
+    ``divides``: whether a function that is called with several masks becomes one for each;
+    otherwise all functions keep their names, and such masks are biases.
+    """
+    if not any(_may_attend(b) for _, fn in relax_functions(mod) for b in all_bindings(fn.body)):
+        return mod
+    normal = {gv: in_normal_form(fn) for gv, fn in relax_functions(mod)}
+    divided = normal
+    if divides:
         divided = divided_by_masks(normal, lambda functions: _Facts(functions).reader)
-        facts = _Facts(divided)
-        new = dict(mod.functions.items())
-        for gv, fn in divided.items():
-            name = str(gv.name_hint)
-            fused = Fuser(name, fn, facts.reader(name)).run()
-            if gv not in normal or not fused.same_as(normal[gv]):
-                new[gv] = fused
-        result = with_functions(mod, new)
-        return result if result is mod else removed(result, Readings())
-
-    return fuse_attention
+    facts = _Facts(divided)
+    new = dict(mod.functions.items())
+    for gv, fn in divided.items():
+        name = str(gv.name_hint)
+        with_op = Fuser(name, fn, facts.reader(name)).run()
+        if gv not in normal or not with_op.same_as(normal[gv]):
+            new[gv] = with_op
+    result = with_functions(mod, new)
+    return result if result is mod else removed(result, Readings())
 
 
 def fused_for(mod: ir.IRModule, plan: Plan) -> ir.IRModule:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 from tvm import ir, relax
-from tvm.relax import BindingBlock, Expr, Var, op
+from tvm.relax import Expr, Var, op
 
 from tvm_distir.core.ir import known_shape
 from tvm_distir.core.ir.operators import (
@@ -187,7 +187,7 @@ class RingBlocks:
         """Return whether the bias has a single column."""
         return (known_shape(self._bias.ty) or (0,))[-1] == 1
 
-    def _keys_only(self, block: BindingBlock) -> Any:
+    def _keys_only(self, block: Var) -> Any:
         """Return a block of this device with zeros in the rows that pad it."""
         valid = self._bind(op.reshape(self._are_keys(0), (1, self._keys.rows, 1, 1)))
         return self._bind(op.where(valid, block, scalar(0.0, str(block.ty.dtype))))

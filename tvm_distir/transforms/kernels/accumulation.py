@@ -109,8 +109,8 @@ def _is_scheduled(function: tirx.PrimFunc) -> bool:
         return tvm_ffi.VisitInterrupt(True) if len(block.match_buffers) else None
 
     def pointer(call: ir.Call) -> Any:
-        full = any(isinstance(a, tirx.Var) and hasattr(a.ty, "shape") for a in call.args)
-        return tvm_ffi.VisitInterrupt(True) if full or "address_of" in _name(call) else None
+        takes_buffer = any(isinstance(a, tirx.Var) and hasattr(a.ty, "shape") for a in call.args)
+        return tvm_ffi.VisitInterrupt(True) if takes_buffer or "address_of" in _name(call) else None
 
     entries = [(SBlock, scoped), (ir.Call, pointer)]
     return tvm_ffi.structural_walk(function.body, entries) is not None

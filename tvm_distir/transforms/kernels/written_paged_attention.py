@@ -12,14 +12,12 @@ from tvm import ir, relax
 from tvm.relax import BlockBuilder, Expr, op
 
 from tvm_distir.core.ir.operators import (
-    ATTENTION_OP,
     EXPERT_MATMUL_OP,
     KV_APPEND_OP,
     PAGED_ATTENTION_OP,
     UNSEEN,
     PagedAttentionOptions,
     accumulated,
-    attention,
     start_operand,
 )
 from tvm_distir.core.rewriting import scalar
@@ -72,9 +70,9 @@ def append_operands(builder: BlockBuilder, call: ir.Call) -> tuple[Expr, Expr]:
     cache, new = call.args[:2]
     w = _Pages(builder, call, cache)
     _, count, heads, width = (int(n) for n in new.ty.shape)
-    columns = w.queries(count)
-    column = w.emit(op.floor_divide(columns, _const(w.page_size)))
-    row = w.emit(op.subtract(columns, w.emit(op.multiply(column, _const(w.page_size)))))
+    positions = w.queries(count)
+    column = w.emit(op.floor_divide(positions, _const(w.page_size)))
+    row = w.emit(op.subtract(positions, w.emit(op.multiply(column, _const(w.page_size)))))
     page = w.emit(op.gather_elements(w.pages, column, axis=1))
     pool = w.emit(op.broadcast_to(w.pools_of_requests(), (w.batch, count)))
     if w.start is not None:
@@ -98,57 +96,85 @@ def written_append(builder: BlockBuilder, call: ir.Call) -> Expr:
 
 
 class _Attention(_Pages):
-    """Writer of attention to pages, as attention to the keys of all pages with a bias."""
+    """Writer of attention to pages."""
 
     def __init__(self, builder: BlockBuilder, call: ir.Call) -> None:
         super().__init__(builder, call, call.args[1])
         self.options = PagedAttentionOptions.of(call.attrs)
         self.q, self.k, self.v = call.args[:3]
+        _, self.new, self.heads, self.group, _ = (int(n) for n in self.q.ty.shape)
         self.dtype = accumulated(str(self.q.ty.dtype))
 
     def typed(self, value: Expr, dtype: str) -> Expr:
         """Cast a value to a type."""
         return value if str(value.ty.dtype) == dtype else self.emit(op.astype(value, dtype))
 
-    def read(self, cache: Expr) -> Expr:
-        """Return the positions of all requests, ``(B, T, K, D)``."""
-        *_, heads, width = (int(n) for n in cache.ty.shape)
-        first = self.emit(op.multiply(self.pools_of_requests(), _const(self.count)))
-        columns = self.emit(op.add(self.pages, first))
-        flat = self.emit(op.reshape(columns, (self.batch * self.columns,)))
-        shape = (self.pools * self.count, self.rows, heads, width)
-        rows = self.emit(op.take(self.emit(op.reshape(cache, shape)), flat, axis=0))
-        rows = self.emit(op.reshape(rows, (self.batch, self.columns * self.rows, heads, width)))
-        return self.typed(rows, self.dtype)
+    def const(self, value: float) -> Expr:
+        """Return a constant of the type of the scores."""
+        return scalar(value, self.dtype)
 
-    def bias(self, count: int) -> Expr:
-        """Return zero where a query sees a position, ``(B, 1, S, T)``."""
-        columns = np.arange(self.columns)[:, None] * self.page_size + np.arange(self.rows)[None, :]
-        positions: Expr = _const(columns.reshape(1, 1, 1, -1))
+    def read(self, cache: Expr) -> Expr:
+        """Return the positions of all requests, ``(B, K, T, D)``."""
+        width = int(cache.ty.shape[4])
+        first = self.emit(op.multiply(self.pools_of_requests(), _const(self.count)))
+        pages = self.emit(op.add(self.pages, first))
+        flat = self.emit(op.reshape(pages, (self.batch * self.columns,)))
+        shape = (self.pools * self.count, self.rows, self.heads, width)
+        rows = self.emit(op.take(self.emit(op.reshape(cache, shape)), flat, axis=0))
+        shape = (self.batch, self.columns * self.rows, self.heads, width)
+        rows = self.emit(op.reshape(rows, shape))
+        return self.typed(self.emit(op.permute_dims(rows, [0, 2, 1, 3])), self.dtype)
+
+    def seen(self) -> Expr:
+        """Return which positions a query sees, ``(B, 1, S, 1, T)``."""
+        numbers = np.arange(self.columns)[:, None] * self.page_size + np.arange(self.rows)[None, :]
+        positions: Expr = _const(numbers.reshape(1, 1, 1, 1, -1))
         if self.start is not None:
             positions = self.emit(op.add(positions, self.start))
-        queries = self.emit(op.reshape(self.queries(count), (self.batch, 1, count, 1)))
+        queries = self.emit(op.reshape(self.queries(self.new), (self.batch, 1, self.new, 1, 1)))
         seen = self.emit(op.less_equal(positions, queries))
-        if self.options.window:
-            first = self.emit(op.subtract(queries, _const(self.options.window)))
-            seen = self.emit(op.logical_and(seen, self.emit(op.greater(positions, first))))
-        return self.emit(op.where(seen, *(scalar(x, self.dtype) for x in (0.0, UNSEEN))))
+        if not self.options.window:
+            return seen
+        first = self.emit(op.subtract(queries, _const(self.options.window)))
+        return self.emit(op.logical_and(seen, self.emit(op.greater(positions, first))))
 
     def written(self) -> Expr:
-        """Return the results, ``(B, S, K, G, E)`` and ``(B, S, K, G)``."""
-        batch, count, heads, group, width = (int(n) for n in self.q.ty.shape)
-        q = self.emit(op.reshape(self.q, (batch, count, heads * group, width)))
-        keys, values = self.read(self.k), self.read(self.v)
+        """Return the results, ``(B, S, K, G, E)`` and ``(B, S, K, G)``.
+
+        What a query does not see is left out of its scores and of its weights: pages of a cache
+        that no request has written hold any numbers.
+        """
+        keys, total = self.read(self.k), self.columns * self.rows
+        values = self.read(self.v)
         if self.options.value_width:
             values = self.emit(op.strided_slice(values, [3], [0], [self.options.value_width]))
-        operands = self.typed(q, self.dtype), keys, values, self.bias(count)
-        call = attention(*operands, scale=self.options.scale, cap=self.options.score_cap)
-        call = self.builder.normalize(call)
-        mixed, lse = WRITTEN_ATTENTION[ATTENTION_OP](self.builder, call).fields
+        rows, width = self.new * self.group, int(self.q.ty.shape[4])
+        q = self.emit(op.permute_dims(self.typed(self.q, self.dtype), [0, 2, 1, 3, 4]))
+        q = self.emit(op.reshape(q, (self.batch, self.heads, rows, width)))
+        scores = self.emit(op.matmul(q, self.emit(op.permute_dims(keys, [0, 1, 3, 2]))))
+        scores = self.emit(op.multiply(scores, self.const(self.options.scale)))
+        if self.options.score_cap:
+            cap = self.const(self.options.score_cap)
+            bounded = self.emit(op.tanh(self.emit(op.divide(scores, cap))))
+            scores = self.emit(op.multiply(bounded, cap))
+        by_query = (self.batch, self.heads, self.new, self.group, total)
+        scores, seen = self.emit(op.reshape(scores, by_query)), self.seen()
+        scores = self.emit(op.where(seen, scores, self.const(UNSEEN)))
+        top = self.emit(op.max(scores, [4], keepdims=True))
+        raised = self.emit(op.exp(self.emit(op.subtract(scores, top))))
+        raised = self.emit(op.where(seen, raised, self.const(0.0)))
+        sums = self.emit(op.sum(raised, [4], keepdims=True))
+        sums = self.emit(op.maximum(sums, self.const(1e-37)))
+        weights = self.emit(op.divide(raised, sums))
+        weights = self.emit(op.reshape(weights, (self.batch, self.heads, rows, total)))
+        mixed = self.emit(op.matmul(weights, values))
+        shape = (self.batch, self.heads, self.new, self.group, int(values.ty.shape[3]))
+        mixed = self.emit(op.reshape(mixed, shape))
+        mixed = self.emit(op.permute_dims(mixed, [0, 2, 1, 3, 4]))
         mixed = self.typed(mixed, str(self.q.ty.dtype))
-        mixed = self.emit(op.reshape(mixed, (batch, count, heads, group, values.ty.shape[3])))
-        lse = self.emit(op.permute_dims(lse, [0, 2, 1]))
-        return relax.Tuple([mixed, self.emit(op.reshape(lse, (batch, count, heads, group)))])
+        lse = self.emit(op.add(top, self.emit(op.log(sums))))
+        lse = self.emit(op.reshape(lse, shape[:4]))
+        return relax.Tuple([mixed, self.emit(op.permute_dims(lse, [0, 2, 1, 3]))])
 
 
 def _attention(builder: BlockBuilder, call: ir.Call) -> Expr:

@@ -177,6 +177,8 @@ class Editor:
 
     def prepare(self, *_: Any, **arguments: Any) -> None:
         """Take the arguments of the step by name, before any binding is visited."""
+        if arguments:
+            raise TypeError(f"{type(self).__name__} takes no {', '.join(arguments)}")
 
     @functools.cached_property
     def known(self) -> dict[Var, Expr]:

@@ -29,7 +29,7 @@ from tvm_distir.core.rewriting import (
 from tvm_distir.core.rewriting.native import pruned
 
 from .call_sites import CallSites, all_known, axes_of, laid_out
-from .deferred_calls import DeferredResults, pending
+from .deferred_calls import DeferredResults, with_waits
 from .lifting import in_flight
 
 _SPLIT = ir.Op.get("relax.split")
@@ -65,7 +65,7 @@ def _defer(mod: ir.IRModule) -> ir.IRModule:
     for gv, fn in callees_first(mod, calls.callees):
         values = (b.value for block in fn.body.blocks for b in block.bindings[:])
         if any(callee in deferred for callee in map(callee_of, values)):
-            fn = functions[gv] = pending(fn, deferred)
+            fn = functions[gv] = with_waits(fn, deferred)
         phase = fn.attrs is not None and PHASE_ATTR in fn.attrs
         if phase or not is_private(fn) or gv in calls.barred or not _read_by_fields(calls, gv):
             continue

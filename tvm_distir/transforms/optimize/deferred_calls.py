@@ -73,7 +73,9 @@ class _Pending:
     unseen: set[Var]
 
 
-def pending(fn: relax.Function, deferred: Mapping[ir.GlobalVar, DeferredResults]) -> relax.Function:
+def with_waits(
+    fn: relax.Function, deferred: Mapping[ir.GlobalVar, DeferredResults]
+) -> relax.Function:
     """Return a caller that waits for what its callees leave in flight."""
     blocks = _Caller(fn, deferred).run()
     return with_body(fn, fn.params, blocks, fn.body.body, bool(fn.is_pure), fn.attrs)

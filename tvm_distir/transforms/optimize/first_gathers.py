@@ -66,8 +66,8 @@ def _updated(name: str, fn: relax.Function, pipeline: Pipeline | None) -> dict[i
     """Return the position of the new value of each updated parameter, by the parameter's."""
     names = {plain_name(updated): updated for updated in training_notes(fn, "updated")}
     io = fn.attrs[IO_ATTR]
-    positions = {int(k): str(v) for k, v in training_notes(fn, "places").items()}
-    full = {k: plain_name(v) for k, v in positions.items()} or dict(enumerate(names, 1))
+    titles = {int(k): str(v) for k, v in training_notes(fn, "places").items()}
+    name_of = {k: plain_name(v) for k, v in titles.items()} or dict(enumerate(names, 1))
     if pipeline is not None:
         note = next((note for note in pipeline.stages if note.function == name), None)
         if note is None:
@@ -79,7 +79,7 @@ def _updated(name: str, fn: relax.Function, pipeline: Pipeline | None) -> dict[i
             if slot in known and plain_name(slot) in names
         }
     results = {
-        full.get(int(item["index"]), ""): number for number, item in enumerate(io["outputs"][:])
+        name_of.get(int(item["index"]), ""): number for number, item in enumerate(io["outputs"][:])
     }
     params = [plain_name(str(item["name"])) for item in io["inputs"][:]]
     return {n: results[param] for n, param in enumerate(params) if param in results}
@@ -134,8 +134,8 @@ class _FirstGathers:
             env[param] = first.add(gather, f"{param.name}_gathered")
         blocks = [first.block(), *(self._block(block, gathers, env) for block in fn.body.blocks)]
         fields = [substitute(field, env) for field in fields]
-        full = tuple_of(fields)
-        blocks, new_result = let_out(blocks, full)
+        result_tuple = tuple_of(fields)
+        blocks, new_result = let_out(blocks, result_tuple)
         blocks, _ = pruned(blocks, new_result)
         io = {**dict(fn.attrs[IO_ATTR].items()), "inputs": self.inputs, "outputs": self.outputs}
         new = with_body(fn, params, blocks, new_result, bool(fn.is_pure))

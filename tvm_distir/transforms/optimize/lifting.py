@@ -48,7 +48,7 @@ class HoistedGathers:
         The rest of the function; the value in flight is its last parameter.
     given, kept : tuple of int
         Parameters of the function that either takes, in order.
-    sent_ps : int
+    transfer_ps : int
         The time of the transfer.
     """
 
@@ -56,7 +56,7 @@ class HoistedGathers:
     rest: relax.Function
     given: tuple[int, ...]
     kept: tuple[int, ...]
-    sent_ps: int
+    transfer_ps: int
 
 
 class GatherPrologue:
@@ -145,22 +145,22 @@ class GatherPrologue:
         left_ps = now_ps = late_ps = 0
         for _ in range(_ROUNDS):
             ends_ps = dict.fromkeys(out, late_ps)
-            now_ps, sent_ps = 0, left_ps + self._sent_ps(out)
-            there_ps = sent_ps
+            now_ps, network_free_ps = 0, left_ps + self._transfer_ps(out)
+            there_ps = network_free_ps
             for binding, spent_ps in zip(self.bindings, self._ps, strict=True):
                 value = binding.value
                 if started_op(value) is not None:
                     if binding.var not in ends_ps:
-                        sent_ps = max(sent_ps, now_ps) + spent_ps
-                        ends_ps[binding.var] = sent_ps
+                        network_free_ps = max(network_free_ps, now_ps) + spent_ps
+                        ends_ps[binding.var] = network_free_ps
                 elif is_done(value):
                     now_ps = max(now_ps, ends_ps.get(value.args[0], 0))
                 else:
                     now_ps += spent_ps
-            left_ps, late_ps = max(sent_ps - now_ps, 0), max(there_ps - now_ps, 0)
+            left_ps, late_ps = max(network_free_ps - now_ps, 0), max(there_ps - now_ps, 0)
         return now_ps
 
-    def _sent_ps(self, out: Iterable[Var]) -> int:
+    def _transfer_ps(self, out: Iterable[Var]) -> int:
         return sum(self._ps[self._number[var]] for var in out)
 
     def lifted(self, count: int) -> HoistedGathers:
@@ -168,7 +168,7 @@ class GatherPrologue:
         out = self.starts[:count]
         inputs, gathers = self._gathers(out)
         rest_params, rest = self._rest(out)
-        return HoistedGathers(gathers, rest, inputs, rest_params, self._sent_ps(out))
+        return HoistedGathers(gathers, rest, inputs, rest_params, self._transfer_ps(out))
 
     def _gathers(self, out: list[Var]) -> tuple[tuple[int, ...], relax.Function]:
         numbers = self._needed(out)

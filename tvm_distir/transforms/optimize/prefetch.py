@@ -20,6 +20,7 @@ from tvm_distir.core.rewriting import (
     callee_of,
     make_call,
     retyped,
+    typed,
     variables,
     with_body,
     with_functions,
@@ -97,7 +98,7 @@ class _Prefetch:
         for gv, lifted in parts.items():
             name = free_name(f"{gv.name_hint}_gathers", used_names)
             used_names.add(name)
-            gathers = retyped(ir.GlobalVar(name), lifted.gathers.ty)
+            gathers = typed(ir.GlobalVar(name), lifted.gathers.ty)
             rest = retyped(gv, lifted.rest.ty)
             named[gv] = SplitPrefetch(lifted, gathers, rest)
         callers = {caller for gv in parts for caller, _ in self.calls.of[gv]}
@@ -201,7 +202,7 @@ class _Caller:
         value = bindings[number].value
         lifted = self.named[value.op].lifted
         needs = {var for n in lifted.given for var in variables(value.args[n])}
-        left_ps, position = lifted.sent_ps, number
+        left_ps, position = lifted.transfer_ps, number
         while left_ps > 0 and position > max(earlier, 0):
             binding = bindings[position - 1]
             if binding.var in needs or started_op(binding.value) is not None:

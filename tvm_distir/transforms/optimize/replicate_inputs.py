@@ -213,10 +213,10 @@ class _MeshProgram:
 
     def _input(self, param: Var, row: Mapping[str, Any]) -> Var:
         """Return the parameter for an input of another program, new where there is none."""
-        index, position = int(row["index"]), parse_placement(str(row["placement"]))
+        index, labels = int(row["index"]), parse_placement(str(row["placement"]))
         for have, known in zip(self.params, self.rows, strict=True):
             if int(known["index"]) == index and str(known["name"]) == str(row["name"]):
-                same = parse_placement(str(known["placement"])) == position
+                same = parse_placement(str(known["placement"])) == labels
                 return have if same else relax.Var(param.name, _local_type(row, self.shape))
         return relax.Var(param.name, _local_type(row, self.shape))
 

@@ -45,7 +45,7 @@ class Traffic:
 
     Attributes
     ----------
-    counts, result_bytes, wire_bytes : Counter
+    counts, result_bytes, sent_bytes : Counter
         Counts by :class:`TrafficKind`: how many, bytes of results, bytes that a device sends by the
         ring formulae (:func:`~.volume.sent_bytes`). Transfers between meshes count at the
         ``send``, as the size of a device's tensor.

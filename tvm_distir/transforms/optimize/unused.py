@@ -33,7 +33,7 @@ def RemoveUnused() -> Rewrite:
 
     Pure bindings, collectives among them, and the parameters and the fields of the result of
     private functions that no function or caller reads; those of all branches of an ``If`` alike.
-    Functions that are to run whole (``dist.full``) keep their results. No number changes.
+    Functions that are to run whole (``dist.whole``) keep their results. No number changes.
 
     Returns
     -------
@@ -58,11 +58,11 @@ def removed(mod: ir.IRModule, readings: Readings | None = None) -> ir.IRModule:
             if any(callee in renamed for callee in member.reading.callees):
                 new = ChangedCalls(fn, name, narrowed_parts, renamed).run()
             if name in reads:
-                full = None if new is not fn else _all_kept(member, reads[name])
-                if full is None:
+                parts = None if new is not fn else _all_kept(member, reads[name])
+                if parts is None:
                     new, narrowed_parts[name] = narrowed(new, reads[name])
                 else:
-                    narrowed_parts[name] = full
+                    narrowed_parts[name] = parts
             if _size(new) != _size(fn):
                 renamed[member.gv] = retyped(member.gv, new.ty)
             bodies[name] = new

@@ -38,7 +38,7 @@ from tvm.relax import Binding, Var
 from tvm_distir.core.ir import is_private, relax_functions
 from tvm_distir.core.ir.attributes import OPEN_AXES_ATTR, STATIONARY_ATTR, param_names
 from tvm_distir.core.passes import Rewrite, module_pass
-from tvm_distir.core.rewriting import all_bindings, make_var, retyped, typed, with_functions
+from tvm_distir.core.rewriting import all_bindings, make_var, typed, with_functions
 from tvm_distir.support import PlanError, UsageError, nearest
 
 from .build import Outlined, build
@@ -151,7 +151,7 @@ def _outline(
         outlined = build(sequence, repeat, names, notes, allocator)
         if outlined is None:
             continue
-        gv = retyped(ir.GlobalVar(outlined.name), outlined.function.ty)
+        gv = typed(ir.GlobalVar(outlined.name), outlined.function.ty)
         private[gv] = outlined.function
         for number, start in enumerate(repeat.starts):
             starts[start] = (outlined, gv, number)
@@ -223,9 +223,11 @@ class _Caller:
         if len(outputs) == 1:
             return [relax.VarBinding(outputs[0], typed(call, outputs[0].ty))]
         ty = relax.TupleType([var.ty for var in outputs])
-        full = make_var(self.names.fresh(f"{outlined.name}_results"), ty, dataflow)
-        fields = [relax.VarBinding(v, relax.TupleGetItem(full, i)) for i, v in enumerate(outputs)]
-        return [relax.VarBinding(full, typed(call, ty)), *fields]
+        results = make_var(self.names.fresh(f"{outlined.name}_results"), ty, dataflow)
+        fields = [
+            relax.VarBinding(v, relax.TupleGetItem(results, i)) for i, v in enumerate(outputs)
+        ]
+        return [relax.VarBinding(results, typed(call, ty)), *fields]
 
     def _attrs(self, attrs: dict[str, Any]) -> dict[str, Any]:
         """Remove the annotations of variables that were outlined."""

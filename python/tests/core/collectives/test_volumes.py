@@ -14,7 +14,9 @@ import pytest
 from tvm_distir.core.collectives.meaning import Collective, crossing_elements
 from tvm_distir.core.collectives.tiles import Transfer
 from tvm_distir.core.collectives.volume import sent_bytes, sent_share
+from tvm_distir.core.ir.operators.names import COLLECTIVES
 from tvm_distir.core.redistribution.costs import EXCHANGE_EXTRA, LAUNCH_BYTES, RingCosts
+from tvm_distir.support.errors.tree import SimulationError
 
 Element = tuple[int, ...]
 Side = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
@@ -31,8 +33,15 @@ def test_collectives_send_the_blocks_of_their_rings(ranks: int, result_bytes: in
         expected = sum((ranks - 1) * size for size in blocks)
         assert sent_bytes(kind, result_bytes, ranks) == math.ceil(expected)
     assert sent_bytes("send", result_bytes, ranks) == result_bytes
+    assert sent_bytes("recv", result_bytes, ranks) == result_bytes
+    assert ranks > 1 or not any(sent_bytes(kind, result_bytes, 1) for kind in COLLECTIVES)
     permuted = 0 if ranks == 1 else result_bytes
     assert sent_bytes("collective_permute", result_bytes, ranks) == permuted
+
+
+def test_an_unknown_collective_is_refused() -> None:
+    with pytest.raises(SimulationError, match=r"all_reduce"):
+        sent_bytes("allreduce", 1, 2)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8])

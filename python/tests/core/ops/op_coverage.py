@@ -67,7 +67,7 @@ class CallCoverage:
         ``hand``, ``derived`` or ``none``.
     factors : tuple of str
         The dims that may be sharded together, as ``S(0), R -> S(0)``.
-    global_shape : tuple of str
+    why_replicated : tuple of str
         The dims that must be replicated, as ``in0.dim1: why``; for ``none``, the error.
     """
 
@@ -76,7 +76,7 @@ class CallCoverage:
     count: int
     source: str
     factors: tuple[str, ...]
-    global_shape: tuple[str, ...]
+    why_replicated: tuple[str, ...]
 
 
 def _why_system(op: str) -> str | None:
@@ -139,11 +139,11 @@ def call_coverage(mod: ir.IRModule) -> tuple[CallCoverage, ...]:
                 row = CallCoverage(name, signature, 0, rule.source, factors, _unsharded(rule))
             except PropagationError as error:
                 row = CallCoverage(name, signature, 0, "none", (), (str(error),))
-            key = (name, signature, "; ".join((*row.factors, *row.global_shape)))
+            key = (name, signature, "; ".join((*row.factors, *row.why_replicated)))
             result.setdefault(key, row)
             counts[key] = counts.get(key, 0) + 1
     return tuple(
-        CallCoverage(r.op, r.signature, counts[k], r.source, r.factors, r.global_shape)
+        CallCoverage(r.op, r.signature, counts[k], r.source, r.factors, r.why_replicated)
         for k, r in result.items()
     )
 

@@ -56,20 +56,26 @@ def test_each_rank_has_the_rows_that_its_results_read_and_no_more(seed: int) -> 
 def test_windows_reach_over_the_ends_by_as_many_rows_as_they_read(seed: int) -> None:
     rng = random.Random(seed)
     kernel, stride, dilation = (rng.randint(1, 4) for _ in range(3))
-    window = Window(kernel, stride, dilation, rng.randint(0, 3), rng.randint(0, 3))
-    extent = rng.randint(window.reach, 20)
+    pads = rng.choice((0, 3))
+    window = Window(kernel, stride, dilation, rng.randint(0, pads), rng.randint(0, pads))
+    extent = rng.choice(
+        (
+            rng.randint(window.reach, 20),
+            stride * rng.randint(-(-window.reach // stride), 6 + window.reach),
+        )
+    )
     result = (extent + window.before + window.after - window.reach) // stride + 1
     starts = [number * stride - window.before for number in range(result)]
     reads = [[start + k * dilation for k in range(kernel)] for start in starts]
     assert window.overhang(extent, result) == max(reads[-1]) + 1 - extent
     first = sum(min(rows) < 0 for rows in reads)
     last = sum(max(rows) >= extent for rows in reads)
-    assert window.borders(extent, result) == (first, last) or result < max(first, last) + 1
+    assert tuple(min(rows, result) for rows in window.borders(extent, result)) == (first, last)
     touched = [set(range(min(rows), max(rows) + 1)) for rows in reads]
     apart = all(a.isdisjoint(b) for k, a in enumerate(touched) for b in touched[:k])
     inside = all(rows <= set(range(extent)) for rows in touched)
-    if window.separate(extent, result):
-        assert apart and inside and extent == result * stride
+    aligned = extent == result * stride and not window.after
+    assert window.separate(extent, result) == (apart and inside and aligned)
 
 
 @pytest.mark.parametrize("strides", [[2, 2], [2, 1], [1, 2], [1, 1]])

@@ -50,7 +50,7 @@ def test_calls_are_counted_by_what_may_be_cut():
     assert (relu.op, relu.count, relu.source) == ("relax.nn.relu", 2, "hand")
     assert relu.factors == ("S(0) -> S(0)", "S(1) -> S(1)")
     assert (packed.source, packed.factors) == ("none", ())
-    assert packed.global_shape[0].startswith("DIST0401 relax.call_pure_packed")
+    assert packed.why_replicated[0].startswith("DIST0401 relax.call_pure_packed")
     assert softmax.factors == ("S(0) -> S(0)", "S(1) -> S(1) (stat)")
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from tests.core.passes import redistribute_harness as h
-from tests.core.passes import redistribute_whole as full
+from tests.core.passes import redistribute_whole
 from tests.transforms import transfer_cases as transfers
 from tvm_distir.core.collectives import tiles
 from tvm_distir.core.collectives.meaning import crossing_elements
@@ -61,12 +61,12 @@ def test_counted_bytes_of_an_exchange_are_those_of_its_tiles():
     assert seen == 27 * 26
 
 
-@pytest.mark.parametrize("ends", list(full.pairs_of_meshes(3)), ids=str)
+@pytest.mark.parametrize("ends", list(redistribute_whole.pairs_of_meshes(3)), ids=str)
 def test_modules_of_transfers_on_two_engines(ends):
     """From one mesh to another that shares some of its devices, all of them, or none."""
-    assert not full.transfer_faults(*ends)
+    assert not redistribute_whole.transfer_faults(*ends)
 
 
-@pytest.mark.parametrize("cases", list(full.modules(3)), ids=lambda c: str(c[0].mesh))
+@pytest.mark.parametrize("cases", list(redistribute_whole.modules(3)), ids=lambda c: str(c[0].mesh))
 def test_modules_of_redistributes_on_two_engines(cases):
-    assert not full.faults(cases)
+    assert not redistribute_whole.faults(cases)

@@ -10,7 +10,7 @@ import math
 import pytest
 
 from tests.core.passes import redistribute_harness as h
-from tests.core.passes import redistribute_whole as full
+from tests.core.passes import redistribute_whole
 from tvm_distir.core.ir.placement import P, R
 from tvm_distir.core.passes.legalize.passes import LegalizeRedistribute
 from tvm_distir.core.passes.lower.passes import LowerDistIR
@@ -55,12 +55,12 @@ def test_all_types_and_reductions_on_two_engines(dtype):
         cases = [
             h.Case(*end, devices, dtype, op) for end, op in itertools.product(list(ends), h.OPS)
         ]
-        assert not full.faults(cases)
+        assert not redistribute_whole.faults(cases)
 
 
 def test_bytes_are_the_same_before_and_after_lowering():
     case = h.Case((10, 4), (P, 0), (0, 0), (2, 2), (0, 1, 2, 3))
-    legal = LegalizeRedistribute()(full.module_of([case]))
+    legal = LegalizeRedistribute()(redistribute_whole.module_of([case]))
     before, after = traffic(legal), traffic(LowerDistIR()(legal))
     assert before.total_sent_bytes == after.total_sent_bytes == 96
     assert [kind.op for kind in after.counts] == ["exchange"]

@@ -33,7 +33,7 @@ def choices(decision: Decision) -> list[Any]:
     return [of(decision.entries[name]) for name in sorted(decision.entries)]
 
 
-def cost_tables(seed: int) -> Costs:
+def costs_of(seed: int) -> Costs:
     """From few to so many bits that costs are shifted."""
     draw = random.Random(seed)
     top = draw.choice((4, 12, 40))
@@ -53,7 +53,7 @@ def test_filled_sketches_decide_alike(name: str, parts: int) -> None:
     sketching = WeightSearch(mod, axis, Costs())
     plain = WeightSearch(mod, axis, Costs(), sketching=False)
     for seed in range(6):
-        result = sketching.decide(weights, cost_tables(seed), parts=parts)
-        expected = plain.decide(weights, cost_tables(seed), parts=parts)
+        result = sketching.decide(weights, costs_of(seed), parts=parts)
+        expected = plain.decide(weights, costs_of(seed), parts=parts)
         assert result.cost == expected.cost > 0
         assert choices(result) == choices(expected)

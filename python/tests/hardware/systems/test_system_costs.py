@@ -10,11 +10,9 @@ from fractions import Fraction
 
 import pytest
 
-from tvm_distir.core.collectives.volume import sent_bytes
 from tvm_distir.core.ir.operators.names import COLLECTIVES, TRANSFERS
 from tvm_distir.hardware.systems.network import layout_of, nic_sharing, spread
 from tvm_distir.hardware.systems.system import System
-from tvm_distir.support.errors.tree import SimulationError
 
 # 100 TFLOP/s in float16, 10 elsewhere, 1 TB/s; 4 devices per node, 100 GB/s inside;
 # 2 adapters of 10 GB/s. Efficiencies 0.5 and 0.8.
@@ -70,31 +68,6 @@ def test_vector_kernels_run_at_the_vector_peak():
 
 def test_views_are_free():
     assert SYSTEM.roofline(0, 2 * 10**9, "view", "float32").time_s == 0.0
-
-
-@pytest.mark.parametrize("n", [2, 3, 4, 8])
-def test_wire_bytes_by_simulating_the_ring(n):
-    """Count what each rank of a ring sends, block by block."""
-    block = 7
-    whole = block * n
-    one_pass = (n - 1) * block  # a rank sends n - 1 blocks in a pass around the ring
-    assert sent_bytes("all_gather", whole, n) == one_pass
-    assert sent_bytes("reduce_scatter", block, n) == one_pass
-    assert sent_bytes("all_reduce", whole, n) == 2 * one_pass
-    assert sent_bytes("all_to_all", whole, n) == sum(block for other in range(n) if other)
-    assert sent_bytes("collective_permute", whole, n) == whole
-    assert sent_bytes("send", whole, n) == sent_bytes("recv", whole, 1) == whole
-
-
-def test_wire_bytes_round_up_and_vanish_alone():
-    assert sent_bytes("all_reduce", 1, 3) == 2  # 4/3
-    for kind in COLLECTIVES:
-        assert sent_bytes(kind, 1000, 1) == 0
-
-
-def test_unknown_collective():
-    with pytest.raises(SimulationError, match=r"all_reduce"):
-        sent_bytes("allreduce", 1, 2)
 
 
 def seconds(kind, payload, ranks, sharing=1):

@@ -108,7 +108,7 @@ def test_a_chain_through_ops():
     # Both a and b are tied to it: b directly, by the matmul that sums over it.
     assert (tp.reason, tp.annotation, tp.also) == ("followed", "main/b", ("main/a",))
     assert hops(tp) == [("matmul", "main/b", 0, "main/lv1", 1)]
-    assert tp.steps[0].kind == "sum" and tp.steps[0].location == "main/lv2"
+    assert tp.steps[0].kind == "sum" and tp.steps[0].place == "main/lv2"
 
 
 def test_a_sum_through_a_linear_op():

@@ -40,7 +40,9 @@ def stages(schedule: Schedule, sizes: Sizes, summed: bool = False) -> Program:
     for stage in range(last + 1):
         name = "only" if not last else {0: "first", last: "last"}.get(stage, "middle")
         if name not in roles:
-            roles[name] = _use(name, stage > 0, stage < last, schedule, sizes, functions, summed)
+            roles[name] = _stage_kind(
+                name, stage > 0, stage < last, schedule, sizes, functions, summed
+            )
         role = roles[name]
         created.append(Stage(list(roles).index(name), (f"w{stage}",), (f"w{stage}",)))
         assert role.params == (WEIGHTS,)
@@ -70,7 +72,7 @@ def stages(schedule: Schedule, sizes: Sizes, summed: bool = False) -> Program:
     return program
 
 
-def _use(
+def _stage_kind(
     name: str,
     before: bool,
     behind: bool,

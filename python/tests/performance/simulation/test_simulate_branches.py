@@ -38,7 +38,7 @@ def test_the_dearer_branch_runs_and_is_named(then_us, else_us, taken):
         result = simulate(choosing(then_us, else_us), SYSTEM, fold_devices=fold)
         assert result.time_s == pytest.approx((5 + max(then_us, else_us) + 1) * MICRO)
     (branch,) = result.branches
-    assert (branch.location, branch.taken) == ("main/y", taken)
+    assert (branch.place, branch.taken) == ("main/y", taken)
     assert {branch.taken, branch.other} == {"then", "other"}
     assert branch.taken_s == pytest.approx(max(then_us, else_us) * MICRO)
     assert branch.other_s == pytest.approx(min(then_us, else_us) * MICRO)

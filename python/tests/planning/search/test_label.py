@@ -72,7 +72,7 @@ class Pair:
 
 
 @I.ir_module
-class PowerLaws:
+class Layouts:
     """A value that one reader needs gathered, and one behind it as it is or cut otherwise."""
 
     @R.function
@@ -400,7 +400,7 @@ class TestWhatIsKept:
         rules += [{"value": "h", "placement": given}, {"value": "p", "placement": "S[0]"}]
         rules += [{"value": "q", "placement": "S[0]"}, {"value": "y", "placement": last}]
         fixed = Plan.from_dict({"schema_version": 1, "mesh": {"a": 4}, "rules": rules})
-        result = auto_shard(PowerLaws, {"a": 4}, QUICK, fixed=fixed)
+        result = auto_shard(Layouts, {"a": 4}, QUICK, fixed=fixed)
         remaining, simulated = self.peaks(result)
         assert remaining == simulated
 

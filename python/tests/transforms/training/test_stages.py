@@ -42,7 +42,7 @@ OPTIONS: dict[str, Any] = {"loss": "mse", "optimizer": "adam", "clip": 0.1}
 
 
 @functools.cache
-def _integer(tied: bool, skip: bool = False) -> tuple[list[str], list[Any], list[Any]]:
+def _at_once(tied: bool, skip: bool = False) -> tuple[list[str], list[Any], list[Any]]:
     """Names and values of the inputs of a step at once, and its results."""
     step = td.train_step(tower(LAYERS, BATCH, tied, skip), **OPTIONS)
     values = draw_inputs(step, seed=0)
@@ -65,7 +65,7 @@ SIZES = list(itertools.product([1, 2, 3, 4], [1, 2, 4, 8]))
     nightly_but(SIZES, {0, 2, 5, 11, 12}),
 )
 def test_stages_in_turn_are_the_step_at_once(stages: int, micros: int) -> None:
-    names, values, expected = _integer(tied=True)
+    names, values, expected = _at_once(tied=True)
     turn = SerializePipeline()(_staged("1f1b", stages, micros))
     assert param_names(turn["main"]) == names
     assert_close(Reference(turn).run(values), expected)
@@ -80,7 +80,7 @@ def test_stages_in_turn_are_the_step_at_once(stages: int, micros: int) -> None:
 def test_every_schedule_gives_the_weights_of_one_device(
     kind: str, stages: int, micros: int
 ) -> None:
-    _, values, expected = _integer(tied=True)
+    _, values, expected = _at_once(tied=True)
     step = _staged(kind, stages, micros)
     local = td.distribute(step, make_plan(step, "data_parallel", {"dp": 1}))
     programs = ExpandSchedule()(local)
@@ -90,7 +90,7 @@ def test_every_schedule_gives_the_weights_of_one_device(
 
 @pytest.mark.parametrize("skip", [False, True])
 def test_values_that_pass_stages_and_weights_of_one_stage(skip: bool) -> None:
-    _, values, expected = _integer(tied=False, skip=skip)
+    _, values, expected = _at_once(tied=False, skip=skip)
     step = _staged("1f1b", 4, 4, tied=False, skip=skip)
     pipeline = Pipeline.of(step)
     assert pipeline is not None
@@ -124,7 +124,7 @@ def test_activations_in_flight_while_running(kind: str, most: list[int]) -> None
 
 @pytest.mark.parametrize("engine", ["threads", "torch", "mpi"])
 def test_engines_agree(engine: str) -> None:
-    _, values, expected = _integer(tied=True)
+    _, values, expected = _at_once(tied=True)
     chosen = td.execution.engine(engine)
     try:
         chosen.check_available()
@@ -181,7 +181,7 @@ def test_stages_alike_share_a_function() -> None:
 
 def test_stages_on_meshes_of_their_own() -> None:
     """A stage on four devices of two axes, the next one on two of one axis, far away."""
-    _, values, expected = _integer(tied=True)
+    _, values, expected = _at_once(tied=True)
     schedule = {"kind": "1f1b", "stages": 2, "micro_batches": 2, "meshes": ["wide", "narrow"]}
     step = td.train_step(tower(LAYERS, BATCH // 2), schedule=schedule, **OPTIONS)
     wide = MeshSpec("wide", {"dp": 2, "tp": 2})
@@ -259,7 +259,7 @@ def test_every_level_prints_and_parses_back() -> None:
 
 
 def test_collectives_split_for_overlap_stay_in_their_units() -> None:
-    _, values, expected = _integer(tied=True)
+    _, values, expected = _at_once(tied=True)
     step = _staged("1f1b", 2, 2)
     plan = make_plan(step, "pipeline:micro_batches=2+zero:stage=2", {"pp": 2, "dp": 2})
     local = td.distribute(step, plan, bucket_bytes=1 << 20, overlap=PLAIN_A100)

@@ -44,7 +44,7 @@ NUM_INPUT_ATTR = "num_input"
 TRAINING_ATTR = "dist.training"
 """Entry function of a training step: ``updated``, the value that is the new form of each updated
 parameter, by the parameter's name; ``states``, the names of a weight's optimizer states;
-``again``, the value as which the backward pass reads a weight; ``positions``, of a step that was
+``again``, the value as which the backward pass reads a weight; ``places``, of a step that was
 written elsewhere, the number of the result that updates a parameter."""
 
 PHASE_ATTR = "dist.phase"

@@ -102,21 +102,25 @@ def attention(
     return dist_call("attention", [q, k, v, *more], **options.to_attrs())
 
 
-def attention_backward(*operands: Expr, **options: Any) -> Call:
+def attention_backward(
+    q: Expr, k: Expr, v: Expr, o: Expr, do: Expr, lse: Expr, *more: Expr, **options: Any
+) -> Call:
     """Compute the gradients ``(dq, dk, dv)`` of attention from ``do``, the gradient of ``o``.
 
-    The operands are ``q``, ``k``, ``v``, ``o``, ``do`` and ``lse``, then those that
-    :func:`attention` takes besides; ``options`` are its keywords.
+    ``more`` are the operands that :func:`attention` takes besides; ``options`` are its keywords.
     """
+    operands = [q, k, v, o, do, lse, *more]
     return dist_call("attention_backward", operands, **AttentionOptions(**options).to_attrs())
 
 
-def attention_bias_gradient(*operands: Expr, **options: Any) -> Call:
+def attention_bias_gradient(
+    q: Expr, k: Expr, v: Expr, o: Expr, do: Expr, lse: Expr, *more: Expr, **options: Any
+) -> Call:
     """Compute the gradient of the bias of attention; typed as the bias.
 
-    The operands are ``q``, ``k``, ``v``, ``o``, ``do`` and ``lse``, then those that
-    :func:`attention` takes besides; ``options`` are its keywords.
+    ``more`` are the operands that :func:`attention` takes besides; ``options`` are its keywords.
     """
+    operands = [q, k, v, o, do, lse, *more]
     return dist_call("attention_bias_gradient", operands, **AttentionOptions(**options).to_attrs())
 
 

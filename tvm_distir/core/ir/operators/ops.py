@@ -213,7 +213,7 @@ def recv(
 @_constructor
 def axis_index(device_mesh: DeviceMesh | str, mesh_axis: int) -> ir.Call:
     """Return the device's coordinate along ``mesh_axis``, an int64 scalar tensor (level 5)."""
-    return _mesh_call("axis_index", [], device_mesh=device_mesh, mesh_axis=mesh_axis)
+    return _mesh_call("axis_index", [], device_mesh=device_mesh, mesh_axis=int(mesh_axis))
 
 
 def dist_op_name(expr: Any) -> str | None:

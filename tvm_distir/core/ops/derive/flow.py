@@ -142,7 +142,7 @@ def flow(
         Number of a buffer.
     cut : set of nodes
         The class that is sharded (empty: none).
-    start : States
+    start : PartialKinds
         Partial operands.
     strict : bool
         Refuse to process terms further than copying them, and to scale them.

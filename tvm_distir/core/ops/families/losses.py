@@ -78,9 +78,9 @@ class _Targets:
                 }
             )
         )
-        self.positions = as_int64(cx, cx.operand(first + 1))
+        self.classes = as_int64(cx, cx.operand(first + 1))
         ignored = relax.const(int(cx.call.attrs.ignore_index), "int64")
-        counts = cx.emit(relax.op.not_equal(self.positions, ignored), "counts")
+        counts = cx.emit(relax.op.not_equal(self.classes, ignored), "counts")
         for d in self.targets.padded_dims:
             counts = cx.emit(relax.op.logical_and(counts, cx.valid(first + 1, d)), "counts")
         self.counts = counts
@@ -91,7 +91,7 @@ class _Targets:
         cx, dtype = self.cx, self.predictions.dtype
         if len(cx.ins) > self.first + 2:
             classes = cx.ins[self.first + 2].shard.global_shape[0]
-            known = cx.emit(relax.op.clip(self.positions, 0, classes - 1), "known")
+            known = cx.emit(relax.op.clip(self.classes, 0, classes - 1), "known")
             table = cx.operand(self.first + 2)
             each = cx.emit(relax.op.take(table, known, axis=0, mode="fast"), "weight")
             return cx.emit(relax.op.where(counts, each, cx.scalar(0, dtype)), "weight")
@@ -101,8 +101,8 @@ class _Targets:
         """Return which samples count with a target class of this device, and these classes."""
         cx, rows = self.cx, self.predictions.local[self.class_dim]
         if not self.class_axes:
-            return self.counts, cx.emit(relax.op.clip(self.positions, 0, rows - 1), "near")
-        here, near = own_positions(cx, self.positions, self.first, self.class_dim)
+            return self.counts, cx.emit(relax.op.clip(self.classes, 0, rows - 1), "near")
+        here, near = own_positions(cx, self.classes, self.first, self.class_dim)
         return cx.emit(relax.op.logical_and(here, self.counts), "here"), near
 
     def spread(self, value: ir.Expr) -> ir.Expr:

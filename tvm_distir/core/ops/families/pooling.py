@@ -65,11 +65,8 @@ def _borders(cx: LocalCall, names: list[str], sliding: list[Window]) -> list[_Bo
     borders = []
     for dim, result_dim in () if a.count_include_pad else halo_dims(cx):
         k = names.index(str(a.layout)[dim])
-        extent, result, count = (
-            shard.global_shape[dim],
-            out.global_shape[result_dim],
-            shard.counts[dim],
-        )
+        extent, result = shard.global_shape[dim], out.global_shape[result_dim]
+        count = shard.counts[dim]
         first, last = sliding[k].borders(extent, result)
         if not first and not last:
             continue

@@ -73,8 +73,8 @@ def _divided(cx: LocalCall, grad: ir.Expr, dim: int, window: Window) -> ir.Expr:
     table = shares.reshape(shard.counts[dim], *shape)
     axes = cx.axes_of_dim(0, dim)
     if axes:
-        positions = cx.scalar(table, shard.dtype)
-        mine = cx.emit(relax.op.take(positions, cx.position(axes), axis=0, mode="clip"), "shares")
+        factors = cx.scalar(table, shard.dtype)
+        mine = cx.emit(relax.op.take(factors, cx.position(axes), axis=0, mode="clip"), "shares")
     else:
         mine = cx.scalar(table[0], shard.dtype)
     return cx.emit(relax.op.multiply(grad, mine), "divided")

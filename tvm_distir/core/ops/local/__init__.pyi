@@ -20,7 +20,7 @@ from .positions import BlockMemo as BlockMemo
 from .shard import Operand as Operand
 from .shard import Shard as Shard
 from .shard import shard as shard
-from .sharding import local_rule as local_rule
+from .sharding import local_form as local_form
 from .sharding import stays_zero as stays_zero
 from .sliding import halo_dims as halo_dims
 from .sliding import lowest as lowest

@@ -37,7 +37,7 @@ class LocalCall:
     ----------
     call : Call
         The call at level 4, with global types.
-    sharding : CallForm
+    sharding : CallSharding
         The factors it follows along each mesh axis.
     ins : list of Operand
     outs : list of Shard

@@ -20,7 +20,7 @@ class Shard:
 
     Attributes
     ----------
-    whole, local : tuple of int or expression
+    global_shape, local : tuple of int or expression
         The local shape is that of a padded shard.
     labels : Labels
         Placement on the function's mesh.

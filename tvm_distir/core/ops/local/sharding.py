@@ -19,7 +19,7 @@ from .call import LocalCall
 from .masking import padding_stays_zero, protect
 
 
-def local_rule(
+def local_form(
     cx: LocalCall, registration: Registration | None, mod: ir.IRModule, prim_funcs: dict[Any, Any]
 ) -> ir.Expr:
     """Write the computation of a call on the shards of a device.

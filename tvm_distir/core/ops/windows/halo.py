@@ -243,5 +243,5 @@ def tie_halo(
     """
     plan = exchange(window, extent, result, 2)
     sent_bytes = rows_bytes(draft, "in", 0, dim, plan.left + plan.right)
-    size, even = (most_blocks(extent, result), False) if blocks is None else (blocks, True)
-    tie_rows(draft, {0: dim}, {0: result_dim}, size, sent_bytes, uneven=not even)
+    size = most_blocks(extent, result) if blocks is None else blocks
+    tie_rows(draft, {0: dim}, {0: result_dim}, size, sent_bytes, uneven=blocks is None)

@@ -186,13 +186,13 @@ class LocalFunction:
         self.param_leaves.append(Leaf(position, str(param.name), param.ty, -1))
         values.env[param] = var
 
-    def _refuse_several_meshes(self, param_number: str, problem: str) -> None:
+    def _refuse_several_meshes(self, location: str, problem: str) -> None:
         """Refuse an object of a module with several meshes: it is not known which has it."""
         if len(self.values.context.keys) > 1:
             raise LoweringError(
                 "DIST0504",
                 f"{problem} is an object, and the module has several meshes",
-                location=param_number,
+                location=location,
                 remedy="Use a single mesh, or create the object inside from tensors.",
             )
 
@@ -208,9 +208,9 @@ class LocalFunction:
         positions = {handle(reading.variables[n]): n for n in reading.result if n >= 0}
         mine = []
         for index, (expr, number, ty) in enumerate(self._open_tuples(result)):
-            param_number = positions.get(handle(expr), -1)
-            full = reading.variables[param_number] if param_number >= 0 else expr
-            like = reading.types[param_number] if param_number >= 0 and number == 0 else -1
+            variable_number = positions.get(handle(expr), -1)
+            full = reading.variables[variable_number] if variable_number >= 0 else expr
+            like = reading.types[variable_number] if variable_number >= 0 and number == 0 else -1
             if type(ty) is DTensorType and not self._here(ty, like):
                 continue
             value, like = self._output(index, full, number, ty, like)

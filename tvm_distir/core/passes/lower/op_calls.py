@@ -18,7 +18,7 @@ from tvm_distir.core.ops.dims import symbols
 from tvm_distir.core.ops.local.call import LocalCall
 from tvm_distir.core.ops.local.fold import folded, is_foldable
 from tvm_distir.core.ops.local.shard import Operand, Shard, shard
-from tvm_distir.core.ops.local.sharding import local_rule, stays_zero
+from tvm_distir.core.ops.local.sharding import local_form, stays_zero
 from tvm_distir.core.ops.lookup import rule_of
 from tvm_distir.core.ops.partial import call_sharding, carried
 from tvm_distir.core.ops.registry import registration_of
@@ -75,7 +75,7 @@ class OpCalls:
         cx = LocalCall(value, sharding, value.args, ins, shards, *where)
         registration = registration_of(str(value.op.name))
         try:
-            local = local_rule(cx, registration, values.context.mod, values.context.prim_funcs)
+            local = local_form(cx, registration, values.context.mod, values.context.prim_funcs)
         except (TypeError, ValueError) as error:
             if not any(o.symbolic_dims for o in (*(operand.shard for operand in ins), *shards)):
                 raise

@@ -16,10 +16,10 @@ from tvm_distir.core.ops.local.shard import Shard
 from tvm_distir.core.ops.match import match_factor
 from tvm_distir.core.ops.packed import (
     EFFECTS,
-    PackedLayout,
+    PackedForm,
     interleaved_parts,
     packed_args,
-    packed_layout,
+    packed_form,
     packed_name,
     packed_rule,
 )
@@ -52,7 +52,7 @@ def packed_call(values: LocalValues, var: relax.Var, call: ir.Call) -> ir.Call:
     results = [t for ty in call.ty_args for t in flat_types(ty)]
     placements = [None] * len(operands)
     rule, _ = packed_rule(call, placements)
-    _, packing = packed_layout(call, placements)
+    _, packing = packed_form(call, placements)
     ins = [None if isinstance(e, ir.GenericConst) else _labels(t) for e, _, t in operands]
     outs = [_labels(t) for t in results]
     for axis in range(len(values.sizes)):
@@ -120,7 +120,7 @@ def _argument(
     values: LocalValues,
     number: int,
     arg: ir.Expr,
-    packing: PackedLayout,
+    packing: PackedForm,
     types_of: dict[str, list[Any]],
     shard: Callable[[Any], Shard],
 ) -> Any:

@@ -137,12 +137,8 @@ class FunctionRewriter:
         TVM's parser infers the types of their readers anew, from what its inference knows;
         so inside the block they get separate names.
         """
-        block_reads = set(self.values.g.block_reads[number])
-        return (
-            {key: b.var for key, b in zip(keys, bindings) if key in block_reads}
-            if block_reads
-            else {}
-        )
+        reads = set(self.values.g.block_reads[number])
+        return {key: b.var for key, b in zip(keys, bindings) if key in reads} if reads else {}
 
     def _binding(self, key: int, b: relax.Binding) -> None:
         g, var = self.values.g, b.var

@@ -27,8 +27,8 @@ that sum. ``stream:N``, int64 (), is the first of a micro-batch's streams of ran
 stage, see :func:`first_stream`."""
 
 _STREAMS = 1 << 32
-_ATTR_KEYS = "schedule inputs data_count sliced carried outputs stages sums".split()
 """The number of streams of a micro-batch."""
+_ATTR_KEYS = "schedule inputs data_count sliced carried outputs stages sums".split()
 
 
 @dataclass(frozen=True)

@@ -131,8 +131,8 @@ class Schedule:
             return self.ranks
         if self._is_offered:
             return offered_order(self.kind, self.stages, self.micro_batches, self.chunks)[1]
-        position = there_and_back if self.kind == "zero_bubble_v" else in_turn
-        return position(self.stages, self.chunks)
+        arrange = there_and_back if self.kind == "zero_bubble_v" else in_turn
+        return arrange(self.stages, self.chunks)
 
     @functools.cached_property
     def orders(self) -> Orders:
@@ -204,7 +204,7 @@ def stated(part: Any, *names: str) -> dict[str, Any]:
 
 def listed(value: Any) -> Any:
     """Return a value with lists in place of tuples, as JSON has them."""
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         return [listed(item) for item in value]
     if isinstance(value, Mapping):
         return {key: listed(item) for key, item in value.items()}

@@ -86,8 +86,8 @@ class _Function:
     def _bindings(self) -> list[relax.Binding]:
         """Return all bindings in order."""
         if not isinstance(self.fn.body, relax.SeqExpr):
-            remedy = "the body is not a sequence of bindings"
-            raise self.g.error("DIST0412", "body", remedy, "Run relax.transform.Normalize first.")
+            problem = "the body is not a sequence of bindings"
+            raise self.g.error("DIST0412", "body", problem, "Run relax.transform.Normalize first.")
         blocks = [unpack(block.bindings) for block in self.fn.body.blocks[:]]
         self.ends = list(itertools.accumulate(map(len, blocks)))
         return [b for block in blocks for b in block]

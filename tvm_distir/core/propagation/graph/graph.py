@@ -37,7 +37,7 @@ Uses = Sequence[tuple[int, tuple[int, ...]]]
 HANDED = ("param", "pin")
 """Kinds of nodes whose values may be pinned or stationary."""
 
-LAYOUT_OPS = relax_names("permute_dims reshape expand_dims squeeze flatten astype")
+LAYOUT_OPS = tuple(relax_names("permute_dims reshape expand_dims squeeze flatten astype"))
 """Ops whose result is their operand in another layout: what a plan says of the operand holds."""
 
 

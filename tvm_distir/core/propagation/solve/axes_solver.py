@@ -12,7 +12,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from tvm_distir.core.propagation.decision import Instance, Signature
 from tvm_distir.core.propagation.instances import Instances, LocalSizes, called
@@ -100,7 +99,7 @@ class AxesSolver:
 
     Parameters
     ----------
-    cost_tables : PriceTables
+    cost_tables : CostTables
     axes : sequence of int
         Numbers of the axes.
     instances : Instances
@@ -142,9 +141,10 @@ class AxesSolver:
         except TooManyStrategies:
             return None
         tables, limits, problem = self.tables, self.limits, Problem(model.domains, model.factors)
-        narrow, rounds, program = limits.narrow, limits.rounds, limits.program
-        least = partial(minimise, narrow=narrow, rounds=rounds, program=program)
-        solution = least(tables, problem, TABLE_LIMIT, inst.graph.name, self.starts)
+        solution = minimise(
+            tables, problem, TABLE_LIMIT, inst.graph.name, self.starts,
+            narrow=limits.narrow, rounds=limits.rounds, program=limits.program,
+        )  # fmt: skip
         total, forbidden = tables.evaluate(problem, solution.values)
         if not (model.feasible and solution.feasible) or forbidden:
             return None

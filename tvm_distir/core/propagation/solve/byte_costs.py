@@ -47,7 +47,7 @@ class ByteCosts:
 
     Parameters
     ----------
-    cost_tables : PriceTables
+    cost_tables : CostTables
         The tables of costs at each axis' weights, in which the tables are interned.
     axes : sequence of int
         Numbers of the axes.
@@ -107,9 +107,9 @@ class ByteCosts:
             return self.cost_tables.costs.scaled(local + sent)
         sides = tuple(zip(self.ranks, axes))
         local = sent = 0
-        for i, (cost_tables, strategy) in enumerate(zip(self._along, axes)):
+        for i, (tables, strategy) in enumerate(zip(self._along, axes)):
             beside = sides[:i] + sides[i + 1 :] + others
-            local, sent_here = cost_tables.parts(rule, strategy, self.ranks[i], beside)
+            local, sent_here = tables.parts(rule, strategy, self.ranks[i], beside)
             sent += sent_here
         return self.cost_tables.costs.scaled(local + sent)
 

@@ -68,8 +68,8 @@ class WarmStarts:
         None where no sharding assignment is known of at most ``most``.
         """
         key = _structure(problem)
-        cost_tables = [(tables.evaluate(problem, mine), mine) for mine in self._labels.get(key, ())]
-        (cost, forbidden), labels = min(cost_tables, default=((most, True), []))
+        costs = [(tables.evaluate(problem, mine), mine) for mine in self._labels.get(key, ())]
+        (cost, forbidden), labels = min(costs, default=((most, True), []))
         if forbidden or cost > most:
             return None
         dual = tables.dual(problem, cost)
@@ -286,6 +286,6 @@ class _Core:
                 location=self.location,
                 remedy="Annotate some values in the middle of the model.",
             )
-        cost_tables = [self.tables.evaluate(self.problem, labels)[0] for labels in known]
-        cost, labels = min(zip(cost_tables, known, strict=True))
+        costs = [self.tables.evaluate(self.problem, labels)[0] for labels in known]
+        cost, labels = min(zip(costs, known, strict=True))
         return Solution(labels, max(0, cost - bound), cost < INFINITE)

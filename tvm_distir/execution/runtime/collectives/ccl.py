@@ -79,21 +79,21 @@ _here = threading.local()
 @contextmanager
 def worker(fabric: Fabric, rank: int) -> Iterator[None]:
     """Make the calling thread the worker ``rank`` of a fabric."""
-    _here.location = (fabric, rank)
+    _here.membership = (fabric, rank)
     try:
         with fabric.worker(rank):
             yield
     finally:
-        del _here.location
+        del _here.membership
 
 
-def _location(name: str) -> tuple[Fabric, int]:
-    position: tuple[Fabric, int] | None = getattr(_here, "location", None)
-    if position is None:
+def _membership(name: str) -> tuple[Fabric, int]:
+    membership: tuple[Fabric, int] | None = getattr(_here, "membership", None)
+    if membership is None:
         problem = f"{PREFIX}{name} was called outside of a run of several ranks"
         remedy = "Run the module with tvm_distir.run."
         raise EngineError("DIST0605", problem, location=name, remedy=remedy)
-    return position
+    return membership
 
 
 def split_groups(ranks: Iterable[SupportsInt], size: int) -> tuple[tuple[int, ...], ...]:
@@ -106,7 +106,7 @@ def _guarded(name: str, body: Callable[..., Any]) -> Callable[..., Any]:
     """Hand a failure to the fabric before it leaves, with its class and text intact."""
 
     def call(*args: object) -> object:
-        fabric, rank = _location(name)
+        fabric, rank = _membership(name)
         try:
             return body(fabric, rank, *args)
         except BaseException as err:

@@ -19,11 +19,11 @@ from typing import Protocol
 import numpy as np
 
 from tvm_distir.core.collectives import Collective, Transfer
-from tvm_distir.execution.runtime.collectives.array_operations import Operand
 from tvm_distir.execution.runtime.program.tensors import Array
 from tvm_distir.support import DistIRError, EngineError
 
 from . import native_library as native
+from .array_operations import Operand
 
 
 class Fabric(Protocol):

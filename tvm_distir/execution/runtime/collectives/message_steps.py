@@ -17,9 +17,8 @@ from typing import Any, NamedTuple
 
 from tvm_distir.core.collectives import Collective, Side, Transfer, equal_parts
 from tvm_distir.core.ir import local_shape
-from tvm_distir.execution.runtime.collectives.array_operations import Operand
 
-from .array_operations import Arrays
+from .array_operations import Arrays, Operand
 
 SMALL_BYTES = 1 << 14
 """The most bytes of an operand that an all-reduce sends to all ranks at once."""

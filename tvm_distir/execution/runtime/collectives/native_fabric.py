@@ -12,15 +12,14 @@ import numpy as np
 import tvm_ffi
 
 from tvm_distir.core.collectives import Collective, Transfer
-from tvm_distir.execution.runtime.collectives.message_texts import MessageMeaning
 from tvm_distir.execution.runtime.program.tensors import Array
 from tvm_distir.support import DistIRError
 
 from . import native_library as native
 from .fabric import WorkerError, failure_text
-from .message_texts import array_head, read_array_head
+from .message_texts import MessageMeaning, array_head, read_array_head
 from .progress_threads import ProgressThread
-from .transfers import Endpoint, Transfers
+from .transfers import MessageKey, Transfers
 
 _EXCHANGE_TAG = -1
 """Tag of all exchanges: their messages on the same route arrive in the order they were sent."""
@@ -164,7 +163,7 @@ class NativeFabric(Transfers):
         self._count(rank, call, out)
         return out
 
-    def _post(self, route: Endpoint, message: tuple[MessageMeaning, Array]) -> list[object]:
+    def _post(self, route: MessageKey, message: tuple[MessageMeaning, Array]) -> list[object]:
         meaning, part = message
         flat = np.ascontiguousarray(part).reshape(-1).view(np.uint8)
         label = array_head(meaning, part)
@@ -172,7 +171,7 @@ class NativeFabric(Transfers):
         return []
 
     def _take(
-        self, route: Endpoint, message_label: str, expected: tuple[Transfer, Array] | None = None
+        self, route: MessageKey, message_label: str, expected: tuple[Transfer, Array] | None = None
     ) -> tuple[MessageMeaning, Array]:
         tag, source, _ = route
         label, size_bytes = native.await_message(tag, source, message_label)

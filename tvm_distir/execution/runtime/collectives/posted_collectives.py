@@ -17,10 +17,9 @@ from typing import Any
 
 from tvm_distir.core.collectives import Collective
 from tvm_distir.core.ir.operators import LOCAL_OPS
-from tvm_distir.execution.runtime.collectives.array_operations import Operand
-from tvm_distir.execution.runtime.collectives.fabric import unlike_calls
 
-from .fabric import call_words, ranks_text
+from .array_operations import Operand
+from .fabric import call_words, ranks_text, unlike_calls
 from .message_steps import CollectiveSteps, message_steps
 from .transfers import Transfers
 

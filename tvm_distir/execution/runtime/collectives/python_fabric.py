@@ -12,13 +12,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from tvm_distir.core.collectives import Collective, Transfer, apply
-from tvm_distir.execution.runtime.collectives.fabric import deadlock, too_late, unlike_calls
-from tvm_distir.execution.runtime.collectives.message_texts import MessageMeaning
 from tvm_distir.execution.runtime.program.tensors import Array
 
-from .fabric import Aborted, call_words, ranks_text
+from .fabric import Aborted, call_words, deadlock, ranks_text, too_late, unlike_calls
+from .message_texts import MessageMeaning
 from .posted_collectives import PostedCollectives
-from .transfers import Endpoint
+from .transfers import MessageKey
 
 
 @dataclass
@@ -52,7 +51,7 @@ class PythonFabric(PostedCollectives):
         self._timeout_s = timeout_s
         self._changed = threading.Condition()
         self._rendezvous: dict[tuple[int, ...], _Rendezvous] = {}
-        self._messages: dict[Endpoint, deque[tuple[MessageMeaning, Array]]] = {}
+        self._messages: dict[MessageKey, deque[tuple[MessageMeaning, Array]]] = {}
         self._waits: dict[int, _Wait] = {}
         self._done: set[int] = set()
         self.failure: tuple[int, BaseException] | None = None
@@ -117,7 +116,7 @@ class PythonFabric(PostedCollectives):
             rendezvous.results = done
             self._changed.notify_all()
 
-    def _post(self, route: Endpoint, message: tuple[MessageMeaning, Array]) -> list[object]:
+    def _post(self, route: MessageKey, message: tuple[MessageMeaning, Array]) -> list[object]:
         with self._changed:
             self._check_failure()
             self._messages.setdefault(route, deque()).append(message)
@@ -126,7 +125,7 @@ class PythonFabric(PostedCollectives):
         return []
 
     def _take(
-        self, route: Endpoint, label: str, expected: tuple[Transfer, Array] | None = None
+        self, route: MessageKey, label: str, expected: tuple[Transfer, Array] | None = None
     ) -> tuple[MessageMeaning, Array]:
         with self._changed:
             self._check_failure()

@@ -9,13 +9,12 @@ from typing import Any
 
 from tvm_distir.core.collectives import Collective, Transfer, counted_bytes
 from tvm_distir.core.ir import local_shape
-from tvm_distir.execution.runtime.collectives.array_operations import Operand
 from tvm_distir.support import EngineError
 
 from . import native_library as native
-from .array_operations import NUMPY, Arrays
+from .array_operations import NUMPY, Arrays, Operand
 
-Endpoint = tuple[int, int, int]
+MessageKey = tuple[int, int, int]
 """Tag, source rank, destination rank."""
 ONE_MEANING = "Give every transfer a unique tag, and its sender and receiver the same shape."
 
@@ -36,12 +35,12 @@ class Transfers(ABC):
         self._executed: dict[int, list[native.Executed]] = {}
 
     @abstractmethod
-    def _post(self, route: Endpoint, message: tuple[Any, Any]) -> list[Any]:
+    def _post(self, route: MessageKey, message: tuple[Any, Any]) -> list[Any]:
         """Send a message; returns what :meth:`_await_sent` waits for, if anything."""
 
     @abstractmethod
     def _take(
-        self, route: Endpoint, label: str, expected: tuple[Transfer, Operand] | None = None
+        self, route: MessageKey, label: str, expected: tuple[Transfer, Operand] | None = None
     ) -> tuple[Any, Any]:
         """Wait for a message; returns its meaning and its array.
 

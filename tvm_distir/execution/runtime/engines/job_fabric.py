@@ -21,7 +21,7 @@ from tvm_distir.core.collectives import Transfer
 from tvm_distir.execution.runtime.collectives.array_operations import Operand
 from tvm_distir.execution.runtime.collectives.message_texts import MessageMeaning
 from tvm_distir.execution.runtime.collectives.posted_collectives import PostedCollectives
-from tvm_distir.execution.runtime.collectives.transfers import Endpoint
+from tvm_distir.execution.runtime.collectives.transfers import MessageKey
 from tvm_distir.execution.runtime.program.communication import Communication
 from tvm_distir.execution.runtime.program.tensors import Array
 
@@ -62,7 +62,7 @@ class JobFabric(PostedCollectives):
         self.number, self.size, self.local_rank = process, size, local_rank
         self.failure: tuple[int, BaseException] | None = None
         self._processes = {rank: i for i, rank in enumerate(self.ranks)}
-        self._kept: dict[Endpoint, deque[tuple[MessageMeaning, Array]]] = {}
+        self._kept: dict[MessageKey, deque[tuple[MessageMeaning, Array]]] = {}
 
     @property
     def rank(self) -> int | None:
@@ -81,14 +81,14 @@ class JobFabric(PostedCollectives):
     def finish(self, rank: int) -> None:
         """Do nothing: the end of a run is agreed on by :meth:`exchange_texts`."""
 
-    def _post(self, route: Endpoint, message: tuple[MessageMeaning, Array]) -> list[Any]:
+    def _post(self, route: MessageKey, message: tuple[MessageMeaning, Array]) -> list[Any]:
         if route[1] == route[2]:
             self._kept.setdefault(route, deque()).append(message)
             return []
         return self._send(route, *message)
 
     def _take(
-        self, route: Endpoint, label: str, expected: tuple[Transfer, Operand] | None = None
+        self, route: MessageKey, label: str, expected: tuple[Transfer, Operand] | None = None
     ) -> tuple[MessageMeaning, Array]:
         if route[1] == route[2]:
             return self._kept[route].popleft()
@@ -101,12 +101,12 @@ class JobFabric(PostedCollectives):
         """Record the first failure."""
 
     @abstractmethod
-    def _send(self, route: Endpoint, meaning: MessageMeaning, part: Operand) -> list[Any]:
+    def _send(self, route: MessageKey, meaning: MessageMeaning, part: Operand) -> list[Any]:
         """Send an array and its meaning to another rank; does not wait."""
 
     @abstractmethod
     def _receive(
-        self, route: Endpoint, label: str, expected: tuple[Transfer, Operand] | None
+        self, route: MessageKey, label: str, expected: tuple[Transfer, Operand] | None
     ) -> tuple[MessageMeaning, Array]:
         """Wait for the next array of another rank; returns its meaning and the array."""
 

@@ -105,5 +105,5 @@ def raise_failure(fabric: Fabric, entries: Entries) -> None:
     rank, error = fabric.failure
     if isinstance(error, DistIRError | KeyboardInterrupt):
         raise error
-    position = next((e.function for e in entries if rank in e.ranks), "run")
-    raise worker_failed(error, rank, position) from error
+    location = next((e.function for e in entries if rank in e.ranks), "run")
+    raise worker_failed(error, rank, location) from error

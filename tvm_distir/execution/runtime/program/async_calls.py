@@ -79,10 +79,10 @@ def _split(fn: relax.Function, names: dict[relax.Var, relax.Expr]) -> relax.Func
         if started_op(value) is not None:
             is_here = binding.var in awaited
             # The legalization of a start is the packed call of its collective.
-            full, arguments = value.op.get_attr("FLegalize")(None, value).args
+            packed, arguments = value.op.get_attr("FLegalize")(None, value).args
             copies = tirx.IntImm("int64", int(not is_here))
             start_call = relax.op.call_dps_packed(
-                f"{full.global_symbol}{START}", [*arguments.fields, copies], out_ty=value.ty
+                f"{packed.global_symbol}{START}", [*arguments.fields, copies], out_ty=value.ty
             )
             operands |= {var: value.args[0]} if is_here else {}
             value = typed(start_call, value.ty)

@@ -74,13 +74,13 @@ def _tile(sch: s_tir.Schedule, rv: SBlockRV, spatial: int) -> None:
     loops = sch.get_loops(rv)
     extents = _extents(sch, loops) or []
     columns, others, reduction = loops[0], loops[1:spatial], loops[spatial:]
-    device_groups, inner = _divisor(extents[0], _LANES), []
+    width, inner = _divisor(extents[0], _LANES), []
     outer = []
-    if device_groups is not None and device_groups < extents[0]:
-        head, columns = sch.split(columns, [None, device_groups])
+    if width is not None and width < extents[0]:
+        head, columns = sch.split(columns, [None, width])
         outer.append(head)
     rows = _divisor(extents[spatial - 1], _ROWS) if others else None
-    if rows is not None and device_groups is not None:
+    if rows is not None and width is not None:
         head, tail = sch.split(others[-1], [None, rows])
         others = [*others[:-1], head]
         inner.append(tail)

@@ -56,9 +56,9 @@ class _ModuleMap:
             if key not in self._entries:
                 return None
             self._entries.move_to_end(key)
-            equal = tuple(self._entries[key])
+            candidates = tuple(self._entries[key])
         # Structural hashes of unlike nodes meet in TVM: only the comparison decides.
-        return next((v for m, v in equal if tvm_ffi.structural_equal(mod, m)), None)
+        return next((v for m, v in candidates if tvm_ffi.structural_equal(mod, m)), None)
 
     def keep(self, mod: ir.IRModule, value: object) -> None:
         """Store a value of a module that is not known yet."""
@@ -168,10 +168,10 @@ class KernelCache:
         """Return the modules that are not known, each once."""
         missing: list[tuple[ir.IRModule, str]] = []
         seen = _ModuleMap(_CACHE_SIZE)
-        for mod, position in requests:
+        for mod, location in requests:
             if self._cache.find(mod) is None and seen.find(mod) is None:
                 seen.keep(mod, True)
-                missing.append((mod, position))
+                missing.append((mod, location))
         return missing
 
     def _compile(self, modules: Sequence[tuple[ir.IRModule, str]]) -> list[Callable[..., Any]]:

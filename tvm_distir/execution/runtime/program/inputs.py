@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 
 from tvm_distir.core.plan import match_name
-from tvm_distir.execution.runtime.program.io_layout import Entries
 from tvm_distir.support import EngineError, Faults, nearest
 
 from .device_objects import DeviceObjects
 from .input_faults import bad_input, index_fault, input_location
-from .io_layout import Port, np_dtype
+from .io_layout import Entries, Port, np_dtype
 from .local_inputs import LocalInputs
 from .sharded import ShardedArray, Stored
 

@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 
 from tvm_distir.core.ir import placement_text
-from tvm_distir.execution.runtime.program.io_layout import Entries
 from tvm_distir.support import EngineError
 
 from .device_objects import DeviceObjects
-from .io_layout import Bounds, EntryFunction, Port, np_dtype, wrong_module
+from .io_layout import Bounds, Entries, EntryFunction, Port, np_dtype, wrong_module
 from .tensors import Array
 
 _CHUNK = 1 << 20
@@ -137,9 +136,9 @@ def gather_outputs(entries: Entries, results: Mapping[int, Sequence[Array]]) -> 
             mesh = entry.mesh_of(port)
             location = entry.output_location(port)
             copies = joined.setdefault(port.index, {})
-            _, full = copies.setdefault(mesh, (location, _OutputAssembly(port, mesh[1])))
+            _, assembly = copies.setdefault(mesh, (location, _OutputAssembly(port, mesh[1])))
             for rank in entry.ranks:
-                full.add(entry, port, rank, results[rank][k])
+                assembly.add(entry, port, rank, results[rank][k])
     return [
         DeviceObjects(objects[i]) if i in objects else _agreed(joined[i])
         for i in range(len(joined) + len(objects))
@@ -148,13 +147,13 @@ def gather_outputs(entries: Entries, results: Mapping[int, Sequence[Array]]) -> 
 
 def _agreed(copies: Mapping[Any, tuple[str, _OutputAssembly]]) -> Array:
     """Return the output, which must be the same on all meshes that return it."""
-    (first, full), *others = copies.values()
+    (first, assembly), *others = copies.values()
     for location, other in copies.values():
         other.check(location)
     for location, other in others:
-        if not same_bits(full.full, other.full):
+        if not same_bits(assembly.full, other.full):
             remedy = "Return it from a single mesh, or reduce it before it is returned."
             raise EngineError(
                 "DIST0604", f"it differs from {first}", location=location, remedy=remedy
             )
-    return full.full
+    return assembly.full

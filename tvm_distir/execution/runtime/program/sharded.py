@@ -10,11 +10,10 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from tvm_distir.execution.runtime.program.io_layout import Entries
 from tvm_distir.support import EngineError
 
 from .device_objects import DeviceObjects
-from .io_layout import Bounds
+from .io_layout import Bounds, Entries
 from .joining import check_local, check_results
 from .tensors import Array
 

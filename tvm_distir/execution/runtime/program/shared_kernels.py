@@ -74,13 +74,13 @@ class SharedKernels:
     def _name_of(self, kernel: tirx.PrimFunc, target: str) -> str:
         """Return the name of the content of a kernel, a new one at its first use."""
         content = kernel.without_attr("global_symbol")
-        equal = self._contents[int(tvm_ffi.structural_hash(content)), target]
-        for other, name in equal:
+        candidates = self._contents[int(tvm_ffi.structural_hash(content)), target]
+        for other, name in candidates:
             if tvm_ffi.structural_equal(content, other):
                 return name
         name = f"tvm_distir_kernel_{self._named}"
         self._named += 1
-        equal.append((content, name))
+        candidates.append((content, name))
         return name
 
 

@@ -15,12 +15,11 @@ from typing import Any
 import tvm
 
 from tvm_distir.core.ir import extent_value, shard_counts
-from tvm_distir.execution.runtime.program.io_layout import Entries
 from tvm_distir.support import EngineError
 
-from .input_faults import bad_input
+from .input_faults import bad_input, input_location
 from .inputs import Inputs, values_by_position
-from .io_layout import EntryFunction, Port
+from .io_layout import Entries, EntryFunction, Port
 from .runnable import DerivedProgram, Runnable
 from .sharded import ShardedArray
 
@@ -49,7 +48,7 @@ def sizes_of_inputs(entries: Entries, values: Mapping[int, Any]) -> dict[str, in
     sizes: dict[str, int] = {}
     where: dict[str, str] = {}
     for port, name, size in _named_dims(entries, values, parts):
-        location = f'input {port.index} "{port.name}"'
+        location = input_location(port)
         if sizes.setdefault(name, size) != size:
             problem = f"the dim {name} has the size {size}, and {sizes[name]} in {where[name]}"
             raise bad_input(problem, "Give inputs of consistent shapes.", port)

@@ -152,10 +152,10 @@ def _run_all(kernels: ir.IRModule, calls: Mapping[str, relax.Call]) -> dict[str,
     """Return the seconds of kernels, compiled together and called as programs call them."""
     prims = {gv: fn for gv, fn in kernels.functions.items() if isinstance(fn, tirx.PrimFunc)}
     wrappers = {f"timed_{name}": _function(call, f"timed_{name}") for name, call in calls.items()}
-    full = ir.IRModule({**prims, **{ir.GlobalVar(name): fn for name, fn in wrappers.items()}})
+    module = ir.IRModule({**prims, **{ir.GlobalVar(name): fn for name, fn in wrappers.items()}})
     target = target_in_scope()
     try:
-        library = tvm.compile(repair_kernels(full), target).jit()
+        library = tvm.compile(repair_kernels(module), target).jit()
     except Exception as err:
         raise not_compiled(err, "measure") from err
     with one_thread():

@@ -27,7 +27,7 @@ from tvm_distir.performance.event_loop.rank_programs import (
 from tvm_distir.performance.program.pipeline_program import PipelineProgram
 from tvm_distir.performance.simulation.op_costs import OpCosts
 
-Position = tuple[int, int]
+Cell = tuple[int, int]
 Numbers = tuple[int, ...]
 
 STREAM = {STORE: STORE_STREAM, FETCH: FETCH_STREAM}
@@ -78,7 +78,7 @@ class OffloadTransfers:
         )
         self.moves: list[StashTransfer] = []
         self._number: dict[tuple[int, str], int] = {}
-        self._cell: dict[int, Position] = {}
+        self._cell: dict[int, Cell] = {}
         for stage in moving:
             stage_kind = staged.stage_kind_of(stage)
             size = sum(stage_kind.slots[slot].bytes for slot in stage_kind.stash)
@@ -97,7 +97,7 @@ class OffloadTransfers:
         return [[self.schedule.rank_of[move.stage], move.spent_ps] for move in self.moves]
 
     def templates(
-        self, stash: Callable[[int], list[Position]], template: Callable[[list[Numbers]], int]
+        self, stash: Callable[[int], list[Cell]], template: Callable[[list[Numbers]], int]
     ) -> dict[tuple[int, str, bool], int]:
         """Return the templates of the beginning (False) and the end (True) of a stage's copies.
 
@@ -113,7 +113,7 @@ class OffloadTransfers:
             edge, cell = self._number[move.stage, move.kind], self._cell[move.stage]
             begin: list[Numbers] = [(MARK, COMPUTE_PORT, *cell)]
             if move.kind == STORE:
-                begin += [(WAIT, STORE_STREAM, *position) for position in stash(move.stage)]
+                begin += [(WAIT, STORE_STREAM, *cell) for cell in stash(move.stage)]
             begin.append((SEND, edge, *cell, STREAM[move.kind]))
             end: list[Numbers] = [
                 (RECV, edge, *cell),

@@ -11,8 +11,15 @@ from tvm import ir, relax
 from tvm.relax import Binding, BlockBuilder, Expr, Var
 
 from tvm_distir.core.ir.operators import free_name
-from tvm_distir.core.rewriting import let_out, merged_blocks, retyped, tuple_of, typed, with_body
-from tvm_distir.core.rewriting.native import mentioned, pruned, pruned_bindings
+from tvm_distir.core.rewriting import (
+    all_bindings,
+    let_out,
+    merged_blocks,
+    tuple_of,
+    typed,
+    with_body,
+)
+from tvm_distir.core.rewriting.native import pruned, pruned_bindings
 from tvm_distir.support import ModelError
 from tvm_distir.transforms.training.autodiff.rules.primfuncs import backward_kernel, unmarked
 
@@ -35,7 +42,7 @@ class NamedFunctions:
     def add(self, wish: str, fn: relax.Function) -> ir.GlobalVar:
         """Add a function under a unique name."""
         name = free_name(wish, self.of)
-        gv = self.variables[name] = retyped(ir.GlobalVar(name), fn.ty)
+        gv = self.variables[name] = typed(ir.GlobalVar(name), fn.ty)
         self.of[name] = fn
         return gv
 
@@ -45,7 +52,7 @@ class NamedFunctions:
         pending = list(entries.values())
         while pending:
             fn = pending.pop()
-            for name in mentioned(fn) if isinstance(fn, relax.Function) else ():
+            for name in _named_in(fn) if isinstance(fn, relax.Function) else ():
                 if name not in functions_by_name:
                     functions_by_name[name] = self._taken(name)
                     pending.append(functions_by_name[name])
@@ -61,6 +68,17 @@ class NamedFunctions:
             self.variables[name], self.of[name] = kernel
         fn = self.of[name]
         return unmarked(fn) if isinstance(fn, relax.Function) else fn
+
+
+def _named_in(fn: relax.Function) -> list[str]:
+    """Return the functions that the bindings of a function call or pass to a call."""
+    return [
+        str(named.name_hint)
+        for binding in all_bindings(fn.body)
+        if type(binding.value) is ir.Call
+        for named in (binding.value.op, *binding.value.args[:])
+        if type(named) is ir.GlobalVar
+    ]
 
 
 def write_function(

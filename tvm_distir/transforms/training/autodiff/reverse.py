@@ -95,12 +95,8 @@ class Reverse:
         regatherer: WeightRegather | None = None,
         calls: Mapping[Any, Backward] | None = None,
     ) -> None:
-        self.builder, self.live, self.location, self.regatherer = (
-            builder,
-            live,
-            location,
-            regatherer,
-        )
+        self.builder, self.live = builder, live
+        self.location, self.regatherer = location, regatherer
         self.calls = calls or {}
         self._bound: set[Var] = set()
         self.sums: dict[Any, Any] = {}
@@ -197,8 +193,8 @@ class Reverse:
         if not isinstance(value, ir.Call):
             self.give(value, gradient)
             return
-        operand_source = value if self.regatherer is None else self.regatherer.again(value)
-        parts = self._rule(value)(var, operand_source, gradient, self.builder)
+        reread_call = value if self.regatherer is None else self.regatherer.again(value)
+        parts = self._rule(value)(var, reread_call, gradient, self.builder)
         for arg, part in zip(value.args, parts, strict=False):
             marked = isinstance(part, ir.Call) and str(part.op.name) == _NO_GRADIENT
             if part is not None and not marked and any(v in self.live for v in variables(arg)):

@@ -63,8 +63,10 @@ def expand_schedule(mod: ir.IRModule) -> ir.IRModule:
     endpoints = MessageEndpoints(mod, pipeline)
     renamed = RelocatedFunctions(mod, meshes(mod), endpoints.of_rank, endpoints.meshes)
     home: dict[str, int] = {}
-    for number, note in reversed([*enumerate(pipeline.stages)]):
-        home.update((slot, number) for slot in note.results if slot in pipeline.outputs)
+    for number, note in enumerate(pipeline.stages):
+        for slot in note.results:
+            if slot in pipeline.outputs:
+                home.setdefault(slot, number)
     functions: dict[ir.GlobalVar, ir.BaseFunc] = {}
     for rank, steps in enumerate(programs(pipeline.schedule)):
         name = "main" if len(endpoints.meshes) == 1 else f"main_mesh{rank}"

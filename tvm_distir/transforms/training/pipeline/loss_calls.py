@@ -82,10 +82,10 @@ def with_two_samples(call: ir.Call, states: Sequence[State]) -> ir.Call:
             scale = state, tuple(shape)
             shape[state] *= 2
             operands[i] = relax.Var("rows", relax.TensorType(shape, ty.dtype))
-    call, args = with_operands(call, operands), list(call.args)
+    call = with_operands(call, operands)
+    args = list(call.args)
     if scale is not None:
         args = [
-            _scaled(call, arg, *scale) if isinstance(arg, relax.ShapeExpr) else arg
-            for arg in call.args
+            _scaled(call, arg, *scale) if isinstance(arg, relax.ShapeExpr) else arg for arg in args
         ]
     return rebuild(call, call.op, args)

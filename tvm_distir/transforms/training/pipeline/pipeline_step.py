@@ -101,7 +101,7 @@ class StagedStep:
         tools = Tools(self.recipe, self.functions, pairs, schedule, self.known, flat.share)
         writer_of: dict[Any, tuple[str, StageWriter]] = {}
         entries: dict[str, relax.Function] = {}
-        full, notes, writers = Notes(self.params, self.recipe, schedule), [], []
+        step_notes, notes, writers = Notes(self.params, self.recipe, schedule), [], []
         for number, part in enumerate(parts):
             if part.alike not in writer_of:
                 name = f"{ENTRY}{number}"
@@ -110,9 +110,9 @@ class StagedStep:
                 writer = StageWriter(part, tools)
                 entries[name] = writer.run(name)
                 writer_of[part.alike] = name, writer
-            notes.append(full.stage(part, *writer_of[part.alike]))
+            notes.append(step_notes.stage(part, *writer_of[part.alike]))
             writers.append(writer_of[part.alike][1])
-        pipeline = full.pipeline(parts, notes)
+        pipeline = step_notes.pipeline(parts, notes)
         module = self.functions.module(entries, attrs).with_attr(PIPELINE_ATTR, pipeline.to_attr())
         return WrittenPipeline(module, tuple(parts), tuple(writers), pipeline, tools)
 

@@ -49,9 +49,10 @@ class RankProgram:
         self.endpoints, self.rank, self.name, self.home = endpoints, rank, name, home
         self.pipeline, self.mesh = endpoints.pipeline, endpoints.meshes[rank]
         schedule = self.pipeline.schedule
-        counts = schedule.micro_batches, schedule.splits_backward
         going_on = functools.partial(renamed.going_on, rank=rank)
-        self.writer = UnitWriter(*counts, going_on, bool(schedule.offload))
+        self.writer = UnitWriter(
+            schedule.micro_batches, schedule.splits_backward, going_on, bool(schedule.offload)
+        )
         self.messages = RankMessages(endpoints, rank, self.writer)
         mod, pipeline = renamed.module(rank), self.pipeline
         self.mod = mod
@@ -69,14 +70,14 @@ class RankProgram:
 
     def _declare(self, number: int, slot_name: str, var: Var) -> None:
         """Declare a parameter of the full step; micro-batched data have all rows."""
-        position, ty = self.endpoints.read(number, slot_name), var.ty
-        item = position.item(self.pipeline.inputs.index(slot_name), plain_name(slot_name))
+        placement, ty = self.endpoints.read(number, slot_name), var.ty
+        item = placement.item(self.pipeline.inputs.index(slot_name), plain_name(slot_name))
         if slot_name in self.pipeline.sliced:
-            parts = position.parts(0, self.mesh)
-            if parts * int(ty.shape[0]) != position.shape[0]:
+            parts = placement.parts(0, self.mesh)
+            if parts * int(ty.shape[0]) != placement.shape[0]:
                 raise unfit(
                     f"{self.name}/{slot_name}",
-                    f"{position.shape[0]} rows of a micro-batch are not divisible by {parts} "
+                    f"{placement.shape[0]} rows of a micro-batch are not divisible by {parts} "
                     "devices",
                     "Choose another batch, or fewer devices along it.",
                 )
@@ -107,8 +108,8 @@ class RankProgram:
             writer.end(number)
             for slot in body.results:
                 if slot in pipeline.outputs and self.home[slot] == number:
-                    position = self.endpoints.made(number, slot)
-                    items.append(position.item(pipeline.outputs.index(slot), plain_name(slot)))
+                    placement = self.endpoints.made(number, slot)
+                    items.append(placement.item(pipeline.outputs.index(slot), plain_name(slot)))
                     outputs.append(writer.result(number, slot))
         return self._function(outputs, items)
 

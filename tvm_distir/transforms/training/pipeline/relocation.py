@@ -17,8 +17,8 @@ from tvm_distir.core.rewriting import (
     all_bindings,
     callers_closure,
     make_call,
-    retyped,
     substitute,
+    typed,
     with_body,
 )
 
@@ -38,7 +38,7 @@ class RelocatedFunctions:
         The meshes of the module.
     of_rank : sequence of int
         The number of the mesh for which each rank's functions are written.
-    wanted : sequence of DeviceMesh
+    target_meshes : sequence of DeviceMesh
         The mesh of each rank.
     """
 
@@ -73,7 +73,7 @@ class RelocatedFunctions:
     def _moved(self, rank: int) -> ir.IRModule:
         moving = [self.known[name] for name in self.known if name in self.moving]
         env = {
-            gv: retyped(ir.GlobalVar(f"{gv.name_hint}_mesh{rank}"), gv.ty) if is_private(fn) else gv
+            gv: typed(ir.GlobalVar(f"{gv.name_hint}_mesh{rank}"), gv.ty) if is_private(fn) else gv
             for gv, fn in moving
         }
         functions = {gv: fn for name, (gv, fn) in self.known.items() if name not in self.moving}

@@ -95,7 +95,7 @@ class LossSplitter:
 
     def __post_init__(self) -> None:
         self._states: dict[Var, list[State]] = {}
-        self._integer: dict[Var, Var] = {}
+        self._batch_totals: dict[Var, Var] = {}
         self._leaves = FieldLeaves()
         self._of_data: list[Binding] = []
         self._known = set(self.data)
@@ -188,14 +188,14 @@ class LossSplitter:
         terms = {i for i, state in enumerate(states) if state in (_SUM, _MEAN)}
         group = linear_group(rule, terms, states)
         if terms and group is None:
-            full = {
+            totals = {
                 i: self._total(operands[i][0], states[i])
                 for i in terms
                 if self._is_data(operands[i])
             }
-            call = with_operands(call, full)
-            states = [_SAME if i in full else s for i, s in enumerate(states)]
-            terms -= full.keys()
+            call = with_operands(call, totals)
+            states = [_SAME if i in totals else s for i, s in enumerate(states)]
+            terms -= totals.keys()
             if terms or all(state == _SAME for state in states):
                 group = linear_group(rule, terms, states)
                 if group is None:
@@ -252,7 +252,7 @@ class LossSplitter:
 
     def _total(self, var: Var, state: State) -> Var:
         """Return the variable of the sum over the whole batch of a term that data determine."""
-        if var not in self._integer:
+        if var not in self._batch_totals:
             name, bindings = f"{var.name}_whole", self._of_data
             result = var
             if state == _MEAN:
@@ -266,11 +266,11 @@ class LossSplitter:
             env = {v: relax.Var(str(v.name), v.ty) for v in args}
             inner = [relax.VarBinding(b.var, substitute(b.value, env)) for b in read]
             function = private_function(name, list(env.values()), inner, result)
-            total = self._integer[var] = relax.Var(name, var.ty)
+            total = self._batch_totals[var] = relax.Var(name, var.ty)
             self.sums[total] = BatchSum(self.functions.add(name, function), args)
             self._states[total] = [_SAME]
             self._known.add(total)
-        return self._integer[var]
+        return self._batch_totals[var]
 
     def _states_of(self, expr: Expr) -> list[State]:
         """Return the state of each tensor of an expression; other variables are outputs."""

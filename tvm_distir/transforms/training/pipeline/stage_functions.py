@@ -247,8 +247,10 @@ class StageWriter:
         squares = None
         if self.scaling.looks_at_gradients:
             counted = {v: totals[v] for v in self.weights if v in part.counted}
-            nothing = None if counted else builder.emit(zeros((), "float32"))
-            partial = updates.squares(self._groups(counted)) if counted else nothing
+            if counted:
+                partial = updates.squares(self._groups(counted))
+            else:
+                partial = builder.emit(zeros((), "float32"))
             self._out(partial, "squares_part", f"{PART}:{SQUARES}")
             squares = self.params.squares
         self._update(updates, totals, squares)

@@ -80,7 +80,7 @@ def read_ports(fn: relax.Function) -> StageInterface:
     """Read ``dist.io`` of a stage's function."""
     io = fn.attrs[IO_ATTR]
 
-    def positions(side: str) -> dict[int, IoPlacement]:
+    def placements(side: str) -> dict[int, IoPlacement]:
         return {
             int(item["index"]): IoPlacement(
                 tuple(map(int, unpack(item["shape"]))),
@@ -91,7 +91,7 @@ def read_ports(fn: relax.Function) -> StageInterface:
             for item in unpack(io[side])
         }
 
-    return StageInterface(int(io["mesh"]), positions("inputs"), positions("outputs"))
+    return StageInterface(int(io["mesh"]), placements("inputs"), placements("outputs"))
 
 
 def rank_meshes(

@@ -8,7 +8,7 @@ from tvm import ir, relax
 from tvm.relax import Expr, Var
 from tvm.relax.op import add
 
-from tvm_distir.core.rewriting import retyped, substitute
+from tvm_distir.core.rewriting import substitute, typed
 
 
 class ContinuedAccumulation:
@@ -28,7 +28,7 @@ class ContinuedAccumulation:
         name = f"{gv.name_hint}_on"
         if name not in self.functions:
             fn = _going_on(mod[gv], name)
-            self.functions[name] = retyped(ir.GlobalVar(name), fn.ty), fn
+            self.functions[name] = typed(ir.GlobalVar(name), fn.ty), fn
         return self.functions[name][0]
 
 

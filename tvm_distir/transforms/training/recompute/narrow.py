@@ -165,11 +165,11 @@ def _with_half_weights(forward: Sequence[Any], backward: Sequence[Any]) -> list[
     for binding in forward:
         if op_name(binding.value) != "astype" or binding.value.args[0] not in softmaxes:
             continue
-        full = binding.value.args[0]
-        if type_bytes(binding.var.ty) < type_bytes(full.ty):
-            wide = relax.op.astype(binding.var, str(full.ty.dtype))
-            env[full] = writer.emit(wide, f"{full.name}_wide")
-            softmaxes.discard(full)
+        source = binding.value.args[0]
+        if type_bytes(binding.var.ty) < type_bytes(source.ty):
+            wide = relax.op.astype(binding.var, str(source.ty.dtype))
+            env[source] = writer.emit(wide, f"{source.name}_wide")
+            softmaxes.discard(source)
     rest = (
         [relax.VarBinding(b.var, substitute(b.value, env)) for b in backward] if env else backward
     )

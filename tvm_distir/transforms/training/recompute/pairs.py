@@ -158,7 +158,7 @@ class Differentiator:
     def _calls_in(
         self, name: str, flags: Differentiated
     ) -> Iterator[tuple[str, Differentiated, str]]:
-        """Yield the calls that a function's tape replaces: function, roles and name of each."""
+        """Yield the calls that a function's tape replaces: function, flags and name of each."""
         fn = self.functions.of[name]
         bindings = pure_bindings(fn, name)
         targets = [param for param, is_active in zip(fn.params, flags, strict=True) if is_active]

@@ -79,7 +79,10 @@ class Recipe:
     @cached_property
     def scale(self) -> float:
         """Return the scale of the loss; 1: none. A dynamic scale is an input of the step."""
-        return 1.0 if self.dynamic else parse_float(str(self.loss_scale))
+        scale = self.loss_scale
+        if self.dynamic:
+            return 1.0
+        return parse_float(scale) if isinstance(scale, str) else float(scale)
 
     def trains(self, name: str) -> bool:
         """Return whether a weight is updated."""

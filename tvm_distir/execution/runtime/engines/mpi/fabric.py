@@ -26,7 +26,7 @@ from tvm_distir.execution.runtime.collectives.message_texts import (
     read_array_head,
 )
 from tvm_distir.execution.runtime.collectives.posted_collectives import Posted
-from tvm_distir.execution.runtime.collectives.transfers import Endpoint
+from tvm_distir.execution.runtime.collectives.transfers import MessageKey
 from tvm_distir.execution.runtime.engines.job_fabric import JobFabric
 from tvm_distir.execution.runtime.program.tensors import Array
 from tvm_distir.support import DistIRError, EngineError
@@ -93,13 +93,13 @@ class MpiFabric(JobFabric):
         """Wait for the next array of a process."""
         return self._next(process, ARRAYS, label)[1]
 
-    def _send(self, route: Endpoint, meaning: MessageMeaning, part: Array) -> list[MPI.Request]:
+    def _send(self, route: MessageKey, meaning: MessageMeaning, part: Array) -> list[MPI.Request]:
         tag, _, destination = route
         head = array_head(meaning, part)
         return self._world.post(self.process(destination), MESSAGES + tag, head, as_bytes(part))
 
     def _receive(
-        self, route: Endpoint, label: str, expected: tuple[Transfer, Array] | None
+        self, route: MessageKey, label: str, expected: tuple[Transfer, Array] | None
     ) -> tuple[MessageMeaning, Array]:
         tag, source, _ = route
         words = label if tag < 0 else f"{label} from rank {source}"

@@ -71,9 +71,9 @@ class World:
     def __init__(self, timeout_s: float) -> None:
         self._mpi = load_mpi()
         self.timeout_s = timeout_s
-        full = self._mpi.COMM_WORLD
-        self.rank, self.size = int(full.Get_rank()), int(full.Get_size())
-        self._comm = self._duplicate(full)
+        everyone = self._mpi.COMM_WORLD
+        self.rank, self.size = int(everyone.Get_rank()), int(everyone.Get_size())
+        self._comm = self._duplicate(everyone)
         host = self._comm.Split_type(self._mpi.COMM_TYPE_SHARED)
         self.local_size, self.local_rank = int(host.Get_size()), int(host.Get_rank())
         if host.Get_rank() == 0:
@@ -81,8 +81,8 @@ class World:
         host.Barrier()
         self._sending: deque[MPI.Request] = deque()
 
-    def _duplicate(self, full: MPI.Intracomm) -> MPI.Intracomm:
-        comm, request = full.Idup()
+    def _duplicate(self, everyone: MPI.Intracomm) -> MPI.Intracomm:
+        comm, request = everyone.Idup()
         deadline = Deadline(self.timeout_s)
         while not request.Test():
             if deadline.is_over:

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Exchange texts and arrays between the hosts of the processes of a torch.distributed job."""
+"""Exchange texts and arrays of the host between the processes of a torch.distributed job."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ARRAYS_TAG = 1
 
 
 class HostFabric(JobFabric):
-    """A fabric of a torch.distributed job, with its messages between hosts.
+    """A fabric of a torch.distributed job, with its messages of texts and arrays of the host.
 
     Parameters
     ----------

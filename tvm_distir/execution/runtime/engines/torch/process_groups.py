@@ -194,32 +194,32 @@ def join_job(timeout_s: float) -> JobMembership:
         environment names no job.
     """
     dist = load_torch().distributed
-    location = find_job_membership()
-    if location is None:
+    membership = find_job_membership()
+    if membership is None:
         problem = "no launcher started this process"
         remedy = "Start it with torchrun, srun or mpirun."
         raise EngineError("DIST0633", problem, location="engine torch", remedy=remedy)
     limit = datetime.timedelta(seconds=timeout_s)
     options: dict[str, object] = {
-        "rank": location.rank,
-        "world_size": location.size,
+        "rank": membership.rank,
+        "world_size": membership.size,
         "timeout": limit,
     }
     try:
-        if location.is_on_one_host:
+        if membership.is_on_one_host:
             os.environ.update({k: LOOPBACK_NAME for k in _INTERFACES if k not in os.environ})
-        if location.has_store:
+        if membership.has_store:
             options["init_method"] = "env://"
-        elif location.is_on_one_host:
-            is_first = location.rank == 0
-            options["store"] = loopback_store(location.port, is_first, limit, location.size)
+        elif membership.is_on_one_host:
+            is_first = membership.rank == 0
+            options["store"] = loopback_store(membership.port, is_first, limit, membership.size)
         else:
-            options["init_method"] = f"tcp://{location.address}:{location.port}"
+            options["init_method"] = f"tcp://{membership.address}:{membership.port}"
         dist.init_process_group("gloo", **options)
     except (RuntimeError, ValueError) as err:
-        raise not_started(location.rank, location.size, timeout_s, err) from err
+        raise not_started(membership.rank, membership.size, timeout_s, err) from err
     atexit.register(_leave)
-    return location
+    return membership
 
 
 def _leave() -> None:

@@ -22,7 +22,7 @@ from tvm_distir.core.collectives import Collective, Transfer, equal_parts
 from tvm_distir.execution.runtime.collectives.fabric import ranks_text
 from tvm_distir.execution.runtime.collectives.message_steps import CollectiveSteps, StepMessages
 from tvm_distir.execution.runtime.collectives.posted_collectives import Posted
-from tvm_distir.execution.runtime.collectives.transfers import ONE_MEANING, Endpoint
+from tvm_distir.execution.runtime.collectives.transfers import ONE_MEANING, MessageKey
 from tvm_distir.execution.runtime.program.communication import Communication
 from tvm_distir.support import EngineError
 
@@ -204,14 +204,14 @@ class TorchFabric(HostFabric):
 
     # Messages -------------------------------------------------------------------------------
 
-    def _send(self, route: Endpoint, meaning: Any, part: torch.Tensor) -> list[object]:
+    def _send(self, route: MessageKey, meaning: Any, part: torch.Tensor) -> list[object]:
         if self._checks is not None:
             self._post_bytes(self._header(meaning, part), route, meaning)
         self._post_bytes(part, route, meaning)
         return []
 
     def _receive(
-        self, route: Endpoint, label: str, expected: tuple[Transfer, torch.Tensor] | None
+        self, route: MessageKey, label: str, expected: tuple[Transfer, torch.Tensor] | None
     ) -> tuple[Transfer, torch.Tensor]:
         if expected is None:
             raise ValueError("only tiles are received from single ranks")
@@ -231,7 +231,7 @@ class TorchFabric(HostFabric):
         self._take_bytes(part, route, transfer)
         return transfer, part
 
-    def _post_bytes(self, part: torch.Tensor, route: Endpoint, transfer: Transfer) -> None:
+    def _post_bytes(self, part: torch.Tensor, route: MessageKey, transfer: Transfer) -> None:
         tag, source, destination = route
         pair = self.process(source), self.process(destination)
         channel = self._job.channel(*pair)
@@ -240,7 +240,7 @@ class TorchFabric(HostFabric):
         wait = partial(self._job.finish, self._job.message(work), lambda _: words, pair)
         self._sent.append((wait, part))
 
-    def _take_bytes(self, part: torch.Tensor, route: Endpoint, transfer: Transfer) -> None:
+    def _take_bytes(self, part: torch.Tensor, route: MessageKey, transfer: Transfer) -> None:
         tag, source, destination = route
         pair = self.process(source), self.process(destination)
         channel = self._job.channel(*pair)

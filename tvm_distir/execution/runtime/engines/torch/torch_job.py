@@ -87,13 +87,13 @@ class TorchJob:
             return self.torch.device("cpu")
         return self.torch.device("cuda", self.local_rank % self.torch.cuda.device_count())
 
-    def begin(self, ranks: Sequence[int], membership: str) -> FailureStore:
+    def begin(self, ranks: Sequence[int], location: str) -> FailureStore:
         """Begin a run: make the record of its failures, in place of that of the run before."""
         self.stop_answering()
         store = self.dist.distributed_c10d._get_default_store()
         run = f"{self._prefix}/{next(self._runs)}"
         prefixed = self.dist.PrefixStore(run, store.clone())
-        self.failures = FailureStore(prefixed, self.process, ranks, membership, self.timeout_s, run)
+        self.failures = FailureStore(prefixed, self.process, ranks, location, self.timeout_s, run)
         return self.failures
 
     def stop_answering(self) -> None:
@@ -198,7 +198,7 @@ class TorchJob:
         """Wait for a work of gloo; see :meth:`finish`."""
         self.wait_until(lambda: has_succeeded(work, describe, processes), describe, processes)
 
-    def wait_for_device(self, membership: str) -> None:
+    def wait_for_device(self, location: str) -> None:
         """Wait for the kernels and collectives of this process' GPU, if it has one."""
         if self.device == "cpu":
             return
@@ -211,7 +211,7 @@ class TorchJob:
             time.sleep(_EVENT_POLL_S)
             return False
 
-        self.wait_until(is_done, lambda late: f"the kernels of {membership}", ())
+        self.wait_until(is_done, lambda late: f"the kernels of {location}", ())
 
     def wait_until(
         self,

@@ -220,9 +220,8 @@ class VirtualEngine(Engine):
 
 def _columns(entry: EntryFunction, local: LocalInputs) -> list[PerRank]:
     """Return each input as a tensor per rank; replicas share a tensor."""
-    converted: dict[
-        int, tuple[Array, tvm.runtime.Tensor]
-    ] = {}  # holds the array, so that no other takes its id
+    # Holds the array, so that no other takes its id.
+    converted: dict[int, tuple[Array, tvm.runtime.Tensor]] = {}
     columns: list[PerRank] = [[] for _ in entry.inputs]
     for rank in entry.ranks:
         for column, array in zip(columns, local.of(entry, rank)):

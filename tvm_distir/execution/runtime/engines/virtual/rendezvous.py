@@ -16,7 +16,7 @@ from tvm_distir.execution.runtime.program.axis_table import Groups
 from tvm_distir.execution.runtime.program.tensors import Array
 from tvm_distir.support import EngineError
 
-Endpoint = tuple[int, tuple[int, ...], tuple[int, ...], int, int]
+MessageKey = tuple[int, tuple[int, ...], tuple[int, ...], int, int]
 """Tag, device ids of both meshes, source rank, destination rank."""
 
 
@@ -24,10 +24,10 @@ class MessageQueues:
     """Queues of tiles in transit, in order of sending on every route."""
 
     def __init__(self) -> None:
-        self._messages: dict[Endpoint, deque[tuple[Transfer, Array]]] = {}
+        self._messages: dict[MessageKey, deque[tuple[Transfer, Array]]] = {}
 
     @staticmethod
-    def _route(transfer: Transfer, src: int, dst: int) -> Endpoint:
+    def _route(transfer: Transfer, src: int, dst: int) -> MessageKey:
         return transfer.tag, transfer.src[1], transfer.dst[1], src, dst
 
     def post(self, transfer: Transfer, sent: Mapping[int, Array]) -> None:

@@ -74,7 +74,7 @@ class Xla:
         """Run on the arrays of the devices of this process, by position; returns their results."""
         from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-        full = NamedSharding(Mesh(np.array(devices), ("d",)), PartitionSpec())
+        replicated = NamedSharding(Mesh(np.array(devices), ("d",)), PartitionSpec())
         args = []
         for index in range(len(next(iter(columns.values()), []))):
             parts = [
@@ -82,7 +82,7 @@ class Xla:
                 for position, column in columns.items()
             ]
             shape = parts[0].shape
-            args.append(self._jax.make_array_from_single_device_arrays(shape, full, parts))
+            args.append(self._jax.make_array_from_single_device_arrays(shape, replicated, parts))
         results = self._parts(program, args)
         return {
             position: [np.asarray(result[i]) for result in results]

@@ -77,11 +77,11 @@ def _weight_gradient(w: _Weight, long: Var, short: Var, builder: BlockBuilder) -
     names, groups = w.names, w.groups
     if groups > 1 and len(names) not in SAMPLES:
         return _by_planes(w, long, short, builder)
-    rows, positions = _numbers(shape_of(long)[2:]), _numbers(shape_of(short)[2:])
+    rows, windows = _numbers(shape_of(long)[2:]), _numbers(shape_of(short)[2:])
     before, strides, dilation = w.before, w.strides, w.dilation
     after = [
         max(0, (p - 1) * s + (k - 1) * d + 1 - n - b)
-        for p, s, k, d, n, b in zip(positions, strides, w.taps, dilation, rows, before, strict=True)
+        for p, s, k, d, n, b in zip(windows, strides, w.taps, dilation, rows, before, strict=True)
     ]
     data, taps = f"CN{names}", f"IO{names}"
     if groups > 1:
@@ -110,9 +110,9 @@ def _weight_gradient(w: _Weight, long: Var, short: Var, builder: BlockBuilder) -
 
 def _by_planes(w: _Weight, long: Var, short: Var, builder: BlockBuilder) -> Expr:
     """Compute the gradient of each plane of the kernel, with the planes read as samples."""
-    depth, positions = int(shape_of(long)[2]), int(shape_of(short)[2])
+    depth, windows = int(shape_of(long)[2]), int(shape_of(short)[2])
     step, dilation, before = w.strides[0], w.dilation[0], w.before[0]
-    reach = (positions - 1) * step
+    reach = (windows - 1) * step
     after = max(0, reach + (w.taps[0] - 1) * dilation + 1 - depth - before)
     padded = long
     if before or after:
@@ -207,11 +207,11 @@ def _convolution(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gr
     data, weight, grad, layouts = _plain(call, grad, "OI", builder)
     w, pads = _weight_of(call, weight), _numbers(a.padding)
     count = len(w.taps)
-    rows, positions = _numbers(shape_of(data)[2:]), _numbers(shape_of(grad)[2:])
+    rows, windows = _numbers(shape_of(data)[2:]), _numbers(shape_of(grad)[2:])
     more = [
         n - ((p - 1) * s - b - e + (k - 1) * d + 1)
         for n, p, s, b, e, k, d in zip(
-            rows, positions, w.strides, pads, pads[count:], w.taps, w.dilation, strict=False
+            rows, windows, w.strides, pads, pads[count:], w.taps, w.dilation, strict=False
         )
     ]
     options = {"padding": pads, "output_padding": more, "out_dtype": str(data.ty.dtype)}

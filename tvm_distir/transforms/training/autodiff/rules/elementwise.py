@@ -143,8 +143,8 @@ def _maximum(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradie
 def _mod(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     """Differentiate ``a - q b`` for an integer q."""
     a, b = call.args
-    full = trunc if str(call.op.name) == "relax.mod" else floor
-    times = negative(full(divide(a, b)))
+    rounded = trunc if str(call.op.name) == "relax.mod" else floor
+    times = negative(rounded(divide(a, b)))
     return [unbroadcast(grad, grad, a), unbroadcast(multiply(grad, times), grad, b)]
 
 

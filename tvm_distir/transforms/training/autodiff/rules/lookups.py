@@ -45,15 +45,15 @@ def _take(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients
     table on other devices need not be sent.
     """
     table, index = call.args
-    shape, positions = list(shape_of(table)), shape_of(index)
+    shape, index_shape = list(shape_of(table)), shape_of(index)
     if call.attrs.axis is None and len(shape) != 1:
         raise refuse(call, "the gradient of a look-up in a flattened table is not known")
     axis = 0 if call.attrs.axis is None else int(call.attrs.axis) % len(shape)
     index = _within(index, shape[axis], str(call.attrs.mode), call, builder)
     count: Any = 1
-    for n in positions:
+    for n in index_shape:
         count = count * n
-    if len(positions) != 1:
+    if len(index_shape) != 1:
         index = builder.emit(reshape(index, (count,)), "flat_index")
         grad = builder.emit(reshape(grad, (*shape[:axis], count, *shape[axis + 1 :])))
     empty = builder.emit(zeros(table.ty.shape, str(table.ty.dtype)), "rows")

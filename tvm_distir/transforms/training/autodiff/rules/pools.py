@@ -93,11 +93,11 @@ def _maximum(grad: Expr, x: Expr, w: _Windows, builder: BlockBuilder) -> Expr:
     pads = list(zip(w.before, after, strict=True))
     data = builder.emit(_rows_before_after(x, w.dims, pads, LOWEST[str(x.ty.dtype)]))
     wide = replace(w, before=(0, 0), after=(0, 0), ceil=False)
-    positions = [
+    window_counts = [
         (int(shape_of(data)[d]) - k) // s + 1
         for d, k, s in zip(w.dims, w.kernel, w.strides, strict=True)
     ]
-    more = [(0, p - n) for p, n in zip(positions, counts, strict=True)]
+    more = [(0, p - n) for p, n in zip(window_counts, counts, strict=True)]
     grad = builder.emit(_rows_before_after(grad, w.dims, more, 0.0))
     gradient = builder.emit(max_pool2d_backward(grad, data, **wide.options))
     ends = [b + n for b, n in zip(w.before, rows, strict=True)]

@@ -55,13 +55,13 @@ def _source(
     if mode == "reflection":
         low = constant_like(0.0 if ends else -0.5, raw)
         span = constant_like(float(extent - 1 if ends else extent), raw)
-        centered = builder.emit(subtract(at, low))
-        turns = builder.emit(floor_divide(abs_op(centered), span))
-        extra = builder.emit(subtract(abs_op(centered), multiply(turns, span)))
+        offset = builder.emit(subtract(at, low))
+        turns = builder.emit(floor_divide(abs_op(offset), span))
+        extra = builder.emit(subtract(abs_op(offset), multiply(turns, span)))
         rest = floor_mod(turns, constant_like(2.0, raw))
         even = builder.emit(equal(rest, constant_like(0.0, raw)))
         at = builder.emit(add(where(even, extra, subtract(span, extra)), low))
-        way = where(even, sign(centered), negative(sign(centered)))
+        way = where(even, sign(offset), negative(sign(offset)))
         slope = builder.emit(multiply(slope, way))
     inside = logical_and(
         greater_equal(at, constant_like(0.0, raw)),
@@ -96,9 +96,9 @@ def _grid_sample(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gr
         raise refuse(call, "the gradient of sampling is known for two dims, bilinear and nearest")
     n, channels = shape_of(data)[:2]
     height, width = (int(k) for k in shape_of(data)[2:])
-    positions = int(shape_of(grid)[2]) * int(shape_of(grid)[3])
-    wide = [n, channels, positions]
-    flat = builder.emit(reshape(grid, [n, 2, positions]))
+    pixels_out = int(shape_of(grid)[2]) * int(shape_of(grid)[3])
+    wide = [n, channels, pixels_out]
+    flat = builder.emit(reshape(grid, [n, 2, pixels_out]))
     sources = []
     for k, extent in ((1, height), (0, width)):
         raw = builder.emit(strided_slice(flat, [1], [k], [k + 1]))
@@ -145,8 +145,8 @@ def _dequantize(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gra
         wide[axis] = shape_of(x)[axis]
     grad = builder.emit(astype(grad, dtype))
     shape = wide if len(shape_of(zero)) else [1] * rank
-    centered = subtract(astype(x, dtype), reshape(astype(zero, dtype), shape))
-    by_scale = builder.emit(multiply(grad, centered))
+    shifted = subtract(astype(x, dtype), reshape(astype(zero, dtype), shape))
+    by_scale = builder.emit(multiply(grad, shifted))
     gradients = [None, reshape(collapse_sum_to(by_scale, wide), scale.ty.shape), None]
     if "float" in str(zero.ty.dtype):
         by_zero = builder.emit(negative(multiply(grad, reshape(scale, wide))))

@@ -10,6 +10,8 @@ from typing import Any
 from tvm import ir
 from tvm.relax import BlockBuilder, Expr
 
+from tvm_distir.core.rewriting import permutation
+
 PERMUTE = ir.Op.get("relax.permute_dims")
 
 
@@ -18,18 +20,12 @@ def is_transposed(value: Expr) -> bool:
     return isinstance(value, ir.Call) and bool(PERMUTE.same_as(value.op))
 
 
-def order_of(call: ir.Call, rank: int) -> list[int]:
-    """Return, per dim of the result of a ``permute_dims``, the dim of its operand."""
-    axes = call.attrs.axes
-    return list(range(rank))[::-1] if axes is None else [int(a) % rank for a in axes]
-
-
 def transposed_from(builder: BlockBuilder, value: Expr, order: Sequence[int]) -> Any:
     """Return the variable that a variable transposes in a given order of dims, else None."""
     producer = builder.lookup_binding(value) if isinstance(value, ir.Var) else None
     if producer is None or not is_transposed(producer) or not isinstance(producer.args[0], ir.Var):
         return None
-    return producer.args[0] if order_of(producer, len(order)) == list(order) else None
+    return producer.args[0] if permutation(producer, len(order)) == list(order) else None
 
 
 def before_transposing(builder: BlockBuilder, target: Expr, gradient: Expr) -> tuple[Expr, Expr]:
@@ -39,7 +35,7 @@ def before_transposing(builder: BlockBuilder, target: Expr, gradient: Expr) -> t
     written as a ``permute_dims`` already is passed on without either.
     """
     if is_transposed(gradient):
-        order = order_of(gradient, int(target.ty.ndim))
+        order = permutation(gradient, int(target.ty.ndim))
         back = [order.index(d) for d in range(len(order))]
         source = transposed_from(builder, target, back)
         if source is not None:
