@@ -19,7 +19,7 @@ from tvm_distir.models import zoo
 from tvm_distir.models.huggingface.config_reader import read_config
 from tvm_distir.models.huggingface.weights import convert_weights
 from tvm_distir.models.zoo import decoder_model
-from tvm_distir.models.zoo.decoder_families import FAMILIES
+from tvm_distir.models.zoo.sizes import SIZES
 from tvm_distir.support import ModelError
 
 DATA = Path(__file__).parent / "transformers_data"
@@ -146,7 +146,7 @@ PUBLISHED_BILLIONS = {
 
 @pytest.mark.parametrize(("family", "size"), PUBLISHED_BILLIONS)
 def test_sizes_have_the_published_number_of_parameters(family: str, size: str) -> None:
-    assert size in FAMILIES[family]
+    assert size in SIZES[family]
     mod = td.load_model(f"zoo:{family}?size={size},batch=1,seq=64").mod
     count = sum(int(np.prod([int(n) for n in p.ty.shape])) for p in list(mod["main"].params)[1:])
     assert count / 1e9 == pytest.approx(PUBLISHED_BILLIONS[family, size], rel=0.006)

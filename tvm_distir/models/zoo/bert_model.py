@@ -70,14 +70,6 @@ class BertConfig(FourfoldFfn):
             yield f'unknown head "{self.head}"', nearest(self.head, HEADS)
 
 
-PRESETS = {
-    "bert-base": BertConfig(),
-    "tiny": BertConfig(2, 64, 4, vocab=503, positions=64, batch=4, seq=16),
-    "bert-large": BertConfig(24, 1024, 16),
-}
-"""Published sizes, the default size first."""
-
-
 class BertLayer(nn.Module):  # type: ignore[misc]
     """Encoder layer."""
 

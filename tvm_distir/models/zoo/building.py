@@ -28,29 +28,34 @@ from . import (
 from .cached_config import ENTRY, CacheConfig, serving_config, split_serve_keys
 from .configs import Config, configure
 from .decoder_config import DecoderConfig
-from .decoder_families import FAMILIES
-from .gpt_config import GPT_PRESETS, GptConfig
+from .decoder_families import LlamaConfig, MoeConfig
+from .gpt_config import GptConfig
+from .sizes import SIZES
+from .unet_config import UnetConfig
 
-_OTHERS: Mapping[str, Any] = {
-    "bert": bert_model,
-    "vit": vit_model,
-    "t5": t5_model,
-    "whisper": whisper_model,
-    "unet": unet_model,
-    "resnet": resnet_model,
-    "mlp": mlp_model,
+_OTHERS: Mapping[str, tuple[type[Config], Callable[[Any], ir.IRModule]]] = {
+    "bert": (bert_model.BertConfig, bert_model.build),
+    "vit": (vit_model.VitConfig, vit_model.build),
+    "t5": (t5_model.T5Config, t5_model.build),
+    "whisper": (whisper_model.WhisperConfig, whisper_model.build),
+    "unet": (UnetConfig, unet_model.build),
+    "resnet": (resnet_model.ResnetConfig, resnet_model.build),
+    "mlp": (mlp_model.MlpConfig, mlp_model.build),
 }
-"""The modules of the models that are no decoders."""
-_PRESETS: Mapping[str, Mapping[str, Any]] = {
-    "gpt": GPT_PRESETS,
-    **{name: module.PRESETS for name, module in _OTHERS.items()},
-    **{name: FAMILIES[name] for name in ("llama", "moe")},
-    **dict(sorted(FAMILIES.items())),
+"""The configurations and builders of the models that are no decoders."""
+_CONFIGS: Mapping[str, type[Config]] = {
+    **{"gpt": GptConfig, "llama": LlamaConfig, "moe": MoeConfig},
+    **{name: kind for name, (kind, _) in _OTHERS.items()},
+}
+"""The configurations of the models, where they are not :class:`.DecoderConfig`."""
+_PRESETS: Mapping[str, Mapping[str, Config]] = {
+    name: {size: _CONFIGS.get(name, DecoderConfig)(**keys) for size, keys in sizes.items()}
+    for name, sizes in SIZES.items()
 }
 """The configurations of each model by size, the default size first."""
-_BUILDERS: Mapping[type, Callable[[Any], ir.IRModule]] = {
+_BUILDERS: Mapping[type[Config], Callable[[Any], ir.IRModule]] = {
     DecoderConfig: decoder_model.build,
-    **{type(next(iter(m.PRESETS.values()))): m.build for m in _OTHERS.values()},
+    **dict(_OTHERS.values()),
 }
 NAMES = tuple(_PRESETS)
 _NO_TOKENS = "it does not generate tokens one after the other"
@@ -66,7 +71,7 @@ WITHOUT_SERVING: Mapping[str, str] = {
 def build_keys(name: str, keys: Mapping[str, object]) -> ir.IRModule:
     """Build a model from keys: forward, or the serving step of a decoder."""
     if name in _OTHERS:
-        return _OTHERS[name].build(config(name, keys))
+        return _OTHERS[name][1](config(name, keys))
     rest, caches = split_serve_keys(f"zoo:{name}", keys)
     if caches is not None:
         known = serving_config(f"zoo:{name}", served_config(name, rest), caches)

@@ -1,9 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Define the configuration of a GPT, and its published sizes.
-
-Architectures: GPT-2 (Radford et al. 2019, table 2) and GPT-3 (Brown et al. 2020, table 2.1).
-"""
+"""Define the configuration of a GPT."""
 
 from __future__ import annotations
 
@@ -52,16 +49,3 @@ class GptConfig(FourfoldFfn):
         """Yield faults, including those of the decoder."""
         yield from super().faults()
         yield from self.decoder.faults()
-
-
-GPT_PRESETS: dict[str, GptConfig] = {
-    "gpt2": GptConfig(),
-    "tiny": GptConfig(2, 64, 4, vocab=503, positions=64, seq=16),
-    "gpt2-medium": GptConfig(24, 1024, 16),
-    "gpt2-large": GptConfig(36, 1280, 20),
-    "gpt2-xl": GptConfig(48, 1600, 25),
-    "gpt3-6.7b": GptConfig(32, 4096, 32, positions=2048, seq=2048, dtype="float16"),
-    "gpt3-13b": GptConfig(40, 5120, 40, positions=2048, seq=2048, dtype="float16"),
-    "gpt3-175b": GptConfig(96, 12288, 96, positions=2048, seq=2048, dtype="float16"),
-}
-"""Published sizes, the default size first."""

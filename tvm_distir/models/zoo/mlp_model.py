@@ -42,10 +42,6 @@ class MlpConfig(Config):
     nested: int = 1
 
 
-PRESETS = {"base": MlpConfig(), "tiny": MlpConfig(3, 32, batch=8)}
-"""Sizes, the default size first."""
-
-
 class MlpLayer(nn.Module):  # type: ignore[misc]
     """Linear layer and ReLU."""
 

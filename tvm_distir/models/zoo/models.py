@@ -9,7 +9,7 @@ from collections.abc import Callable
 from tvm import ir
 
 from .building import build_keys
-from .decoder_families import FAMILIES
+from .sizes import SIZES
 
 
 def gpt(**keys: object) -> ir.IRModule:
@@ -239,7 +239,7 @@ def _family(name: str) -> Callable[..., ir.IRModule]:
     Parameters
     ----------
     **keys
-        ``size``: {", ".join(FAMILIES[name])} (the first by default); and any field of
+        ``size``: {", ".join(SIZES[name])} (the first by default); and any field of
         :class:`.DecoderConfig`, which overrides that of the size. Batch is 16, seq 4096, dtype
         bfloat16 (tiny: batch 4, seq 16, float32). ``entry="serve"``: as :func:`llama`.
 

@@ -73,14 +73,6 @@ class ResnetConfig(Config):
             yield f"depth={self.depth}", f"Give one of {', '.join(map(str, DEPTHS))}."
 
 
-PRESETS = {
-    "resnet50": ResnetConfig(),
-    **{f"resnet{depth}": ResnetConfig(depth) for depth in DEPTHS if depth >= 18},
-    "tiny": ResnetConfig(14, 8, image=32, classes=10, batch=4),
-}
-"""Published sizes, the default size first."""
-
-
 class ConvNorm(nn.Module):  # type: ignore[misc]
     """Size-preserving convolution (before its stride), and its batch norm."""
 

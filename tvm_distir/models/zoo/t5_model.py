@@ -94,21 +94,6 @@ class T5Config(Config):
             yield f"distance={self.distance}", "Give more than the number of buckets."
 
 
-PRESETS = {
-    "base": T5Config(),
-    "tiny": T5Config(2, 2, 64, 4, 16, 128, 512, batch=4, seq=16, decoder_seq=8),
-    "small": T5Config(6, 6, 512, 8, 64, 2048),
-    "large": T5Config(24, 24, 1024, 16, 64, 4096),
-    "3b": T5Config(24, 24, 1024, 32, 128, 16384),
-    "11b": T5Config(24, 24, 1024, 128, 128, 65536),
-    "flan-base": T5Config(ffn=2048, feed_forward="gated-gelu", tied=0, scaled=0),
-    "flan-large": T5Config(24, 24, 1024, 16, 64, 2816, feed_forward="gated-gelu", tied=0, scaled=0),
-    "flan-xl": T5Config(24, 24, 2048, 32, 64, 5120, feed_forward="gated-gelu", tied=0, scaled=0),
-    "flan-xxl": T5Config(24, 24, 4096, 64, 64, 10240, feed_forward="gated-gelu", tied=0, scaled=0),
-}
-"""Published sizes, the default size first."""
-
-
 def relative_buckets(config: T5Config, count: int, causal: bool) -> npt.NDArray[np.int32]:
     """Return the bucket of each pair of a query and a key, (count, count).
 

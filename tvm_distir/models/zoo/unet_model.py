@@ -25,9 +25,6 @@ TIME_WIDTHS = 4
 """Width of the time embedding, in units of ``channels``."""
 TRANSFORMER_EPS = 1e-6
 
-PRESETS = {"sd-unet": UnetConfig(), "tiny": UnetConfig(16, "1-2", 1, 0, 4, 4, 24, 6, 16, batch=4)}
-"""Published sizes, the default size first."""
-
 
 class ResBlock(nn.Module):  # type: ignore[misc]
     """Residual block of norm, silu and convolution, twice, with the time added between."""

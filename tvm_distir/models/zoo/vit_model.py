@@ -63,15 +63,6 @@ class VitConfig(FourfoldFfn):
         yield from indivisible("image", self.image, "patch", self.patch)
 
 
-PRESETS = {
-    "vit-b16": VitConfig(),
-    "tiny": VitConfig(2, 64, 4, image=32, patch=8, classes=10, batch=4),
-    "vit-l16": VitConfig(24, 1024, 16),
-    "vit-h14": VitConfig(32, 1280, 16, patch=14),
-}
-"""Published sizes, the default size first."""
-
-
 class VitLayer(nn.Module):  # type: ignore[misc]
     """Encoder layer."""
 

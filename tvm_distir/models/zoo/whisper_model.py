@@ -67,25 +67,6 @@ class WhisperConfig(Config):
             yield f"seq={self.seq} exceeds positions={self.positions}", f"Add positions={self.seq}."
 
 
-def _size(layers: int, hidden: int, heads: int, decoder_layers: int = 0) -> WhisperConfig:
-    wide = 4 * hidden
-    return WhisperConfig(layers, decoder_layers or layers, hidden, heads, heads, wide, wide)
-
-
-PRESETS = {
-    "small": WhisperConfig(),
-    "tiny": WhisperConfig(
-        2, 2, 64, 4, 4, 128, 128, vocab=512, mels=8, frames=16, positions=16, batch=4, seq=8
-    ),
-    "tiny-39m": _size(4, 384, 6),
-    "base": _size(6, 512, 8),
-    "medium": _size(24, 1024, 16),
-    "large-v2": _size(32, 1280, 20),
-    "large-v3": WhisperConfig(32, 32, 1280, 20, 20, 5120, 5120, vocab=51866, mels=128),
-}
-"""Published sizes, the default size first."""
-
-
 class WhisperLayer(nn.Module):  # type: ignore[misc]
     """Layer of the encoder; or of the decoder, which also attends to the encoder's result."""
 
