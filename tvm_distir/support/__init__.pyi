@@ -9,6 +9,7 @@ from .config.files import file_fault as file_fault
 from .config.files import parse_json as parse_json
 from .config.files import read_json as read_json
 from .config.files import read_text as read_text
+from .config.files import shipped_data as shipped_data
 from .config.json_types import LARGEST as LARGEST
 from .config.json_types import OTHER_KEYS as OTHER_KEYS
 from .config.json_types import STRICT as STRICT

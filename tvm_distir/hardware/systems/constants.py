@@ -4,15 +4,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 from annotated_types import Ge
 
-from tvm_distir.support import Check, Fraction, Keys, NotNegative, Text
+from tvm_distir.support import Check, Fraction, Keys, NotNegative, Text, shipped_data
 
 
 @dataclass(frozen=True)
@@ -39,9 +37,7 @@ class ConstantSpec:
     begin: float = 0.0
 
 
-_TABLES = json.loads(
-    (Path(__file__).parent / "data" / "constants" / "specs.json").read_text(encoding="utf-8")
-)
+_TABLES = shipped_data(__file__, "data/constants/specs.json")
 
 
 def _specs(kind: str) -> Mapping[str, ConstantSpec]:
@@ -52,17 +48,7 @@ def _specs(kind: str) -> Mapping[str, ConstantSpec]:
 MEANINGS = _specs("systems")
 """A system names at most 14 of them, so that a few measured rows determine them."""
 MOST = 14
-DEFAULTS: Mapping[str, float | str] = {
-    "burst_us": 0.0,
-    "collective_factor": 1.0,
-    "nic_efficiency_gradients": "nic_efficiency",
-    "overlap_slowdown": 1.0,
-    "serving_step_us": 0.0,
-    "serving_request_us": 0.0,
-    "serving_prompt_us": 0.0,
-    "vocabulary_efficiency": "matmul_efficiency",
-    "unaligned_efficiency": "vocabulary_efficiency",
-}
+DEFAULTS: Mapping[str, float | str] = _TABLES["defaults"]
 """Default of each constant that a system may omit: a value, or the name of another constant."""
 DEVICE_CONSTANTS = _specs("devices")
 """Constants of a device with forms of kernels. Products of a step run at the rate of their form for
@@ -160,19 +146,7 @@ class KernelTimeModel:
 
 
 KERNEL_TIME_MODELS: Mapping[str, KernelTimeModel] = {
-    "matmul": KernelTimeModel("matmul_efficiency", 0.5, bursts=True),
-    "conv": KernelTimeModel("matmul_efficiency", 0.5, bursts=True),
-    "vocabulary": KernelTimeModel("vocabulary_efficiency", 0.5, bursts=True),
-    "unaligned": KernelTimeModel("unaligned_efficiency", 0.5),
-    "batched": KernelTimeModel("matmul_efficiency", bursts=True),
-    "attention": KernelTimeModel("attention_efficiency"),
-    "attention_backward": KernelTimeModel("attention_efficiency"),
-    "attention_decode": KernelTimeModel("attention_efficiency"),
-    "flash_attention_2": KernelTimeModel("attention_efficiency"),
-    "memory": KernelTimeModel(),
-    "gather": KernelTimeModel(),
-    "scores": KernelTimeModel(factor="scores_factor"),
-    "logits": KernelTimeModel(factor="logits_factor", gap_factor="logits_factor"),
+    name: KernelTimeModel(**model) for name, model in _TABLES["kernel_times"].items()
 }
 """Forms of the times of kernels by class: see :class:`KernelTimeModel`. Half of the traffic is
 exposed in a pipelined product: loads of a tile run beside the arithmetic of another, at their ends

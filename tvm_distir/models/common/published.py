@@ -4,17 +4,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
 
-from tvm_distir.support import ModelError, nearest
+from tvm_distir.support import ModelError, nearest, shipped_data
 
 HUB = "hf:"
 
-PUBLISHED: Mapping[str, str] = json.loads(
-    Path(__file__).with_name("published.json").read_text(encoding="utf-8")
-)
+PUBLISHED: Mapping[str, str] = shipped_data(__file__, "published.json")
 """The model of the zoo of each published name. Names are read in any case, with or without the
 publisher."""
 

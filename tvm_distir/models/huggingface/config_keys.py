@@ -7,31 +7,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tvm_distir.support import ModelError
+from tvm_distir.support import ModelError, shipped_data
 
-NOT_IN_GRAPH = frozenset(
-    """
-    _attn_implementation _attn_implementation_autoset _name_or_path add_cross_attention
-    architectures attention_dropout attn_implementation auto_map aux_loss_alpha bad_words_ids
-    bos_token_id cache_implementation chunk_size_feed_forward cross_attention_hidden_size
-    decoder_start_token_id embd_pdrop eos_token_id ep_size experts_per_token
-    experts_implementation finetuning_task forced_bos_token_id forced_eos_token_id id2label
-    initial_context_length initializer_range is_decoder is_encoder_decoder label2id
-    max_position_embeddings max_window_layers model_type num_nextn_predict_layers
-    original_max_position_embeddings output_attentions output_hidden_states output_router_logits
-    pad_token_id prefix pretraining_tp problem_type quantization_config
-    compression_config resid_pdrop
-    return_dict router_aux_loss_coef router_jitter_noise sep_token_id seq_aux task_specific_params
-    tokenizer_class torch_dtype dtype transformers_version unsloth_fixed use_cache
-    use_bidirectional_attention _sliding_window_pattern attention_probs_dropout_prob
-    classifier_dropout dropout_rate encoder_stride hidden_dropout hidden_dropout_prob
-    initializer_factor pooler_act pooler_output_size activation_dropout apply_spec_augment
-    begin_suppress_tokens classifier_proj_size decoder_layerdrop dropout encoder_layerdrop init_std
-    mask_feature_length mask_feature_min_masks mask_feature_prob mask_time_length
-    mask_time_min_masks mask_time_prob median_filter_width suppress_tokens
-    max_length n_positions output_past gradient_checkpointing
-    """.split()
-)
+NOT_IN_GRAPH = frozenset(shipped_data(__file__, "config_keys.json"))
 """Keys that do not change the graph of a forward pass: what initializes, trains or decodes.
 Positions bound the sequence; layers of multi-token prediction are read by training code only. What
 quantizes is stated by :mod:`.quantized_config`."""

@@ -15,31 +15,14 @@ from tvm_ffi import core
 from tvm_distir.models.export.composites import ARGUMENTS
 from tvm_distir.models.export.port_attributes import PREFIX
 from tvm_distir.models.mlir.tree import Operation
+from tvm_distir.support import shipped_data
 
 from .emitter import Emitter
 from .translated_values import Tensors, TranslatedTensor, array_type
 
 COMPOSITE = "stablehlo.composite"
 
-OPS = frozenset(
-    """
-abs acos acosh add arange argmax argmin argsort asin asinh astype atan atan2 atanh bitwise_and
-bitwise_not bitwise_or bitwise_xor broadcast_to ceil clip collapse_sum_like collapse_sum_to
-concat cos cosh cumprod cumsum divide einsum equal erf exp expand_dims flatten flip floor
-floor_divide floor_mod full full_like gather_elements gather_nd grad.max_pool2d_backward
-grad.nll_loss_backward grad.take_backward greater greater_equal image.resize2d isfinite isinf
-isnan left_shift less less_equal log logical_and logical_not logical_or logical_xor matmul max
-maximum mean min minimum mod multiply negative nn.adaptive_avg_pool1d nn.adaptive_avg_pool2d
-nn.adaptive_avg_pool3d nn.attention nn.attention_bias nn.avg_pool1d nn.avg_pool2d nn.avg_pool3d
-nn.batch_flatten nn.batch_norm nn.conv1d nn.conv1d_transpose nn.conv2d nn.conv2d_transpose
-nn.conv3d nn.conv3d_transpose nn.dropout nn.gelu nn.gelu_tanh nn.group_norm nn.layer_norm
-nn.leakyrelu nn.log_softmax nn.max_pool1d nn.max_pool2d nn.max_pool3d nn.nll_loss nn.pad nn.relu
-nn.rms_norm nn.silu nn.softmax nn.softplus not_equal one_hot ones ones_like outer permute_dims
-power prod repeat reshape right_shift round rsqrt scatter_elements sigmoid sign sin sinh
-slice_scatter sort split sqrt square squeeze stack std strided_slice subtract sum take tan tanh
-tile topk tril triu trunc variance where zeros zeros_like
-""".split()
-)
+OPS = frozenset(shipped_data(__file__, "composite_ops.json"))
 """Names of the ops that composites may name, without ``relax.``."""
 _STATISTICS = ("max", "mean", "min", "prod", "std", "sum", "variance")
 _UNREGISTERED_TYPES = {

@@ -13,13 +13,11 @@ their models are defined.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-SIZES: Mapping[str, Mapping[str, Mapping[str, Any]]] = json.loads(
-    Path(__file__).with_name("sizes.json").read_text(encoding="utf-8")
-)
+from tvm_distir.support import shipped_data
+
+SIZES: Mapping[str, Mapping[str, Mapping[str, Any]]] = shipped_data(__file__, "sizes.json")
 """Fields that differ from the defaults of a model's configuration, by model and size, the default
 size first."""

@@ -88,3 +88,8 @@ def read_json(
 ) -> Any:  # fmt: skip
     """Return the plain data of a JSON file; see :func:`read_text` and :func:`parse_json`."""
     return parse_json(read_text(path, refuse), str(path), refuse, remedy, repeated)
+
+
+def shipped_data(source: str, name: str) -> Any:
+    """Return the plain data of a JSON file of this package, beside the source that reads it."""
+    return json.loads((Path(source).parent / name).read_text(encoding="utf-8"))

@@ -3,56 +3,22 @@
 """Check the fields of TVM's nodes that the native code of ``passes/ffi`` accesses.
 
 That code is built without headers of TVM: it looks types, fields and functions up by name at run
-time. A test compares these tables with the names in the sources of ``passes/ffi``.
+time. A test compares ``tvm_nodes.json`` with the names in the sources of ``passes/ffi``.
 """
 
 from __future__ import annotations
 
 import functools
 
+from tvm_distir.support.config.files import shipped_data
 from tvm_distir.support.errors.tree import DependencyError
 
-FIELDS: dict[str, tuple[str, ...]] = {
-    "ir.Call": ("op", "args", "attrs", "ty_args"),
-    "ir.Expr": ("ty",),
-    "ir.IntImm": ("value",),
-    "ir.PrimType": ("dtype",),
-    "ir.Tuple": ("fields",),
-    "ir.TupleGetItem": ("tuple_value", "index"),
-    "ir.TupleType": ("fields",),
-    "ir.Var": ("name",),
-    "relax.DTensorType": ("tensor_ty", "device_mesh", "placement"),
-    "relax.TensorType": ("shape", "dtype", "vdevice"),
-    "relax.attrs.DistributionAttrs": ("device_mesh", "placement"),
-    "relax.expr.Binding": ("var",),
-    "relax.expr.BindingBlock": ("bindings",),
-    "relax.expr.Function": ("params", "body"),
-    "relax.expr.MatchCast": ("value",),
-    "relax.expr.SeqExpr": ("blocks", "body"),
-    "relax.expr.ShapeExpr": ("values",),
-    "relax.expr.VarBinding": ("value",),
-}
+_NODES = shipped_data(__file__, "tvm_nodes.json")
+FIELDS: dict[str, list[str]] = _NODES["fields"]
 """The fields that are read, by type key. No node is ever changed."""
-
-TYPE_KEYS = (
-    "ir.FloatImm",
-    "ir.GenericConst",
-    "ir.GlobalVar",
-    "ir.Op",
-    "ir.StringImm",
-    "relax.expr.DataflowVar",
-    "relax.expr.If",
-)
+TYPE_KEYS: list[str] = _NODES["types"]
 """Further types that are only recognized."""
-
-FUNCTIONS = (
-    "ir.Call",
-    "ir.Var",
-    "relax.BindingBlock",
-    "relax.DataflowBlock",
-    "relax.DataflowVar",
-    "relax.VarBinding",
-)
+FUNCTIONS: list[str] = _NODES["functions"]
 """Global functions that create nodes."""
 
 

@@ -10,21 +10,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tvm_distir.core.ir.operators import COLLECTIVES, LOCAL_OPS
 from tvm_distir.support import DistIRError, load_library
 
 if TYPE_CHECKING:
     import tvm_ffi
 
-NATIVE_KINDS: tuple[str, ...] = (
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "collective_permute",
-    "local_slice",
-    "partial",
-    "axis_index",
-)
+NATIVE_KINDS = (*(kind for kind in COLLECTIVES if kind != "exchange"), *LOCAL_OPS)
 """Collectives the library has, in the order of its enum ``Kind``."""
 
 

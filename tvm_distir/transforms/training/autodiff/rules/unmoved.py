@@ -9,6 +9,8 @@ from tvm.relax import BlockBuilder, Expr, Var
 from tvm.relax.op import astype
 from tvm.relax.op import sum as sum_op
 
+from tvm_distir.support import shipped_data
+
 from .registry import Gradients, fitted, refuse, register_gradient
 
 STEPS = (
@@ -24,25 +26,8 @@ MARKS = (
 )
 """Ops that return their operand."""
 
-UNKNOWN = {
-    "nn.dropout": "outside of branches, it is converted to a kernel first",
-    "dist.attention_backward": "gradients of gradients are not supported",
-    "dist.attention_bias_gradient": "gradients of gradients are not supported",
-    "dist.expert_matmul": "steps of few tokens serve: train on the model without entry=serve",
-    "dist.kv_append": "caches serve inference: train on the model without entry=serve",
-    "dist.paged_attention": "caches serve inference: train on the model without entry=serve",
-    "dist.redistribute": "a training step is created from a model at level 1",
-    "quantize": "a quantized value is piecewise constant: train before quantization",
-    "grad.avg_pool2d_backward": "gradients of gradients are not supported",
-    "grad.max_pool2d_backward": "gradients of gradients are not supported",
-    "grad.nll_loss_backward": "gradients of gradients are not supported",
-    "grad.take_backward": "gradients of gradients are not supported",
-    "vision.all_class_non_max_suppression": "it selects boxes: train on its candidate boxes",
-    "vision.get_valid_counts": "it selects boxes: train on its candidate boxes",
-    "vision.multibox_transform_loc": "it selects boxes: train on its candidate boxes",
-    "vision.non_max_suppression": "it selects boxes: train on its candidate boxes",
-    "vision.roi_align": "the gradient of regions of interest is not known",
-    "vision.roi_pool": "the gradient of regions of interest is not known",
+UNKNOWN: dict[str, str] = {
+    op: why for why, ops in shipped_data(__file__, "refused.json").items() for op in ops
 }
 """Ops with floats in and out that are refused, and why."""
 
