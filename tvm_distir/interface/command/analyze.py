@@ -28,16 +28,9 @@ if TYPE_CHECKING:
     from tvm_distir.interface.analysis import AnalysisResult
     from tvm_distir.planning import Study
 
-    from .help import Commands
 
-
-def add_parser(commands: Commands) -> None:
-    """Add the sub-command."""
-    parser = commands.add_parser(
-        "analyze",
-        help="Distribute a model and predict its step on a system.",
-        description="Distribute a model over a mesh and predict time, memory and traffic.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the sub-command."""
     add_model_options(parser, STAGES, options=AnalysisOptions, required=("system",))
     parser.add_argument("--json", action="store_true", help="Print JSON instead of text.")
     parser.add_argument("--report", metavar="r.html", help="Write a self-contained HTML report.")
@@ -45,7 +38,6 @@ def add_parser(commands: Commands) -> None:
     about = "Write program, plan, IR levels, report and analysis to DIR."
     parser.add_argument("-o", dest="folder", metavar="DIR", help=about)
     add_force(parser)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, NoReturn, TextIO
 
-from tvm_distir.support import DistIRError, UsageError
+from tvm_distir.support import DistIRError, UsageError, shipped_data
 
 from . import (
     analyze,
@@ -109,9 +109,12 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="Print the versions and exit.")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    texts = shipped_data(__file__, "commands.json")
     for module in _COMMANDS:
-        module.add_parser(commands)
-    for sub in commands.choices.values():
+        name = module.__name__.rpartition(".")[2].replace("_", "-")
+        sub = commands.add_parser(name, **texts[name])
+        module.add_arguments(sub)
+        sub.set_defaults(run=module.run)
         debug = sub.add_argument(
             "--debug",
             action="store_true",

@@ -7,7 +7,6 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tvm_distir.support import option
 
@@ -15,9 +14,6 @@ from .help import SYSTEM_HELP
 from .options import WorkerOptions, add_options, asked_by, read_options
 from .outputs import Outputs
 from .terminal import print_result
-
-if TYPE_CHECKING:
-    from .help import Commands
 
 
 def _names(text: str, _option: str) -> tuple[str, ...]:
@@ -43,17 +39,8 @@ class CalibrateOptions(WorkerOptions):
     json: bool = option("write", default=False, frequent=True)
 
 
-def add_parser(commands: Commands) -> None:
-    """Add the sub-command."""
-    parser = commands.add_parser(
-        "calibrate",
-        help="Fit the constants of a system to measured steps or matrix products.",
-        description=(
-            "Fit the constants of a system to measured steps, simulated by the full pipeline, or "
-            "to measured matrix products. Print the errors in and out of fold, and the constants "
-            "that the rows do not determine."
-        ),
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the sub-command."""
     parser.add_argument("system", metavar="SYSTEM", help=SYSTEM_HELP)
     parser.add_argument(
         "rows",
@@ -63,7 +50,6 @@ def add_parser(commands: Commands) -> None:
     add_options(parser, CalibrateOptions, ("fit",))
     add_options(parser, WorkerOptions)
     add_options(parser, CalibrateOptions, ("write",))
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tvm_distir.planning import STAGES, AnalysisOptions
 from tvm_distir.support import UsageError
@@ -15,9 +15,6 @@ from tvm_distir.support import UsageError
 from .analyze import analyze_step
 from .options import add_help_strategies, add_options, read_planned_step
 from .terminal import print_result
-
-if TYPE_CHECKING:
-    from .help import Commands
 
 
 class _Way(argparse.Action):
@@ -34,18 +31,9 @@ class _Way(argparse.Action):
         namespace.operands_by_option = [*namespace.operands_by_option, (self.dest, values)]
 
 
-def add_parser(commands: Commands) -> None:
-    """Add the sub-command."""
-    parser = commands.add_parser(
-        "compare",
-        help="Compare results, plans or strategies.",
-        description="Compare steps: results of `analyze --json` or `analyze -o`, or a MODEL under "
-        "several plans and strategies, followed by results.",
-        usage="tvm-distir compare RESULT...\n"
-        "       tvm-distir compare MODEL [RESULT...] --system S... [--plan P.json]... "
-        "[--strategy S --mesh M]...",
-    )
-    parser.set_defaults(run=run, registers=True, operands_by_option=[])
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the sub-command."""
+    parser.set_defaults(registers=True, operands_by_option=[])
     parser.add_argument(
         "operands",
         metavar="RESULT",

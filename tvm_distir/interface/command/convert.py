@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from tvm_distir.planning import Study
 
-    from .help import Commands
 
 _LEVELS = tuple(LEVELS.values())
 _UNTIL = {"annotated": "annotate", "distributed": "propagate", "legalized": "optimize"}
@@ -30,14 +29,8 @@ _FROM = ("annotate", "propagate", "legalize", "lower")
 """The first pass from each level."""
 
 
-def add_parser(commands: Commands) -> None:
-    """Add the sub-command."""
-    parser = commands.add_parser(
-        "convert",
-        help="Convert a model to another format and IR level.",
-        description="Convert a model to the format of the output file's extension. Weights become "
-        "parameters of the module.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the sub-command."""
     add_model_options(parser)
     endings = ", ".join(
         f"{module_format.ending} ({module_format.what})" for module_format in FORMATS
@@ -49,7 +42,6 @@ def add_parser(commands: Commands) -> None:
         help=f"Set the IR level: {', '.join(_LEVELS)}, or 1 to 5 (default: local with a plan, "
         "otherwise the level of the input).",
     )
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -9,7 +9,6 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tvm_distir.planning import StepOptions
 from tvm_distir.support import option, parse_count
@@ -26,9 +25,6 @@ from .options import (
 from .outputs import Outputs
 from .stages import study_of
 from .terminal import print_result, with_warnings
-
-if TYPE_CHECKING:
-    from .help import Commands
 
 
 @dataclass(frozen=True)
@@ -61,21 +57,12 @@ class DeployOptions:
     json: bool = option("write", default=False, frequent=True)
 
 
-def add_parser(commands: Commands) -> None:
-    """Add the sub-command."""
-    parser = commands.add_parser(
-        "deploy",
-        help="Compile a distributed model to a folder of libraries and weight shards.",
-        description=(
-            "Distribute a model, compile it for each mesh, shard its weights, and write the result "
-            "to a folder that `tvm-distir run` executes with the TVM runtime only."
-        ),
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the sub-command."""
     add_model_options(parser)
     add_options(parser, DeployOptions, ("build",))
     add_dispatch(parser)
     add_options(parser, DeployOptions, ("write",), required=("folder",))
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

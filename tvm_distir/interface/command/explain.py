@@ -7,7 +7,6 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tvm_distir.planning import StepOptions
 from tvm_distir.support import option
@@ -15,9 +14,6 @@ from tvm_distir.support import option
 from .options import add_model_options, add_options, read_planned_step
 from .stages import study_of
 from .terminal import print_result, with_warnings
-
-if TYPE_CHECKING:
-    from .help import Commands
 
 
 @dataclass(frozen=True)
@@ -36,21 +32,12 @@ class ExplainOptions:
     no_alternatives: bool = option("explain", default=False, frequent=True)
 
 
-def add_parser(commands: Commands) -> None:
-    """Add the sub-command."""
-    parser = commands.add_parser(
-        "explain",
-        help="Explain the placement of a value.",
-        description=(
-            "Explain the placement of a value: the annotations that determine it, the ops and "
-            "calls it propagates through, the cost of alternatives, and the shard of each device."
-        ),
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the sub-command."""
     add_model_options(parser)
     about = "A parameter or variable (lv19), optionally of a function (layer/lv3, layer_1/lv3)."
     parser.add_argument("value", metavar="VALUE", help=about)
     add_options(parser, ExplainOptions)
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 from tvm_distir.planning import StepOptions
 from tvm_distir.support import UsageError, nearest
@@ -15,29 +14,16 @@ from .outputs import Outputs
 from .stages import study_of
 from .terminal import print_result
 
-if TYPE_CHECKING:
-    from .help import Commands
-
 FORMATS = ("dtensor", "jax", "megatron", "torchtitan", "deepspeed")
 
 
-def add_parser(commands: Commands) -> None:
-    """Add the sub-command."""
-    parser = commands.add_parser(
-        "export-plan",
-        help="Write a plan as code or configuration of another framework.",
-        description=(
-            "Write a plan as a function for PyTorch (dtensor), as shardings of JAX (jax), as "
-            "options of Megatron-LM (megatron) or torchtitan (torchtitan), or as JSON of DeepSpeed "
-            "(deepspeed). What a format cannot express is refused."
-        ),
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the sub-command."""
     add_model_options(parser)
     parser.add_argument(
         "--form", required=True, metavar="FORMAT", help=f"Choose the format: {', '.join(FORMATS)}."
     )
     parser.add_argument("-o", dest="out", metavar="FILE", help="Write to a file (default: stdout).")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

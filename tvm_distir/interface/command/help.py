@@ -8,7 +8,7 @@ import argparse
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from .terminal import print_result
 
@@ -18,10 +18,6 @@ if TYPE_CHECKING:
 _WIDTH = 100
 _CLAUSE = re.compile(r"[.:;] | \(")
 """What ends the first clause of a help text."""
-
-
-Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
-"""Sub-commands, to which each file of this folder adds its parser."""
 
 
 def get_to_work() -> None:

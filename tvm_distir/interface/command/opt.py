@@ -22,8 +22,6 @@ from .terminal import print_message, print_result
 if TYPE_CHECKING:
     from tvm import ir
 
-    from .help import Commands
-
 
 @dataclass(frozen=True)
 class PassOptions:
@@ -56,13 +54,8 @@ class PassOptions:
     time_passes: bool = option("run", default=False, frequent=True)
 
 
-def add_parser(commands: Commands) -> None:
-    """Add the sub-command."""
-    parser = commands.add_parser(
-        "opt",
-        help="Run passes on a module.",
-        description="Run passes on a module and print the result as TVMScript.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the sub-command."""
     about = "A .py file with a module, a .onnx, .pt2 or .mlir file, or zoo:NAME."
     parser.add_argument("input", metavar="in.py", help=about)
     passes, about = (
@@ -75,7 +68,7 @@ def add_parser(commands: Commands) -> None:
     add_options(parser, PassOptions, ("read",))
     add_options(parser, StepOptions, names=("dims",))
     add_options(parser, PassOptions, ("run",))
-    parser.set_defaults(run=run, registers=True)
+    parser.set_defaults(registers=True)
 
 
 def run(arguments: argparse.Namespace) -> int:

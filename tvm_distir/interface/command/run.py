@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 from tvm_distir.support import UsageError, option_fields
 
@@ -15,17 +14,9 @@ from .options import add_options, asked_by, read_options
 from .outputs import Outputs
 from .terminal import print_result
 
-if TYPE_CHECKING:
-    from .help import Commands
 
-
-def add_parser(commands: Commands) -> None:
-    """Add the sub-command."""
-    parser = commands.add_parser(
-        "run",
-        help="Run a folder of `tvm-distir deploy`.",
-        description="Run a deployed model on inputs from a file, with the TVM runtime only.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the sub-command."""
     parser.add_argument("folder", metavar="FOLDER", help="A folder of `tvm-distir deploy`.")
     add_options(parser, RunOptions)
     parser.add_argument(
@@ -36,7 +27,6 @@ def add_parser(commands: Commands) -> None:
     )
     names = [name for name in option_fields(JobRunOptions) if name not in _OWN]
     add_options(parser.add_argument_group("with --job"), JobRunOptions, names=names)
-    parser.set_defaults(run=run)
 
 
 _OWN = tuple(option_fields(RunOptions))

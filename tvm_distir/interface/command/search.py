@@ -36,17 +36,11 @@ if TYPE_CHECKING:
     from tvm_distir.planning import SearchResult
     from tvm_distir.planning import search as searching
 
-    from .help import Commands
     from .outputs import Outputs
 
 
-def add_parser(commands: Commands) -> None:
-    """Add the sub-command."""
-    parser = commands.add_parser(
-        "search",
-        help="Search for the fastest plans of a model on a cluster.",
-        description="Search for the fastest plans of a model on a cluster, with a lower bound.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the sub-command."""
     add_model(parser)
     parser.add_argument("--devices", required=True, metavar="N", help="Set the number of devices.")
     add_options(
@@ -63,7 +57,6 @@ def add_parser(commands: Commands) -> None:
     )
     parser.add_argument("--json", action="store_true", help="Print JSON instead of text.")
     add_force(parser)
-    parser.set_defaults(run=run)
 
 
 _STEP = [item for item in option_fields(StepOptions).values() if item.stage == "load"]

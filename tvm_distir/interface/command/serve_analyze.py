@@ -8,7 +8,7 @@ import argparse
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tvm_distir.planning import StepOptions
 from tvm_distir.support import UsageError, option, parse_count, parse_mesh, parse_number
@@ -17,9 +17,6 @@ from .options import add_options, read_options, read_step
 from .outputs import Outputs
 from .resumable import begin
 from .terminal import print_result, with_warnings
-
-if TYPE_CHECKING:
-    from .help import Commands
 
 
 def _seconds(text: str, option: str) -> float:
@@ -124,18 +121,12 @@ class AnalyzedServing(ServingOptions):
     trace: str | None = option("serve", "FILE.json")
 
 
-def add_parser(commands: Commands) -> None:
-    """Add the sub-command."""
-    parser = commands.add_parser(
-        "serve-analyze",
-        help="Predict how a model is served: latencies, throughput, memory, cost.",
-        description="Serve requests by a simulated engine with paged caches: latencies and their "
-        "percentiles, throughput, use of the caches, what breaks the service levels.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the sub-command."""
     add_served_model(parser)
     add_options(parser, AnalyzedServing, required=("mesh",))
     parser.add_argument("--json", action="store_true", help="Print the report as JSON.")
-    parser.set_defaults(registers=True, run=run)
+    parser.set_defaults(registers=True)
 
 
 def add_served_model(parser: argparse.ArgumentParser) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tvm_distir.planning import StepOptions
 from tvm_distir.support import option, parse_count
@@ -16,9 +15,6 @@ from .options import add_options, read_options, read_step
 from .resumable import begin
 from .serve_analyze import ServingOptions, add_served_model
 from .terminal import print_result, with_warnings
-
-if TYPE_CHECKING:
-    from .help import Commands
 
 
 def _words(text: str, _option: str) -> list[str]:
@@ -59,19 +55,13 @@ class SearchedServing(ServingOptions):
     report: str | None = option("serve", "r.html", frequent=True)
 
 
-def add_parser(commands: Commands) -> None:
-    """Add the sub-command."""
-    parser = commands.add_parser(
-        "serve-search",
-        help="Search the way of serving a model that keeps its service levels.",
-        description="Search the plans, schedulers and replicas that serve the most requests per "
-        "second within --ttft, --tpot and --e2e, and those of the least cost.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the sub-command."""
     add_served_model(parser)
     parser.add_argument("--devices", required=True, metavar="N", help="Set the number of devices.")
     add_options(parser, SearchedServing)
     parser.add_argument("--json", action="store_true", help="Print the report as JSON.")
-    parser.set_defaults(registers=True, run=run)
+    parser.set_defaults(registers=True)
 
 
 def run(arguments: argparse.Namespace) -> int:

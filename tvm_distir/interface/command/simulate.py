@@ -7,7 +7,6 @@ from __future__ import annotations
 import argparse
 import shlex
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tvm_distir.planning import StepOptions
 from tvm_distir.support import option, option_fields
@@ -18,9 +17,6 @@ from .outputs import Outputs, add_force
 from .stages import stopwatch
 from .terminal import print_page, print_result, wants_colour
 from .traces import add_trace, reserve_trace, write_trace
-
-if TYPE_CHECKING:
-    from .help import Commands
 
 
 @dataclass(frozen=True)
@@ -39,13 +35,8 @@ class StreamOptions:
     contention: bool = option("simulate", default=False, frequent=True)
 
 
-def add_parser(commands: Commands) -> None:
-    """Add the sub-command."""
-    parser = commands.add_parser(
-        "simulate",
-        help="Predict a step of an exported program.",
-        description="Predict time, memory and traffic of an exported program on a system.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the sub-command."""
     parser.add_argument("program", metavar="program.json", help="A program of `analyze -o DIR`.")
     parser.add_argument("--system", required=True, metavar="S", help=SYSTEM_HELP)
     add_options(parser, StreamOptions)
@@ -53,7 +44,6 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("--json", action="store_true", help="Print JSON instead of text.")
     add_trace(parser)
     add_force(parser)
-    parser.set_defaults(run=run)
 
 
 def command_line(arguments: argparse.Namespace) -> str:

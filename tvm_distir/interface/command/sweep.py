@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tvm_distir.planning import StepOptions
 from tvm_distir.support import UsageError, option, shortened
@@ -24,9 +24,6 @@ from .options import (
 from .resumable import begin, check_resume, outputs_of, settings_of
 from .stages import training_keywords
 from .terminal import print_message, print_result
-
-if TYPE_CHECKING:
-    from .help import Commands
 
 
 def _grid(items: list[str], option: str) -> dict[str, list[str]]:
@@ -93,17 +90,8 @@ class SweepOptions(WorkerOptions):
     output: str | None = option("run", "FILE.csv", flag="-o", frequent=True)
 
 
-def add_parser(commands: Commands) -> None:
-    """Add the sub-command."""
-    parser = commands.add_parser(
-        "sweep",
-        help="Predict the step of a model in many configurations.",
-        description=(
-            "Predict time and memory of the step of a model for each row of a CSV file or all "
-            "combinations of a grid: model sizes, parallelism, micro-batches, schedule, "
-            "recomputation, ZeRO."
-        ),
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the sub-command."""
     parser.set_defaults(registers=True)
     parser.add_argument(
         "model", metavar="MODEL", help="A .onnx or .pt2 file, or zoo:NAME?key=value,..."
@@ -117,7 +105,6 @@ def add_parser(commands: Commands) -> None:
         required=("system",),
     )
     add_options(parser, SweepOptions)
-    parser.set_defaults(run=run)
 
 
 _SETTINGS = (

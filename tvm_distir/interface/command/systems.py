@@ -12,22 +12,13 @@ from .terminal import print_result
 if TYPE_CHECKING:
     from tvm_distir.support import DataTable
 
-    from .help import Commands
 
-
-def add_parser(commands: Commands) -> None:
-    """Add the sub-command."""
-    parser = commands.add_parser(
-        "systems",
-        help="List systems, or the numbers of a system with their sources.",
-        description="List the systems of this package and of installed packages, with data-sheet "
-        "numbers per device and how many numbers are assumed. With SYSTEM, list all numbers of it "
-        "with their sources.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the sub-command."""
     parser.add_argument(
         "systems", metavar="SYSTEM", nargs="*", help="The name of a system, or a JSON file."
     )
-    parser.set_defaults(run=run, registers=True)
+    parser.set_defaults(registers=True)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -6,29 +6,19 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from .outputs import Outputs
 from .terminal import print_message
 
-if TYPE_CHECKING:
-    from .help import Commands
 
-
-def add_parser(commands: Commands) -> None:
-    """Add the sub-command."""
-    parser = commands.add_parser(
-        "ui",
-        help="Write a page that sorts, filters and compares saved results.",
-        description="Write an HTML page of all analyses (`analyze --json` and `-o`), searches "
-        "(`search -o`) and sweeps (CSV) in files and folders. The page needs no server.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the sub-command."""
     parser.add_argument(
         "folders", metavar="FOLDER", nargs="+", help="A folder with results, or a file."
     )
     about = "Write to a file (default: results.html)."
     parser.add_argument("-o", dest="out", metavar="FILE", default="results.html", help=about)
-    parser.set_defaults(run=run, registers=True)
+    parser.set_defaults(registers=True)
 
 
 def run(arguments: argparse.Namespace) -> int:

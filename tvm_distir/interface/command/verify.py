@@ -7,7 +7,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from tvm_distir.planning import StepOptions
 from tvm_distir.support import option, parse_seed
@@ -22,9 +21,6 @@ from .options import (
 )
 from .stages import stopwatch, study_of
 from .terminal import print_result, wants_colour, with_warnings
-
-if TYPE_CHECKING:
-    from .help import Commands
 
 
 def _seed(text: str, _option: str) -> int:
@@ -56,18 +52,12 @@ class VerifyOptions:
     json: bool = option("run", default=False, frequent=True)
 
 
-def add_parser(commands: Commands) -> None:
-    """Add the sub-command."""
-    parser = commands.add_parser(
-        "verify",
-        help="Verify a distributed model against the original by running both.",
-        description="Run the distributed program and the original on the same inputs, and compare.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the sub-command."""
     add_model_options(parser)
     add_options(parser, VerifyOptions, ("build",))
     add_dispatch(parser)
     add_options(parser, VerifyOptions, ("run",))
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

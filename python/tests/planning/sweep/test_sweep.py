@@ -212,7 +212,7 @@ def test_options_of_other_commands_are_no_columns(
 def test_every_option_of_analyze_is_known_to_tables() -> None:
     """Or it is a column of a sweep."""
     parser = argparse.ArgumentParser()
-    analyze_command.add_parser(parser.add_subparsers())
+    analyze_command.add_arguments(parser.add_subparsers().add_parser("analyze"))
     [actions] = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
     names = {action.dest for action in actions.choices["analyze"]._actions}
     of_output = {"==SUPPRESS==", "advice", "folder", "force", "help", "json", "measure", "price",
