@@ -17,8 +17,7 @@ from tvm_distir.models.zoo.decoder_config import DecoderConfig
 from tvm_distir.support import ModelError, nearest
 
 from .config_keys import ConfigKeys
-from .decoder_readers import DECODERS
-from .encoder_configs import ENCODERS
+from .family_reader import DECODERS, ENCODERS, decoder_config, encoder_config
 from .quantized_config import KEYS, quantization_note
 from .rotary_keys import with_rotary
 
@@ -70,7 +69,9 @@ def read_config(data: Any, location: str, keys: Mapping[str, Any] | None = None)
             f"{nearest(kind, MODEL_TYPES)} Export it by torch.export or ONNX instead.",
         )
     config: Any = (
-        ENCODERS[kind](reading) if kind in ENCODERS else DECODERS[kind](reading, _common(reading))
+        encoder_config(kind, reading)
+        if kind in ENCODERS
+        else decoder_config(kind, reading, _common(reading))
     )
     if reading.unread:
         names = ", ".join(sorted(reading.unread))
