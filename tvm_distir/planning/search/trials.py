@@ -151,7 +151,7 @@ class Trials:
             price_s = labelled.price_s if candidate.schedule is None else None
             priced = replace(row, price_s=price_s, gap=labelled.gap, hidden=hidden)
             if simulated is None or plan != simulated[0]:
-                simulated = plan, self.study(module, plan).result
+                simulated = plan, self._simulated(module, plan, labelled)
             yield priced, plan, simulated[1]
 
     def _solver(self, module: ir.IRModule, candidate: Candidate) -> _Solver:
@@ -169,7 +169,7 @@ class Trials:
         if fits and not Profile.resolve(self.system.kernels).stores_copies:
             return _Solver(labeller, free, self.limit, None)
         plan = with_attention(module, candidate.completed(free.plan()))
-        result = self.study(module, plan).result
+        result = self._simulated(module, plan, free)
         limit = self.limit + max(0, free.peak_bytes - result.peak_memory_bytes)
         if fits and result.peak_memory_bytes > self.limit:
             limit -= result.peak_memory_bytes - free.peak_bytes
@@ -186,10 +186,16 @@ class Trials:
         return row, plan, result
 
     def _fixed(self, candidate: Candidate) -> Plan:
-        """Return the rules that are to hold, with the meshes."""
+        """Return the rules that are to hold, with the meshes and the schedule."""
         if candidate.ranks:
-            return Plan(candidate.meshes)
-        return kept_rules(self.constraints.keep, candidate.mesh)
+            return Plan(candidate.meshes, schedule=candidate.schedule)
+        rules = kept_rules(self.constraints.keep, candidate.mesh)
+        return replace(rules, schedule=candidate.schedule)
+
+    def _simulated(self, module: ir.IRModule, plan: Plan, labelled: ShardedCandidate) -> Result:
+        """Simulate a plan by the decision that its labels record, without reading them again."""
+        decided = labelled.annotated, labelled.decision
+        return Study(module, plan, system=self.system, decided=decided).result
 
     def study(self, module: ir.IRModule, plan: Plan, updates: bool = True) -> Study:
         """Return the study of a module as the command line makes it of a plan that it is given.
