@@ -78,6 +78,12 @@ class Trials:
         The margin of estimates.
     in_stages : bool
         Whether candidates may have stages.
+
+    Attributes
+    ----------
+    only_products : bool
+        Whether lower bounds count the arithmetic of products alone: what fused kernels hand to each
+        other need not be stored.
     """
 
     def __init__(
@@ -93,6 +99,7 @@ class Trials:
     ) -> None:
         self.source, self.system, self.limit, self.gap = source, system, limit, gap
         self.constraints, self.margin, self.in_stages = constraints, margin, in_stages
+        self.only_products = bool(Profile.resolve(system.kernels).rules)
         self._costs = MeshCostCache(system)
 
     def of(
@@ -179,7 +186,7 @@ class Trials:
         self, row: CandidateRow, plan: Plan, result: Result
     ) -> tuple[CandidateRow, Plan, Result]:
         """Return a plan with what its simulation says."""
-        row = row.simulated(result, self.limit)
+        row = row.simulated(result, self.limit, self.only_products)
         if row.state == MEMORY:
             gib = result.peak_memory_bytes / 2**30
             row = replace(row, why=f"in simulation it stores {gib:.2f} GiB")
@@ -240,7 +247,8 @@ class Trials:
                 candidate, stages=schedule.stages, micro_batches=schedule.micro_batches,
                 chunks=schedule.chunks, cuts=tuple(schedule.cuts),
             )  # fmt: skip
-        row = CandidateRow(candidate, SOLVED, 0.0, why=name).simulated(result, self.limit)
+        row = CandidateRow(candidate, SOLVED, 0.0, why=name)
+        row = row.simulated(result, self.limit, self.only_products)
         return FoundPlan(row, plan, result)
 
     def compared(
@@ -293,7 +301,8 @@ class Trials:
         result = self.study(module, plan, updates=False).result
         count = 1 if schedule is None else schedule.micro_batches
         candidate = Candidate(tuple(mesh.items()), micro_batches=count, recompute=policy)
-        row = CandidateRow(candidate, SOLVED, 0.0, why=name).simulated(result, self.limit)
+        row = CandidateRow(candidate, SOLVED, 0.0, why=name)
+        row = row.simulated(result, self.limit, self.only_products)
         return FoundPlan(row, candidate.completed(plan), result)
 
 
