@@ -15,6 +15,7 @@ from tvm import ir
 
 from tvm_distir.core.ir.operators import ATTENTION_OP
 from tvm_distir.core.plan import Plan, Schedule, as_plan, data_positions, mesh_text
+from tvm_distir.core.propagation import Decision
 from tvm_distir.core.rewriting import calls_op, entry_of, keep_entry
 from tvm_distir.hardware import System
 from tvm_distir.models import Model, load_model
@@ -66,6 +67,8 @@ class Study(StepOptions):
     ----------
     exporter : callable
         Makes the program of the distributed module.
+    decided : (IRModule, Decision), optional
+        The annotated step, and the decision that the labels of the plan record: they are not read.
     levels : dict, optional
         Receives the module after each pass, by the name of the pass.
     loaded : dict, optional
@@ -76,6 +79,7 @@ class Study(StepOptions):
     """
 
     exporter: Callable[[ir.IRModule], Program] = export
+    decided: tuple[ir.IRModule, Decision] | None = None
     levels: dict[str, ir.IRModule] | None = None
     loaded: dict[object, Model] = field(default_factory=dict)
     watch: Stopwatch = field(default_factory=Stopwatch)
@@ -374,14 +378,18 @@ class Study(StepOptions):
             The pass to end with; None: the last pass.
         """
         mod, system = self.step, self.known_system if self.decide == "times" else None
+        first_passes = {
+            name: {**options, "system": system}
+            for name, options in passes_for(self.step_plan)
+            if name != FUSE_ATTENTION  # done before the step was made
+        }
+        if self.decided is not None and first == "annotate":
+            first = "propagate"
+            mod, first_passes[first]["decision"] = self.decided
         named = [
-            *(
-                (name, {**options, "system": system})
-                for name, options in passes_for(self.step_plan)
-                if name != FUSE_ATTENTION  # done before the step was made
-            ),
+            *first_passes.items(),
             *([(WRITE_ATTENTION, {})] if self._writes_attention else []),
-            *communication_passes(mod, system, **self.passed_to(DISTRIBUTE)),
+            *communication_passes(self.step, system, **self.passed_to(DISTRIBUTE)),
         ]
         names = [name for name, _ in named]
         end = len(named) if until is None else names.index(until) + 1

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection
+from functools import cached_property
 
 from tvm_distir.performance.program.parts import Function
 
@@ -57,16 +58,18 @@ class Dataflow:
             if op.kind == "view"
             or (casts and returned.isdisjoint(op.outputs) and self.is_cast(number))
         }
-        self.source = list(range(len(fn.values)))
+        self.source = source = list(range(len(fn.values)))
         self.maker: dict[int, int] = {}
         self.readers: dict[int, list[int]] = {}
+        self._reads: list[tuple[int, ...]] = []
         for number, op in enumerate(fn.ops):
             for value in op.outputs:
                 self.maker[value] = number
+            self._reads.append(tuple(dict.fromkeys([source[value] for value in op.inputs])))
             if number in self.views:
-                self.source[op.outputs[0]] = self.source[op.inputs[0]]
+                source[op.outputs[0]] = source[op.inputs[0]]
                 continue
-            for value in dict.fromkeys(self.source[value] for value in op.inputs):
+            for value in self._reads[-1]:
                 self.readers.setdefault(value, []).append(number)
         self.returned = {self.source[value] for value in fn.results}
 
@@ -80,11 +83,15 @@ class Dataflow:
 
     def reads(self, number: int) -> tuple[int, ...]:
         """Return the values with memory that an op reads."""
-        return tuple(dict.fromkeys(self.source[v] for v in self.fn.ops[number].inputs))
+        return self._reads[number]
+
+    @cached_property
+    def _elements(self) -> list[int]:
+        return [math.prod(value.shape) for value in self.fn.values]
 
     def elements(self, value: int) -> int:
         """Number of elements."""
-        return math.prod(self.fn.values[value].shape)
+        return self._elements[value]
 
     def qualifiers(self, number: int) -> tuple[str, ...]:
         """Return what the operands of an op are, as members of rules may ask for.
@@ -151,16 +158,17 @@ class Dataflow:
     def closes_circle(self, group: Collection[int], number: int) -> bool:
         """Return whether adding an op to a group would close a cycle through an op outside."""
         members = {*group, number}
-        first, last = min(members), max(members)
-        reached: set[int] = set()
-        for op in range(first, last + 1):
-            if op in self.views:
-                continue
-            makers = {self.maker.get(value, -1) for value in self.reads(op)}
-            behind = not reached.isdisjoint(makers)
-            if op in members:
-                if behind:
-                    return True
-            elif behind or not members.isdisjoint(makers):
-                reached.add(op)
+        last, reached = max(members), set[int]()
+        todo = [*members]
+        while todo:
+            op = todo.pop()
+            is_outside = op in reached
+            for value in self.fn.ops[op].outputs:
+                for reader in self.readers.get(value, ()):
+                    if reader in members:
+                        if is_outside:
+                            return True
+                    elif reader < last and reader not in reached:
+                        reached.add(reader)
+                        todo.append(reader)
         return False

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -55,16 +56,17 @@ class Grouping:
         self._grouped: set[int] = {*flow.views, *self.absorbed}
         self._grouped.update(n for n, op in enumerate(ops) if op.kind != "compute")
         self.groups: list[Group] = []
+        by_name: dict[str, list[int]] = {}
+        for number, op in enumerate(ops):
+            by_name.setdefault(op.op, []).append(number)
         for rule in profile.rules:
-            for number in range(len(ops)):
+            begun = [numbers for name, numbers in by_name.items() if rule.begins(name)]
+            for number in sorted(itertools.chain.from_iterable(begun)):
                 if number not in self._grouped and self._begins(rule, number):
                     self._grow(rule, number)
 
     def _begins(self, rule: FusionRule, number: int) -> bool:
-        op = self.flow.fn.ops[number]
-        if not rule.begins(op.op) or not self._issued(rule, number):
-            return False
-        return _is_multiple(self.flow, rule, number)
+        return self._issued(rule, number) and _is_multiple(self.flow, rule, number)
 
     def _issued(self, rule: FusionRule, number: int) -> bool:
         return rule.issue == "any" or (rule.issue == "autograd") == (number in self.late)

@@ -212,6 +212,8 @@ class DeviceGroupResult:
     products : mapping of str to int
         FLOPs of matrix products, convolutions and attention on each device, by the type of their
         arithmetic.
+    products_s : float
+        The time of these on each device.
     """
 
     mesh: str
@@ -221,6 +223,7 @@ class DeviceGroupResult:
     tables: Callable[[], Tables] = field(repr=False, compare=False)
     kernels: frozenset[tuple[str, str]] = frozenset()
     products: Mapping[str, int] = field(default_factory=dict)
+    products_s: float = 0.0
 
     @property
     def ops(self) -> tuple[OpTime, ...]:

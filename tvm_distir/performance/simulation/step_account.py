@@ -39,8 +39,8 @@ class _Ops(NamedTuple):
     """Ops that are run, how often, those of them that count as traffic, and all FLOPs.
 
     ``kernels`` are the classes and types of kernels and of the work of the host, ``products`` the
-    FLOPs of tensor kernels by type, ``delay_ps`` is the sum of the delays beside started
-    collectives.
+    FLOPs of tensor kernels by type and ``product_ps`` their time, ``delay_ps`` is the sum of the
+    delays beside started collectives.
     """
 
     rows: list[OpRow]
@@ -49,6 +49,7 @@ class _Ops(NamedTuple):
     flops: int
     kernels: frozenset[tuple[str, str]]
     products: dict[str, int]
+    product_ps: int
     delay_ps: int
 
 
@@ -120,6 +121,7 @@ class StepAccount:
                 functools.cache(tables),
                 ops.kernels,
                 ops.products,
+                seconds(ops.product_ps),
             )
         )
         work = compute_ps - unused_ps, comm_ps, both_ps - unused_ps
@@ -157,16 +159,19 @@ class StepAccount:
             kernels = frozenset(
                 (row.op.kernel_class, row.op.dtype) for row in rows if row.op.kind == "compute"
             )
-            products = Counter[str]()
+            products, product_ps = Counter[str](), 0
             for row, count in zip(rows, often, strict=True):
                 if row.op.kernel_class in TENSOR_CLASSES and row.op.flops:
                     products[row.op.dtype] += count * row.op.flops
+                    product_ps += count * row.duration_ps
             delay_ps = sum(
                 count * row.duration_ps
                 for row, count in zip(rows, often, strict=True)
                 if row.op.kind == SLOWDOWN
             )
-            self._cache[key] = _Ops(rows, often, moves, flops, kernels, products, delay_ps)
+            self._cache[key] = _Ops(
+                rows, often, moves, flops, kernels, products, product_ps, delay_ps
+            )
         return self._cache[key]
 
     def _add_moves(

@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 from tvm_distir.core.ops import TENSOR_CLASSES
 from tvm_distir.core.plan import Schedule
-from tvm_distir.hardware import Clock, StepKernels, System, work_of_step
-from tvm_distir.performance import Profile
+from tvm_distir.hardware import Clock, StepKernels, work_of_step
 from tvm_distir.support import InfeasibleError
 
 from .candidates import Candidate, Enumeration
@@ -88,7 +87,8 @@ class Queue:
         enumeration, trials = self.enumeration, self.trials
         candidates = list(enumeration)
         has_uneven_stages = enumeration.constraints.stage_devices == ANY and enumeration.stages
-        work = _lasting(work_of_step(trials.source.module(None, "none")), trials.system)
+        work = work_of_step(trials.source.module(None, "none"))
+        work = _of_products(work) if trials.only_products else work
         self._work = work
         in_stages = has_uneven_stages or any(
             candidate.schedule is not None for candidate in candidates
@@ -209,13 +209,11 @@ class Queue:
         )
 
 
-def _lasting(work: StepKernels, system: System) -> StepKernels:
-    """Return the part of a step's kernels that no kernel profile of a system removes.
+def _of_products(work: StepKernels) -> StepKernels:
+    """Return the part of a step's kernels that no kernel profile removes.
 
     Where kernels are fused, values need not be stored; the arithmetic of products remains.
     """
-    if not Profile.resolve(system.kernels).rules:
-        return work
     lasting = StepKernels(Counter(), Counter())
     for all_kernels, products in zip(work, lasting, strict=True):
         for kernel, count in all_kernels.items():

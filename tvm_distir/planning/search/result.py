@@ -68,6 +68,9 @@ class CandidateRow:
     compute_s, exposed_comm_s : float, optional
         The parts of ``time_s`` on the device with most of both: work, and communication that does
         not overlap with work. In the rest of the step the device waits.
+    bounded_s : float, optional
+        The part of ``compute_s`` in kernels that ``least_s`` counts: matrix products, convolutions
+        and attention where the kernel profile fuses others, else all.
     """
 
     candidate: Candidate
@@ -85,6 +88,7 @@ class CandidateRow:
     parts: str = ""
     compute_s: float | None = None
     exposed_comm_s: float | None = None
+    bounded_s: float | None = None
 
     @property
     def shares(self) -> tuple[float | None, float | None]:
@@ -96,9 +100,26 @@ class CandidateRow:
             None if comm is None else comm / total_s,
         )
 
-    def simulated(self, result: Result, limit_bytes: int) -> CandidateRow:
-        """Return the row with the simulated numbers, solved where it fits into device memory."""
-        busiest = max(result.devices.distinct, key=lambda d: d.compute_s + d.exposed_comm_s)
+    def above(self, least_s: float) -> dict[str, float]:
+        """Return the parts of what the simulated time exceeds a lower bound by, in seconds.
+
+        ``kernels_s`` is the excess of the kernels that the bound counts, with the time in which the
+        device waits; there are none where the time of these is not known.
+        """
+        total_s, work_s, comm_s = self.time_s, self.compute_s, self.exposed_comm_s
+        if total_s is None or work_s is None or comm_s is None or self.bounded_s is None:
+            return {}
+        other_s = work_s - self.bounded_s
+        kernels_s = total_s - comm_s - other_s - least_s
+        return {"kernels_s": kernels_s, "other_kernels_s": other_s, "communication_s": comm_s}
+
+    def simulated(self, result: Result, limit_bytes: int, only_products: bool) -> CandidateRow:
+        """Return the row with the simulated numbers, solved where it fits into device memory.
+
+        ``only_products``: the bound counts matrix products, convolutions and attention alone.
+        """
+        pairs = zip(result.devices.distinct, result.lanes, strict=True)
+        busiest, lane = max(pairs, key=lambda pair: pair[0].compute_s + pair[0].exposed_comm_s)
         return replace(
             self,
             state=SOLVED if result.peak_memory_bytes <= limit_bytes else MEMORY,
@@ -106,6 +127,7 @@ class CandidateRow:
             peak_bytes=result.peak_memory_bytes,
             compute_s=busiest.compute_s,
             exposed_comm_s=busiest.exposed_comm_s,
+            bounded_s=lane.products_s if only_products else busiest.compute_s,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -222,6 +244,11 @@ class SearchResult(Displayed):
         """Return a lower bound on the time of all plans of the space."""
         return min((row.least_s for row in self.rows), default=0.0)
 
+    @property
+    def above_bound(self) -> dict[str, float]:
+        """Return the parts of what the fastest plan exceeds :attr:`least_s` by, in seconds."""
+        return self.plans[0].row.above(self.least_s) if self.plans else {}
+
     _headline = search_headline
     _draw = draw_search
 
@@ -257,6 +284,7 @@ class SearchResult(Displayed):
             "front": [row.candidate.key for row in self.front],
             "space": self.space,
             "complete": self.complete,
+            **({"least_s": self.least_s, "above_bound": self.above_bound} if self.plans else {}),
             **({"why": [reason.to_dict() for reason in self.why]} if self.why else {}),
             **({} if self.baseline is None else {"baseline": self.baseline.to_dict()}),
             "rows": [row.to_dict() for row in self.rows],

@@ -99,6 +99,7 @@ def search_headline(result: Any) -> str:
         )
     if result.plans and result.least_s:
         lines.append(f"lower bound of the step time: {units.duration(result.least_s)}")
+        lines += _excess(result)
     if result.baseline is not None and result.baseline.time_s and result.plans:
         other, best = result.baseline.time_s, result.plans[0].time_s
         lines.append(
@@ -107,6 +108,22 @@ def search_headline(result: Any) -> str:
             + ("" if result.baseline.state == "solved" else "; does not fit")
         )
     return "\n".join(lines)
+
+
+def _excess(result: Any) -> list[str]:
+    """Return what makes the fastest plan slower than the lower bound, the largest part first."""
+    least_s, parts = result.least_s, result.above_bound
+    names = {
+        "kernels_s": "the kernels that the bound counts, and waiting",
+        "other_kernels_s": "kernels that it does not count, as their operands may be fused",
+        "communication_s": "communication, which it takes to overlap",
+    }
+    shown = sorted((-seconds, names[key]) for key, seconds in parts.items() if seconds > 0)
+    if not shown:
+        return []
+    total_s = sum(parts.values())
+    causes = "; ".join(f"{units.share(-seconds, least_s)} {name}" for seconds, name in shown)
+    return [f"fastest plan above the lower bound: {units.share(total_s, least_s)} ({causes})"]
 
 
 def draw_search(result: Any, axes: Any) -> None:

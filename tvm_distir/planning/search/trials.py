@@ -78,6 +78,12 @@ class Trials:
         The margin of estimates.
     in_stages : bool
         Whether candidates may have stages.
+
+    Attributes
+    ----------
+    only_products : bool
+        Whether lower bounds count the arithmetic of products alone: what fused kernels hand to each
+        other need not be stored.
     """
 
     def __init__(
@@ -93,6 +99,7 @@ class Trials:
     ) -> None:
         self.source, self.system, self.limit, self.gap = source, system, limit, gap
         self.constraints, self.margin, self.in_stages = constraints, margin, in_stages
+        self.only_products = bool(Profile.resolve(system.kernels).rules)
         self._costs = MeshCostCache(system)
 
     def of(
@@ -151,7 +158,7 @@ class Trials:
             price_s = labelled.price_s if candidate.schedule is None else None
             priced = replace(row, price_s=price_s, gap=labelled.gap, hidden=hidden)
             if simulated is None or plan != simulated[0]:
-                simulated = plan, self.study(module, plan).result
+                simulated = plan, self._simulated(module, plan, labelled)
             yield priced, plan, simulated[1]
 
     def _solver(self, module: ir.IRModule, candidate: Candidate) -> _Solver:
@@ -169,7 +176,7 @@ class Trials:
         if fits and not Profile.resolve(self.system.kernels).stores_copies:
             return _Solver(labeller, free, self.limit, None)
         plan = with_attention(module, candidate.completed(free.plan()))
-        result = self.study(module, plan).result
+        result = self._simulated(module, plan, free)
         limit = self.limit + max(0, free.peak_bytes - result.peak_memory_bytes)
         if fits and result.peak_memory_bytes > self.limit:
             limit -= result.peak_memory_bytes - free.peak_bytes
@@ -179,17 +186,23 @@ class Trials:
         self, row: CandidateRow, plan: Plan, result: Result
     ) -> tuple[CandidateRow, Plan, Result]:
         """Return a plan with what its simulation says."""
-        row = row.simulated(result, self.limit)
+        row = row.simulated(result, self.limit, self.only_products)
         if row.state == MEMORY:
             gib = result.peak_memory_bytes / 2**30
             row = replace(row, why=f"in simulation it stores {gib:.2f} GiB")
         return row, plan, result
 
     def _fixed(self, candidate: Candidate) -> Plan:
-        """Return the rules that are to hold, with the meshes."""
+        """Return the rules that are to hold, with the meshes and the schedule."""
         if candidate.ranks:
-            return Plan(candidate.meshes)
-        return kept_rules(self.constraints.keep, candidate.mesh)
+            return Plan(candidate.meshes, schedule=candidate.schedule)
+        rules = kept_rules(self.constraints.keep, candidate.mesh)
+        return replace(rules, schedule=candidate.schedule)
+
+    def _simulated(self, module: ir.IRModule, plan: Plan, labelled: ShardedCandidate) -> Result:
+        """Simulate a plan by the decision that its labels record, without reading them again."""
+        decided = labelled.annotated, labelled.decision
+        return Study(module, plan, system=self.system, decided=decided).result
 
     def study(self, module: ir.IRModule, plan: Plan, updates: bool = True) -> Study:
         """Return the study of a module as the command line makes it of a plan that it is given.
@@ -234,7 +247,8 @@ class Trials:
                 candidate, stages=schedule.stages, micro_batches=schedule.micro_batches,
                 chunks=schedule.chunks, cuts=tuple(schedule.cuts),
             )  # fmt: skip
-        row = CandidateRow(candidate, SOLVED, 0.0, why=name).simulated(result, self.limit)
+        row = CandidateRow(candidate, SOLVED, 0.0, why=name)
+        row = row.simulated(result, self.limit, self.only_products)
         return FoundPlan(row, plan, result)
 
     def compared(
@@ -287,7 +301,8 @@ class Trials:
         result = self.study(module, plan, updates=False).result
         count = 1 if schedule is None else schedule.micro_batches
         candidate = Candidate(tuple(mesh.items()), micro_batches=count, recompute=policy)
-        row = CandidateRow(candidate, SOLVED, 0.0, why=name).simulated(result, self.limit)
+        row = CandidateRow(candidate, SOLVED, 0.0, why=name)
+        row = row.simulated(result, self.limit, self.only_products)
         return FoundPlan(row, candidate.completed(plan), result)
 
 

@@ -68,7 +68,7 @@ def test_plans_are_taken_by_analyze(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "<svg" in page.read_text() and "mlp.up_proj.weight" in page.read_text()
     head = ["#", "plan", "divides", "step", "compute", "comm", "cost", "gap", "peak"]
     assert again.splitlines()[0].split() == head
-    assert len(again.splitlines()) == 6 + len(data["plans"])
+    assert len(again.splitlines()) == 7 + len(data["plans"])
     assert "\ncost: the time of all ops and collectives in sequence" in again
 
 
@@ -81,6 +81,7 @@ def test_a_step_of_training_with_what_it_is_compared_with(
     assert "pp=2,dp=2" in text and "candidates:" in text
     assert re.search(r"#  plan +divides +step +compute +comm +cost +gap +peak\n", text)
     assert "lower bound of the step time: " in text
+    assert re.search(r"\nfastest plan above the lower bound: \d.*% the kernels that", text)
     plan = ["--plan", str(folder / "1.plan.json")]
     assert main(["analyze", MODEL, *plan, *train, "--system", PLAIN_A100, "--json"]) == 0
     result = json.loads((folder / "search.json").read_text())["plans"][0]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -70,6 +71,25 @@ def test_a_group_closes_a_circle_where_a_path_comes_back(seed: int) -> None:
         if not has_circle(fn, set(some[:2]), flow.views):
             expected = has_circle(fn, set(some), flow.views)
             assert flow.closes_circle(set(some[:2]), some[2]) == expected
+
+
+@pytest.mark.parametrize("between", [8, 64])
+def test_ops_that_do_not_follow_from_a_group_are_not_looked_at(between: int) -> None:
+    """Ops between those of a group, such as updates of other weights, cost nothing."""
+    build = Build().param("p", 64).param("q", 64).compute("a", "p", 1, 64)
+    for number in range(between):
+        build.compute(f"other{number}", "q", 1, 64)
+    flow = Dataflow(build.compute("b", "a p", 1, 64).done("b"), False)
+    looked: list[int] = []
+
+    class Readers(dict[int, list[int]]):
+        def get(self, key: int, default: Any = None) -> Any:
+            looked.append(key)
+            return super().get(key, default)
+
+    flow.readers = Readers(flow.readers)
+    assert not flow.closes_circle({0}, between + 1)
+    assert len(looked) == 2
 
 
 @pytest.mark.parametrize("seed", range(4))

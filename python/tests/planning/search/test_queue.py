@@ -85,7 +85,7 @@ def test_what_a_step_stores_on_any_mesh_prunes_meshes_of_as_many_devices(
     )
     queue = Queue(trials, enumeration)
     first, second = Candidate((("dp", 4),)), Candidate((("dp", 2), ("tp", 2)))
-    seen = CandidateRow(first, MEMORY, 1.0, time_s=2.0, peak_bytes=1500, mesh_bytes=stored)
+    seen = CandidateRow(first, MEMORY, 1.0, time_s=2.0, peak_bytes=1500, whole_bytes=stored)
     queue.saw(QueuedCandidate(0.0, first.key, 1.0, first, None), seen, 9.0)
     row = queue.cut(QueuedCandidate(0.0, second.key, 3.0, second, None), 9.0)
     assert (row is not None) == pruned

@@ -132,6 +132,12 @@ class TestPlans:
             assert comm == busy.exposed_comm_s / result.time_s
             assert 0 < compute < compute + comm <= 1.0 + 1e-9
 
+    def test_without_fused_kernels_the_bound_counts_all(self, steps):
+        parts = steps.above_bound
+        assert parts["other_kernels_s"] == 0 and min(parts.values()) >= 0
+        excess_s = steps.plans[0].time_s - steps.least_s
+        assert sum(parts.values()) == pytest.approx(excess_s, abs=1e-15)
+
     def test_no_time_is_below_what_is_proved(self, steps):
         assert steps.least_s == min(row.least_s for row in steps.rows)
         for row in steps.rows:
@@ -289,6 +295,13 @@ def test_no_bound_of_a_system_with_fused_kernels_is_above_a_time():
     assert all(0 < row.least_s <= row.time_s for row in result.rows)
     result = search(wide, 4, "dgx-h100-megatron", train=ADAM, top=99)
     assert all(0 < row.least_s <= row.time_s for row in result.rows)
+    best, parts = result.plans[0], result.above_bound
+    assert sum(parts.values()) == pytest.approx(best.time_s - result.least_s, abs=1e-15)
+    busy = max(best.simulated.lanes, key=lambda lane: sum(op.time_s for op in lane.ops))
+    products = [op.time_s for op in busy.ops if op.flops and op.bound_by == "compute"]
+    assert best.row.bounded_s == pytest.approx(sum(products), rel=0.02)
+    assert parts["other_kernels_s"] == best.row.compute_s - best.row.bounded_s > 0
+    assert result.to_dict()["above_bound"] == parts
 
 
 class TestStages:
