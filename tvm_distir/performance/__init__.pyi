@@ -13,6 +13,7 @@ from .memory.peaks import Peaks as Peaks
 from .memory.planned import entry_number as entry_number
 from .memory.remedies import Verdict as Verdict
 from .memory.remedies import verdict as verdict
+from .program.export_pass import ExportProgram as ExportProgram
 from .program.exporter import export as export
 from .program.mesh import Mesh as Mesh
 from .program.model_flops import StepFlops as StepFlops

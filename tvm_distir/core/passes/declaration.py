@@ -83,7 +83,8 @@ class PassInfo:
         for key, parameter in known.items():
             if parameter.default is REQUIRED and key not in values:
                 problem = f'the option "{key}" of {name} is missing'
-                remedy = f"Write {name}{{{key}=...}}, or add --{key}."
+                flag = f", or add --{key}" if key in ("plan", "system") else ""
+                remedy = f"Write {name}{{{key}=...}}{flag}."
                 raise UsageError("DIST0151", problem, location=f'pass "{name}"', remedy=remedy)
         return self.factory(**values)
 

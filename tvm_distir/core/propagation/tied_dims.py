@@ -13,7 +13,7 @@ from tvm.ir import IRModule
 from tvm_distir.core.ir.branches import lift_branches
 from tvm_distir.core.propagation.graph.graph import Axis, Graph
 from tvm_distir.core.propagation.solve.cost import Costs
-from tvm_distir.core.rewriting.functions import inner_made_private
+from tvm_distir.core.rewriting.canonical import canonical
 
 from .placed_module import PlacedModule
 from .weight_search import WeightSearch
@@ -67,7 +67,7 @@ def tied_dims(mod: IRModule, seeds: Mapping[str, Mapping[int, int]], ranks: int)
     PropagationError
         DIST0401 an op without a rule; what extraction raises.
     """
-    search = WeightSearch(lift_branches(inner_made_private(mod)), Axis(0, 0, ranks, ""), Costs())
+    search = WeightSearch(lift_branches(canonical(mod)), Axis(0, 0, ranks, ""), Costs())
     reach = search.reach_of(seeds)
     follows = _following(search.module, seeds)
     result = []

@@ -12,6 +12,8 @@ from .calls import rebuild as rebuild
 from .calls import tensor_args as tensor_args
 from .calls import tuple_of as tuple_of
 from .calls import typed as typed
+from .canonical import canonical as canonical
+from .canonical import plain_calls as plain_calls
 from .collector import gc_paused as gc_paused
 from .dims import bind_dims as bind_dims
 from .dims import check_sizes as check_sizes
@@ -31,13 +33,14 @@ from .functions import callees_first as callees_first
 from .functions import callers_closure as callers_closure
 from .functions import calls_op as calls_op
 from .functions import has_dtensor as has_dtensor
-from .functions import inner_made_private as inner_made_private
 from .functions import retyped as retyped
 from .functions import with_functions as with_functions
 from .nodes import make_binding as make_binding
 from .nodes import make_call as make_call
 from .nodes import make_var as make_var
 from .nodes import scalar as scalar
+from .partitions import has_attr as has_attr
+from .partitions import unpartitioned as unpartitioned
 from .replacing import Replacements as Replacements
 from .replacing import replaced_calls as replaced_calls
 from .scopes import all_bindings as all_bindings

@@ -85,6 +85,8 @@ def run(arguments: argparse.Namespace) -> int:
     get_to_work()
     outputs = Outputs(_inputs(arguments.input, chosen, specs))
     target = outputs.reserve(chosen.output, "-o")
+    for spec in specs:
+        outputs.reserve(spec.options.get("output"), f"output of {spec.name}")
     watch = stopwatch()
     with watch.stage("read"):
         from tvm_distir.core.analysis import check_level

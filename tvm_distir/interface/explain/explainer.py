@@ -24,7 +24,7 @@ from tvm_distir.core.ops import nominal
 from tvm_distir.core.passes import AnnotateSharding
 from tvm_distir.core.plan import PlanLike, as_plan
 from tvm_distir.core.propagation import Costs, propagate
-from tvm_distir.core.rewriting import inner_made_private, open_dims
+from tvm_distir.core.rewriting import canonical, open_dims
 from tvm_distir.hardware import System, costs_for
 from tvm_distir.support import UsageError, shortened
 from tvm_distir.transforms import fused_for
@@ -118,7 +118,7 @@ def explain(
     if resolved is not None:
         mod = AnnotateSharding(resolved.by_rules())(fused_for(mod, resolved))
     check_level(mod, "annotated")
-    mod = lift_branches(inner_made_private(mod))
+    mod = lift_branches(canonical(mod))
     costs = costs or costs_for(mod, system)
     complete = resolved is not None and resolved.complete
     decision = propagate(mod, costs, complete=complete)

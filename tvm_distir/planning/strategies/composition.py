@@ -21,7 +21,7 @@ from tvm_distir.core.plan import (
     labels_text,
     policies_of,
 )
-from tvm_distir.core.rewriting import fold_shapes, gc_paused, open_tuples
+from tvm_distir.core.rewriting import canonical, fold_shapes, gc_paused, open_tuples
 from tvm_distir.hardware import System
 from tvm_distir.support import PlanError
 from tvm_distir.transforms import FuseAttention
@@ -96,7 +96,7 @@ def compose(
         other; what the strategies raise, of all strategies at once.
     """
     check_module(mod, "td.planning.compose")
-    spec, mod = as_mesh_spec(mesh), open_tuples(fold_shapes(mod))
+    spec, mod = as_mesh_spec(mesh), open_tuples(fold_shapes(canonical(mod)))
     chosen_specs: list[StrategySpec] = []
     for item in [specs] if isinstance(specs, str) else specs:
         chosen_specs.extend(parse(item) if isinstance(item, str) else [checked(item)])

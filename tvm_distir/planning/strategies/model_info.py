@@ -23,7 +23,7 @@ from tvm_distir.core.ir import (
 )
 from tvm_distir.core.ir.attributes import param_names
 from tvm_distir.core.plan import DEFAULT_MESH, MAIN, MeshSpec, PlanRule
-from tvm_distir.core.rewriting import inner_made_private
+from tvm_distir.core.rewriting import canonical
 from tvm_distir.support import MeshError, PlanError
 
 from .training_parts import state_names
@@ -93,7 +93,7 @@ def entries(mod: ir.IRModule) -> list[tuple[str, relax.Function, str | None]]:
 
     ``main`` where it exists, else all public functions.
     """
-    mod = inner_made_private(mod)
+    mod = canonical(mod)
     public = {str(gv.name_hint): fn for gv, fn in relax_functions(mod) if not is_private(fn)}
     if MAIN in public:
         return [(MAIN, public[MAIN], None)]

@@ -12,7 +12,7 @@ from typing import Any, ParamSpec
 
 from tvm_distir.core.ir import check_module
 from tvm_distir.core.plan import Plan
-from tvm_distir.core.rewriting import fold_shapes, gc_paused, open_tuples
+from tvm_distir.core.rewriting import canonical, fold_shapes, gc_paused, open_tuples
 from tvm_distir.support import (
     Option,
     PlanError,
@@ -145,7 +145,7 @@ def plan_maker(function: Callable[Arguments, Plan]) -> Callable[Arguments, Plan]
     def planned(*args: Arguments.args, **options: Arguments.kwargs) -> Plan:
         module = args[0] if args else options[reserved[0]]
         check_module(module, f'strategy "{function.__name__}"')
-        mod = open_tuples(fold_shapes(module))
+        mod = open_tuples(fold_shapes(canonical(module)))
         if args:
             return with_updates(mod, opened(mod, *args[1:], **options))
         return with_updates(mod, opened(**{**options, reserved[0]: mod}))

@@ -27,7 +27,7 @@ from tvm_distir.core.propagation import (
     PlacementSearch,
     WeightLabels,
 )
-from tvm_distir.core.rewriting import all_bindings, inner_made_private
+from tvm_distir.core.rewriting import all_bindings, canonical
 from tvm_distir.hardware import System, costs_of_axes, main_dtype
 from tvm_distir.support import PlanError
 
@@ -115,7 +115,7 @@ def tensor_parallel(
     pins: tuple[PlacementConstraint, ...] = ()
     stored: WeightLabels = {}
     if ranks > 1:
-        costs, lifted = _costs(mod, spec, axis, system), lift_branches(inner_made_private(mod))
+        costs, lifted = _costs(mod, spec, axis, system), lift_branches(canonical(mod))
         explorer = PlacementSearch(lifted, axis, ranks, weights, costs)
         bounds = bounds_for(explorer, weights, ranks, slack)
         trial, occupied = (
@@ -213,7 +213,7 @@ def bounds_of(mod: ir.IRModule, ranks: int, axis: str = "tp", slack: int = SLACK
         name: tensor_parameters(name, fn, rule_name) for name, fn, rule_name in entries(mod)
     }
     weights = _weights(mod, parameters)
-    explorer = PlacementSearch(lift_branches(inner_made_private(mod)), axis, ranks, weights)
+    explorer = PlacementSearch(lift_branches(canonical(mod)), axis, ranks, weights)
     return bounds_for(explorer, weights, ranks, slack)
 
 

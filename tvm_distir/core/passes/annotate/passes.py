@@ -54,7 +54,7 @@ from tvm_distir.core.plan.plan import Plan
 from tvm_distir.core.plan.recomputation import check_policies
 from tvm_distir.core.plan.schedules.notes import scheduled
 from tvm_distir.core.plan.schema import PlanRule
-from tvm_distir.core.rewriting.functions import inner_made_private
+from tvm_distir.core.rewriting.canonical import canonical
 from tvm_distir.core.rewriting.scopes import all_bindings
 from tvm_distir.core.rewriting.static_shapes import fold_shapes
 from tvm_distir.core.rewriting.tuple_parameters import open_tuples
@@ -103,7 +103,7 @@ def annotate_module(mod: ir.IRModule, plan: Plan) -> ir.IRModule:
 
 def _annotate(mod: ir.IRModule, plan: Plan) -> ir.IRModule:
     _refuse_dtensors(mod)
-    mod = open_tuples(fold_shapes(inner_made_private(mod)))
+    mod = open_tuples(fold_shapes(canonical(mod)))
     check_policies(plan.recompute, mod)
     schedule = scheduled(plan.schedule, mod)
     rules, labels = plan.rules, plan.labels

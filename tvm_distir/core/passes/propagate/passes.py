@@ -26,8 +26,8 @@ from tvm_distir.core.propagation.decision import Decision, Instance
 from tvm_distir.core.propagation.serialization import decision_of_labels
 from tvm_distir.core.propagation.solve.cost import Costs
 from tvm_distir.core.rewriting.calls import typed
+from tvm_distir.core.rewriting.canonical import canonical
 from tvm_distir.core.rewriting.collector import gc_paused
-from tvm_distir.core.rewriting.functions import inner_made_private
 from tvm_distir.support import InfeasibleError, Steps, unrolled
 
 from .rewriter import FunctionRewriter
@@ -95,7 +95,7 @@ def PropagateSharding(
             return decided(mod)
 
     def decided(mod: ir.IRModule) -> ir.IRModule:
-        mod = lift_branches(inner_made_private(mod))
+        mod = lift_branches(canonical(mod))
         if mod.attrs and LABELS_ATTR in mod.attrs:
             placements = decision_of_labels(mod, json.loads(str(mod.attrs[LABELS_ATTR])))
         elif complete and model is not None and costs is None:

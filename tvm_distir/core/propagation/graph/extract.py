@@ -199,9 +199,8 @@ class _Function:
             raise self.g.error(
                 "DIST0412",
                 label,
-                f"a call of {op}, a function inside of a function",
-                "Make it a private function of the module that takes all that it reads as "
-                "arguments (relax.transform.LambdaLift does where it captures no tensor).",
+                f"a call of {op}, a function that arrives as a value",
+                "Call a function of the module, which takes all that it reads as arguments.",
             )
         results = self.leaves.of(len(self.params) + number, var)
         if rule is not None and not results and operands:

@@ -20,6 +20,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.s_tir.schedule.schedule import ScheduleError
 
 from tvm_distir.core.ir import outline_branches
+from tvm_distir.core.rewriting import plain_calls
 from tvm_distir.support import DistIRError, EngineError, ForkSafeLock
 from tvm_distir.transforms import kernel_passes, repair_kernels
 
@@ -187,7 +188,8 @@ def compile_module(
     target = target_in_scope()
     try:
         with compile_turn():
-            mod = outline_branches(mod)  # else TVM hands storage of a branch to what follows it
+            # else TVM hands storage of a branch to what follows it
+            mod = outline_branches(plain_calls(mod))
             with target:
                 ready = tvm.transform.Sequential(kernel_passes())(mod)
             return _build(ready, target, kernels)

@@ -1,0 +1,33 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Bring modules of TVM's passes and front ends into the one form that the passes work on."""
+
+from __future__ import annotations
+
+from tvm import ir
+
+from .closures import without_closures
+from .functions import inner_made_private
+from .partitions import open_partitions, with_composite_ops
+
+
+def plain_calls(mod: ir.IRModule) -> ir.IRModule:
+    """Return a module whose calls of functions are all calls of functions of the module.
+
+    Raises
+    ------
+    PropagationError
+        DIST0412 for a closure that is read other than by calls.
+    """
+    return without_closures(open_partitions(mod))
+
+
+def canonical(mod: ir.IRModule) -> ir.IRModule:
+    """Return a module at level 1 or 2 with :func:`plain_calls`, and its called functions private.
+
+    Raises
+    ------
+    PropagationError
+        As :func:`plain_calls`.
+    """
+    return inner_made_private(with_composite_ops(plain_calls(mod)))

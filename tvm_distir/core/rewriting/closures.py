@@ -1,0 +1,111 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Replace calls of closures by calls of private functions.
+
+Before (or what ``relax.transform.LambdaLift`` makes of it, ``make_closure`` and
+``invoke_pure_closure``)::
+
+    @R.function
+    def inner(a):
+        return R.matmul(a, w)
+    y = inner(x)
+
+After, with the private function ``main_inner(a, w)``::
+
+    y = cls.main_inner(x, w)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import ir, relax
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from tvm_distir.core.ir.handles import handle
+from tvm_distir.core.ir.types import relax_functions
+from tvm_distir.support import PropagationError
+
+from .calls import called_name
+from .functions import with_functions
+from .scopes import all_bindings
+
+_MAKE, _INVOKE = "relax.make_closure", ("relax.invoke_closure", "relax.invoke_pure_closure")
+_MAKE_HANDLE = handle(ir.Op.get(_MAKE))
+
+
+def without_closures(mod: ir.IRModule) -> ir.IRModule:
+    """Return the module with each call of a closure as a call of a private function.
+
+    What a closure captures becomes further arguments of its calls. The module is not changed, and
+    returned where it holds no closure.
+
+    Raises
+    ------
+    PropagationError
+        DIST0412 naming a closure that is read other than by calls, or calls itself.
+    """
+    if any(_is_local(b) for _, fn in relax_functions(mod) for b in all_bindings(fn.body)):
+        for gv, fn in relax_functions(mod):
+            _refuse_recursion(str(gv.name_hint), fn)
+        mod = relax.transform.LambdaLift()(mod)
+    makers = [(gv, fn) for gv, fn in relax_functions(mod) if any(map(_makes, all_bindings(fn.body)))]
+    if not makers:
+        return mod
+    functions = dict(mod.functions)
+    for gv, fn in makers:
+        direct = relax.analysis.remove_all_unused(_Caller(mod).visit_expr(fn))
+        _refuse_escapes(str(gv.name_hint), direct)
+        functions[gv] = direct
+    return with_functions(mod, functions)
+
+
+def _is_local(binding: relax.Binding) -> bool:
+    return type(binding.value) is relax.Function
+
+
+def _makes(binding: relax.Binding) -> bool:
+    value = binding.value
+    return type(value) is ir.Call and handle(value.op) == _MAKE_HANDLE
+
+
+def _fault(problem: str, location: str, remedy: str) -> PropagationError:
+    return PropagationError("DIST0412", problem, location=location, remedy=remedy)
+
+
+def _refuse_recursion(name: str, fn: relax.Function) -> None:
+    """Refuse a local function that calls itself, which ``LambdaLift`` cannot lift."""
+    for binding in filter(_is_local, all_bindings(fn.body)):
+        if any(used.same_as(binding.var) for used in relax.analysis.free_vars(binding.value)):
+            problem = "a function inside of a function calls itself"
+            raise _fault(problem, f"{name}/{binding.var.name}", "Unroll the recursion.")
+        _refuse_recursion(f"{name}/{binding.var.name}", binding.value)
+
+
+def _refuse_escapes(name: str, fn: relax.Function) -> None:
+    """Refuse closures that are still made, since something reads them as values."""
+    for binding in filter(_makes, all_bindings(fn.body)):
+        raise _fault(
+            "a closure is read as a value (returned, stored in a tuple, or passed on), so that "
+            "what its readers call is not known",
+            f"{name}/{binding.var.name}",
+            "Call it where it is defined, or make it a private function of the module that takes "
+            "what it captures as arguments.",
+        )
+
+
+@mutator
+class _Caller(PyExprMutator):  # type: ignore[misc,unused-ignore]
+    """Replaces calls of closures that the same function makes."""
+
+    def visit_call_(self, call: ir.Call) -> ir.Expr:
+        call = super().visit_call_(call)
+        if called_name(call) not in _INVOKE:
+            return call
+        maker: Any = call.args[0]
+        while isinstance(maker, ir.Var):
+            maker = self.lookup_binding(maker)
+        if type(maker) is not ir.Call or called_name(maker) != _MAKE:
+            return call
+        target, captures = maker.args
+        return ir.Call(target, [*call.args[1].fields, *captures.fields])
