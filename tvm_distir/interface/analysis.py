@@ -17,7 +17,7 @@ from tvm_distir.execution import measure as measure_kernels
 from tvm_distir.execution import plan_storage
 from tvm_distir.hardware import System
 from tvm_distir.performance import Program, Result, export, step_flops
-from tvm_distir.planning import AnalysisOptions, Study
+from tvm_distir.planning import SHARED, AnalysisOptions, StageMemo, Study
 from tvm_distir.support import (
     Column,
     DataTable,
@@ -190,7 +190,11 @@ def analyze(options: AnalysisOptions) -> AnalysisResult:
     check_advice(options.advice)
     options = options.with_seq()
     with gc_paused():
-        study = Study.of(options, exporter=exporter(options.measure, options.allocator))
+        study = Study.of(
+            options,
+            exporter=exporter(options.measure, options.allocator),
+            memo=SHARED if options.reuse else StageMemo(),
+        )
         name = "module" if isinstance(options.model, ir.IRModule) else str(options.model)
         result = analyze_study(
             study, name=name, command=_call(options, name), forward=not options.measure

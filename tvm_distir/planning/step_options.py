@@ -235,7 +235,12 @@ class AnalysisOptions(StepOptions):
     advice : str
         Set how recommendations are evaluated: bounds (formulas only), quick (simulate a few
         changes, the default) or full (simulate all changes).
+    reuse : bool
+        Take stages whose inputs are those of an earlier analysis of this process from there: a
+        change of options that only the simulation reads, such as the kernel profile, then takes the
+        time of the simulation.
     """
 
     measure: bool = option(SIMULATE, default=False)
     advice: str = option(ADVISE, "HOW", default="bounds", usual="quick")
+    reuse: bool = True

@@ -7,31 +7,32 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from tvm import ir
 
 from tvm_distir.core.ir.operators import ATTENTION_OP
-from tvm_distir.core.plan import Plan, Schedule, as_plan, data_positions, mesh_text
+from tvm_distir.core.plan import Plan, Schedule, as_plan, mesh_text
 from tvm_distir.core.propagation import Decision
-from tvm_distir.core.rewriting import calls_op, entry_of, keep_entry
+from tvm_distir.core.rewriting import calls_op, keep_entry
 from tvm_distir.hardware import System
-from tvm_distir.models import Model, load_model
+from tvm_distir.models import Model
 from tvm_distir.performance import Profile, Program, Result, export, simulate
 from tvm_distir.support import Stopwatch, UsageError
 from tvm_distir.transforms import (
     FUSE_ATTENTION,
     WRITE_ATTENTION,
     FuseAttention,
-    OutlineRepeatedLayers,
     PassSpec,
     communication_passes,
     passes_for,
     train_step,
 )
 
+from .model_loading import load_part
+from .stage_memo import StageMemo
 from .step_options import ATTENTIONS, DISTRIBUTE, FUSED, SIMULATE, WRITTEN, Recompute, StepOptions
 from .strategies.composition import compose
 from .strategies.context_parallelism import has_ring
@@ -44,6 +45,8 @@ from .strategies.pipelining import (
 )
 from .strategies.registry import StrategySpec, parse
 from .strategies.training_parts import with_updates
+
+_Value = TypeVar("_Value")
 
 
 class _FittedStep(NamedTuple):
@@ -71,9 +74,8 @@ class Study(StepOptions):
         The annotated step, and the decision that the labels of the plan record: they are not read.
     levels : dict, optional
         Receives the module after each pass, by the name of the pass.
-    loaded : dict, optional
-        Receives each model that is loaded, by the MODEL string, samples and dims; other studies
-        with the same dictionary take it from there.
+    memo : StageMemo, optional
+        Keeps the results of stages, which other studies with the same memo take from there.
     watch : Stopwatch
         Measures the stages ``load``, ``plan``, ``train``, each pass, ``export``, ``simulate``.
     """
@@ -81,7 +83,7 @@ class Study(StepOptions):
     exporter: Callable[[ir.IRModule], Program] = export
     decided: tuple[ir.IRModule, Decision] | None = None
     levels: dict[str, ir.IRModule] | None = None
-    loaded: dict[object, Model] = field(default_factory=dict)
+    memo: StageMemo | None = None
     watch: Stopwatch = field(default_factory=Stopwatch)
 
     def __post_init__(self) -> None:
@@ -120,6 +122,14 @@ class Study(StepOptions):
         return System.resolve(self.system)
 
     @cached_property
+    def _timed_system(self) -> System | None:
+        """Return the system without its price, on which no module depends."""
+        system = self.known_system
+        if system is None or system.device.price_per_hour is None:
+            return system
+        return replace(system, device=replace(system.device, price_per_hour=None))
+
+    @cached_property
     def source(self) -> Model:
         """Return the model as loaded, with repeated layers of a file of ONNX or torch as functions.
 
@@ -146,40 +156,24 @@ class Study(StepOptions):
                 location="train", remedy="Pass train= (on the command line, --train).",
             )  # fmt: skip
         with self.watch.stage("load"):
-            return self._load(self.model, 1 if schedule is None else schedule.micro_batches)
+            parts = 1 if schedule is None else schedule.micro_batches
+            keep = None if self.memo is None else self._kept
+            return load_part(self.model, self.batch, self.dims, parts, keep)
 
-    def _load(self, spec: str | Path, parts: int) -> Model:
-        """Load the model with the samples of one of several micro-batches."""
-        batch = self.batch
-        if batch is None or parts == 1:
-            model = self._load_once(spec, batch)
-            if parts == 1 or model.is_text:
-                return model
-            entry = model.mod[entry_of(model.mod)]
-            batch = int(entry.params[data_positions(entry)[0]].ty.shape[0])
-        if batch % parts:
-            raise UsageError(
-                "DIST0152", f"the batch {batch} is not a multiple of the {parts} micro-batches",
-                location="batch", remedy="Give the batch of a full step, a multiple of them.",
-            )  # fmt: skip
-        return self._load_once(spec, batch // parts)
-
-    def _load_once(self, spec: str | Path, batch: int | None) -> Model:
-        """Load the model, its repeated layers as functions, unless another study did."""
-        key = str(spec), batch, tuple(sorted((self.dims or {}).items()))
-        model = self.loaded.get(key)
-        if model is None:
-            model = load_model(spec, batch=batch, dims=self.dims)
-            if model.kind in ("onnx", "torch"):
-                model = replace(model, mod=OutlineRepeatedLayers()(model.mod))
-            self.loaded[key] = model
-        return model
+    def _kept(self, stage: str, inputs: object, make: Callable[[], _Value]) -> _Value:
+        """Return the result of a stage, from the memo where there is one."""
+        return make() if self.memo is None else self.memo.result(stage, inputs, make)
 
     @cached_property
     def forward(self) -> ir.IRModule:
         """Return the loaded module, with a single entry point."""
-        mod = keep_entry(self.source.mod, self.entry)
-        return FuseAttention()(mod) if self._fuses_attention else mod
+        source, fuses = self.source.mod, self._fuses_attention
+
+        def make() -> ir.IRModule:
+            mod = keep_entry(source, self.entry)
+            return FuseAttention()(mod) if fuses else mod
+
+        return self._kept("forward", (source, self.entry, fuses), make)
 
     @cached_property
     def _profile(self) -> Profile | None:
@@ -303,19 +297,21 @@ class Study(StepOptions):
         return with_attention(step, plan) if self._fuses_attention else plan
 
     def _train_step(self, recompute: Recompute) -> ir.IRModule:
+        forward = self.forward
+        keywords = {
+            "recompute": recompute, "system": self._timed_system, "schedule": self._schedule,
+            "recomputed_ops": self.recomputed_ops, **(self.training() or {}),
+        }  # fmt: skip
         with self.watch.stage("train"):
-            return train_step(
-                self.forward, recompute=recompute, system=self.known_system,
-                schedule=self._schedule, recomputed_ops=self.recomputed_ops,
-                **(self.training() or {}),
-            )  # fmt: skip
+            return self._kept("train", (forward, keywords), lambda: train_step(forward, **keywords))
 
     def _make_plan(self, step: ir.IRModule) -> Plan:
         """Make the plan of a step."""
         plan, specs = self._given_plan, self._specs
         with self.watch.stage("plan"):
             if self.strategy is not None:
-                return compose(step, self.mesh or {}, specs, self.known_system)
+                inputs = step, self.mesh or {}, specs, self._timed_system
+                return self._kept("plan", inputs, lambda: compose(*inputs))
             if plan is None:
                 return as_plan(None, step)
             if self.entry is not None:
@@ -358,7 +354,7 @@ class Study(StepOptions):
         return Study(
             step, plan, system=self.known_system, decide=self.decide, exporter=self.exporter,
             attention=self.attention, levels=None if self.levels is None else {}, watch=self.watch,
-            **self.passed_to(DISTRIBUTE),
+            memo=self.memo, **self.passed_to(DISTRIBUTE),
         )  # fmt: skip
 
     @cached_property
@@ -377,7 +373,7 @@ class Study(StepOptions):
         until : str, optional
             The pass to end with; None: the last pass.
         """
-        mod, system = self.step, self.known_system if self.decide == "times" else None
+        mod, system = self.step, self._timed_system if self.decide == "times" else None
         first_passes = {
             name: {**options, "system": system}
             for name, options in passes_for(self.step_plan)
@@ -394,9 +390,11 @@ class Study(StepOptions):
         names = [name for name, _ in named]
         end = len(named) if until is None else names.index(until) + 1
         chosen = named[names.index(first) : end]
-        for name, run_pass in [(name, PassSpec(name).make(**options)) for name, options in chosen]:
+        specs = [(PassSpec(name), options) for name, options in chosen]
+        for spec, options, run_pass in [(spec, by, spec.make(**by)) for spec, by in specs]:
+            name, inputs = spec.name, (spec.name, spec.info.taken(options), mod)
             with self.watch.stage(name):
-                mod = run_pass(mod)
+                mod = self._kept("pass", inputs, partial(run_pass, mod))
             if self.levels is not None:
                 self.levels[name] = mod
         return mod
@@ -408,6 +406,8 @@ class Study(StepOptions):
         if self._step.attempt is not None:
             return self._step.attempt.program
         with self.watch.stage("export"):
+            if self.exporter is export:
+                return self._kept("export", local, lambda: export(local))
             return self.exporter(local)
 
     @cached_property

@@ -69,6 +69,8 @@ from .native.loader import load_library as load_library
 from .native.loader import native_function as native_function
 from .native.loader import reference as reference
 from .native.loader import warn_without_library as warn_without_library
+from .notices import warn as warn
+from .notices import warnings_issued as warnings_issued
 from .plugins.docstrings import parameter_texts as parameter_texts
 from .plugins.docstrings import summary as summary
 from .plugins.extras import missing_extra as missing_extra

@@ -44,7 +44,9 @@ from .padding import Zeros as Zeros
 from .partial import call_sharding as call_sharding
 from .partial import carried as carried
 from .registration import SAME_OP as SAME_OP
+from .registry import generation as generation
 from .registry import load_entry_points as load_entry_points
+from .registry import note_change as note_change
 from .registry import own_ops as own_ops
 from .registry import register_sharding_rule as register_sharding_rule
 from .registry import registered_ops as registered_ops

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tvm import ir
 
     from tvm_distir.interface.analysis import AnalysisResult
-    from tvm_distir.planning import Study
+    from tvm_distir.planning import StageMemo, Study
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -97,21 +97,22 @@ def analyze_step(
     step: AnalysisOptions,
     command: str = "",
     levels: dict[str, ir.IRModule] | None = None,
-    loaded: dict[object, object] | None = None,
+    memo: StageMemo | None = None,
 ) -> AnalysisResult:
     """Load, distribute, export, simulate.
 
-    ``levels`` receives the module after each pass, and ``loaded`` the model for further calls.
+    ``levels`` receives the module after each pass, and ``memo`` the stages for further calls.
     """
     watch = stopwatch()
     with watch.stage("load"):
         from tvm_distir.interface.analysis import analyze_study, exporter
+        from tvm_distir.planning import StageMemo
     study = study_of(
         step,
         watch=watch,
         exporter=exporter(step.measure, step.allocator),
         levels=levels,
-        loaded={} if loaded is None else loaded,
+        memo=StageMemo() if memo is None else memo,
     )
     with asked_by("--kernels", "DIST0701"):
         result = analyze_study(

@@ -73,12 +73,13 @@ def run(arguments: argparse.Namespace) -> int:
     from tvm_distir.core.rewriting import gc_paused
     from tvm_distir.interface.report.comparison import compare
     from tvm_distir.interface.report.document import to_json
+    from tvm_distir.planning import StageMemo
 
     operands: list[Any] = []
-    loaded: dict[object, Any] = {}
+    memo = StageMemo()
     for task in tasks:
         with gc_paused():
-            operands.append(analyze_step(task, loaded=loaded).to_dict())
+            operands.append(analyze_step(task, memo=memo).to_dict())
     results = arguments.operands[1 if tasks else 0 :]
     table = compare(*operands, *results)
     several = len(arguments.system or ()) > 1

@@ -9,7 +9,6 @@ its consumers, ``R.dist.kv_append`` and ``R.dist.paged_attention``.
 from __future__ import annotations
 
 import glob
-import warnings
 from collections.abc import Iterator, Sequence
 
 from tvm import ir, relax
@@ -18,7 +17,7 @@ from tvm_distir.core.ir.operators import CACHE_OPS, HEADS_DIM, POOLS_DIM, POSITI
 from tvm_distir.core.ops import creates_cache
 from tvm_distir.core.plan import MeshSpec, OpenLabels, PlanRule
 from tvm_distir.core.rewriting import all_bindings, calls_op
-from tvm_distir.support import PlanError
+from tvm_distir.support import PlanError, warn
 
 from .consumers import Consumers
 from .model_info import Parameter, entries
@@ -82,7 +81,7 @@ def heads_label(cache: Parameter, count: int) -> int | None:
 def warn_of_full_caches(caches: Sequence[Parameter], strategy: str, axis: str) -> None:
     """Warn of caches that every device of an axis stores in full."""
     if caches:
-        warnings.warn(
+        warn(
             f'{strategy} over "{axis}": each device stores {len(caches)} caches in full '
             f"({caches[0].name}, ...), whose heads the devices do not divide. data_parallel "
             "divides them by requests, context_parallel by positions.",

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import math
 import re
-import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
+
+from tvm_distir.support import warn
 
 from .model_info import Parameter
 
@@ -62,7 +63,7 @@ def warn_of_replicated(projections: Iterable[Projection], strategy: str, axis: s
         groups[pattern, weight.why_replicated] = groups.get((pattern, weight.why_replicated), 0) + 1
     shown = [f"{name} ({count}: {why})" for (name, why), count in list(groups.items())[:SHOWN]]
     more = f" and {len(groups) - SHOWN} more" if len(groups) > SHOWN else ""
-    warnings.warn(
+    warn(
         f'{strategy} over "{axis}" shards {len(known) - len(replicated)} of {len(known)} weights '
         "of the layers' matrix products; each device stores the others unsharded, "
         f"{share:.0%} of their elements, and computes all of their products: "

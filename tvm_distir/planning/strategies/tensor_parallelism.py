@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import glob
 import math
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 
 from tvm import ir
@@ -29,7 +28,7 @@ from tvm_distir.core.propagation import (
 )
 from tvm_distir.core.rewriting import all_bindings, canonical
 from tvm_distir.hardware import System, costs_of_axes, main_dtype
-from tvm_distir.support import PlanError
+from tvm_distir.support import PlanError, warn
 
 from .cache_placement import cache_positions, warn_of_full_caches
 from .model_info import (
@@ -231,7 +230,7 @@ def _report(trial: CandidatePlacement, bounds: Bounds, axis: str) -> None:
         because = (
             f" Weights that no op can use sharded: {', '.join(replicated)}." if replicated else ""
         )
-        warnings.warn(
+        warn(
             f'tensor_parallel over "{axis}": each device {" and ".join(missed)}.{because}',
             stacklevel=3,
         )

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,6 +22,7 @@ from tvm_distir.core.rewriting import (
     unpartitioned,
 )
 from tvm_distir.hardware import System
+from tvm_distir.support import warn
 from tvm_distir.transforms.attention.passes import fused, with_log_sum_exp
 from tvm_distir.transforms.training.autodiff.function_table import NamedFunctions
 from tvm_distir.transforms.training.autodiff.rules.batch_norms import without_statistics
@@ -251,7 +251,7 @@ def warn_of_constants(mod: ir.IRModule) -> None:
     names = list(dict.fromkeys(constant_weights(mod)))
     if names:
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-        warnings.warn(
+        warn(
             f"constants are not trained: the weights of {', '.join(names[:SHOWN])}{more}; "
             "export the model with its weights as parameters to train them",
             stacklevel=3,

@@ -9,7 +9,6 @@ per set of parameters whose gradients are requested, called as often as the func
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -21,7 +20,7 @@ from tvm_distir.core.ir import is_private, known_shape
 from tvm_distir.core.plan import ATTENTION, CHECKPOINT, MEGATRON, NONE, Recomputation, plain_name
 from tvm_distir.core.rewriting import callee_of, op_name, tuple_of, variables
 from tvm_distir.core.rewriting.native import is_pure
-from tvm_distir.support import ModelError, Steps, unrolled
+from tvm_distir.support import ModelError, Steps, unrolled, warn
 from tvm_distir.transforms.training.autodiff.function_table import (
     NamedFunctions,
     only_read,
@@ -253,7 +252,7 @@ def _warn_of_weights(name: str, before: Sequence[Any], read: Sequence[Any]) -> N
     softmaxes = {b.var for b in before if op_name(b.value) == "nn.softmax"}.intersection(read)
     stored = [str(v.name) for v in softmaxes if len(known_shape(v.ty) or ()) == SCORE_DIMS]
     if stored:
-        warnings.warn(
+        warn(
             f"{name}: the weights of attention {', '.join(sorted(stored))} are stored, although "
             "recompute=attention is requested: no product reads them, a dropout may",
             stacklevel=2,

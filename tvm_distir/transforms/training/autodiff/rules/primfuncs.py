@@ -13,6 +13,7 @@ from tvm.relax import BlockBuilder, Expr, Var
 from tvm.relax.op import zeros
 
 from tvm_distir.core.ir import flat_types
+from tvm_distir.core.ops import note_change
 from tvm_distir.core.rewriting import all_bindings, leaves_of, typed, with_body
 from tvm_distir.support import ModelError, nearest
 
@@ -104,6 +105,7 @@ def register_primfunc_gradient(
         raise ModelError(
             "DIST0353", "the kernel already has a gradient", location=name, remedy=remedy
         )
+    note_change()
     if callable(backward):
         _PAIRS[name] = backward
         return

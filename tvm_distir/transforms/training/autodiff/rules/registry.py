@@ -20,6 +20,7 @@ from tvm.relax.op import (
 )
 
 from tvm_distir.core.ir import static_shape
+from tvm_distir.core.ops import note_change
 from tvm_distir.core.rewriting import scalar
 from tvm_distir.support import ModelError
 
@@ -36,6 +37,7 @@ def register_gradient(*names: str) -> Callable[[Gradient], Gradient]:
     def keep(function: Gradient) -> Gradient:
         for name in names:
             GRADIENTS[f"relax.{name}"] = function
+        note_change()
         return function
 
     return keep
