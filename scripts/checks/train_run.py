@@ -41,12 +41,12 @@ import numpy as np
 
 import tvm_distir as td
 from tvm_distir.core.plan import plain_name
-from tvm_distir.execution.deployment.step_state import StepState, state_of
+from tvm_distir.execution.deployment.checkpoint_files import read_checkpoint, step_name
 from tvm_distir.execution.runtime import Reference
 from tvm_distir.execution.runtime.program.inputs import input_ports
 from tvm_distir.execution.runtime.program.joining import same_bits
 from tvm_distir.execution.runtime.program.lowered import LoweredProgram
-from tvm_distir.execution.serving.checkpoint_files import read_checkpoint, step_name
+from tvm_distir.execution.runtime.program.step_state import StepState, state_of
 from tvm_distir.execution.verification.random_inputs import draw_inputs
 from tvm_distir.planning import strategies as strategy
 

@@ -67,6 +67,7 @@ from .stage_body import When as When
 from .training.autodiff.rules.primfuncs import (
     register_primfunc_gradient as register_primfunc_gradient,
 )
+from .training.optimizers.master import MASTER as MASTER
 from .training.optimizers.registry import optimizer_named as optimizer_named
 from .training.optimizers.registry import read_optimizer as read_optimizer
 from .training.passes import TrainStep as TrainStep
@@ -81,4 +82,6 @@ from .training.pipeline.unit_writer import UnitWriter as UnitWriter
 from .training.recompute.choice import AUTO as AUTO
 from .training.recompute.choice import Auto as Auto
 from .training.recompute.choice import read_recompute as read_recompute
+from .training.step.scaling import LOSS_SCALE as LOSS_SCALE
+from .training.step.scaling import SCALE_STEPS as SCALE_STEPS
 from .training.train_step import train_step as train_step

@@ -31,7 +31,6 @@ from .checkpoint import open_weights
 from .launch_scripts import SCRIPTS, processes_per_host, write_scripts
 from .loading import Deployment
 from .manifest import MANIFEST, Manifest, broken, built_with
-from .step_state import state_of
 
 
 def deploy(
@@ -122,8 +121,9 @@ def deploy(
             built_with(),
             json.loads(str(chosen)),
             program.communication,
-            state_of(dist, program.entries),
+            program.state,
             hosts,
+            program.overwritten,
         )
         manifest.write(stage)
         scripts = write_scripts(stage, devices, hosts, chosen.kind.name == "cuda")

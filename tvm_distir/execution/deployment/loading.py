@@ -45,6 +45,7 @@ class Deployment:
         self.manifest = manifest
         self.entries, self.axes = manifest.entries, manifest.axes
         self.communication, self.target = manifest.communication, json.dumps(manifest.target)
+        self.overwritten, self.state = manifest.overwritten, manifest.state
         self.inputs: tuple[Port, ...] = tuple(
             port
             for index, port in input_ports(manifest.entries).items()

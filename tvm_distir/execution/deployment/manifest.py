@@ -14,7 +14,9 @@ from pathlib import Path
 
 from tvm_distir.execution.runtime.program.axis_table import AxisTable
 from tvm_distir.execution.runtime.program.communication import Communication
+from tvm_distir.execution.runtime.program.inputs import input_ports
 from tvm_distir.execution.runtime.program.io_layout import EntryFunction, check_entries, read_port
+from tvm_distir.execution.runtime.program.step_state import StepState
 from tvm_distir.support import (
     EngineError,
     Faults,
@@ -26,7 +28,6 @@ from tvm_distir.support import (
 )
 
 from .manifest_file import DEPLOY_AGAIN, EntryFile, ManifestFile
-from .step_state import StepState
 
 MANIFEST = "manifest.json"
 SCHEMA_VERSION = 1
@@ -58,6 +59,9 @@ class Manifest:
         The outputs that are inputs of the next step, of a training step.
     hosts : int
         The number of hosts that the program is meant for.
+    overwritten : frozenset of int
+        The positions of the inputs whose memory a run may overwrite; all of them for folders of
+        versions that did not state it.
     """
 
     entries: tuple[EntryFunction, ...]
@@ -70,6 +74,7 @@ class Manifest:
     communication: Communication
     state: StepState
     hosts: int = 1
+    overwritten: frozenset[int] = frozenset()
 
     def write(self, folder: Path) -> None:
         """Write the manifest into its folder."""
@@ -77,14 +82,22 @@ class Manifest:
         (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
 
     def _to_dict(self) -> dict[str, object]:
+        masters = self.state.masters
         return {
             "schema_version": SCHEMA_VERSION,
             "built_with": dict(self.built_with),
             "target": dict(self.target),
             "hosts": self.hosts,
+            "overwritten": sorted(self.overwritten),
             **self.communication.to_dict(),
             "state": [
-                {"output": o, "input": i, "zero": i in self.state.zeros}
+                {
+                    "output": o,
+                    "input": i,
+                    "zero": i in self.state.zeros,
+                    "optimizer": i in self.state.optimizer,
+                    **({"master_of": masters[i]} if i in masters else {}),
+                }
                 for o, i in self.state.inputs.items()
             ],
             "entries": [
@@ -168,8 +181,9 @@ def _manifest(file: ManifestFile, path: Path) -> Manifest:
     }
     faults.raise_all()
     axes = AxisTable.from_dict(file.meshes)
+    entries = check_entries([_entry(entry) for entry in file.entries])
     return Manifest(
-        check_entries([_entry(entry) for entry in file.entries]),
+        entries,
         axes,
         libraries,
         weights,
@@ -180,8 +194,15 @@ def _manifest(file: ManifestFile, path: Path) -> Manifest:
         StepState(
             {item.output: item.input for item in file.state},
             tuple(item.input for item in file.state if item.zero),
+            frozenset(
+                item.input
+                for item in file.state
+                if (item.zero if item.optimizer is None else item.optimizer)
+            ),
+            {item.input: item.master_of for item in file.state if item.master_of is not None},
         ),
         file.hosts,
+        frozenset(input_ports(entries) if file.overwritten is None else file.overwritten),
     )
 
 

@@ -51,6 +51,8 @@ class _StateFile:
     output: Count
     input: Count
     zero: bool = False
+    optimizer: bool | None = None
+    master_of: Count | None = None
 
 
 @dataclass(frozen=True)
@@ -88,3 +90,4 @@ class ManifestFile:
     transfers: tuple[tuple[Count, Count], ...] = ()
     state: tuple[_StateFile, ...] = ()
     hosts: PositiveCount = 1
+    overwritten: tuple[Count, ...] | None = None

@@ -23,12 +23,7 @@ from pathlib import Path
 
 from tvm_distir.core.plan import plain_name
 from tvm_distir.execution.deployment.boxes import unreadable
-from tvm_distir.execution.runtime.engines.job_engine import JobRun
-from tvm_distir.execution.runtime.program.io_layout import Entries
-from tvm_distir.execution.runtime.program.tensors import Array
-from tvm_distir.support import EngineError, OutputError
-
-from .checkpoint_files import (
+from tvm_distir.execution.deployment.checkpoint_files import (
     LIST,
     Checkpoint,
     CheckpointHead,
@@ -39,6 +34,10 @@ from .checkpoint_files import (
     write_list,
     write_part,
 )
+from tvm_distir.execution.runtime.engines.job_engine import JobRun
+from tvm_distir.execution.runtime.program.io_layout import Entries
+from tvm_distir.execution.runtime.program.tensors import Array
+from tvm_distir.support import EngineError, OutputError
 
 _LOCK = ".lock"
 _HIDDEN = ".step-"

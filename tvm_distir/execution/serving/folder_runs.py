@@ -13,20 +13,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tvm_distir.execution.deployment.checkpoint_files import Checkpoint
 from tvm_distir.execution.deployment.loading import Deployment, load
 from tvm_distir.execution.runtime.engines.job_engine import JobEngine, JobRun, JobSession
 from tvm_distir.execution.runtime.engines.job_inputs import RunCall, agree
 from tvm_distir.execution.runtime.engines.job_results import collect, wait_for_end, write_job_trace
-from tvm_distir.execution.runtime.program.inputs import bind_inputs, input_ports
-from tvm_distir.execution.runtime.program.io_layout import Entries, EntryFunction, np_dtype
+from tvm_distir.execution.runtime.program.inputs import bind_inputs
+from tvm_distir.execution.runtime.program.io_layout import Entries, EntryFunction
 from tvm_distir.execution.runtime.program.joining import gather_outputs
 from tvm_distir.execution.runtime.program.run_trace import RankTrace
 from tvm_distir.execution.runtime.program.tensors import Array
 from tvm_distir.support import EngineError
 
-from .checkpoint_files import Checkpoint
 from .checkpoints import Checkpoints, state_names
-from .step_data import StepData, ZeroArray
+from .step_data import StepData, first_values
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class _ServedRun:
     def __init__(self, run: JobRun, program: Deployment, options: ServeOptions) -> None:
         self._run, self._program, self._options = run, program, options
         member = self._member = run.member
-        self._state = dict(program.manifest.state.inputs)  # output -> input
+        self._state = dict(program.state.inputs)  # output -> input
         self._entry = next((e for e in program.entries if member.rank in e.ranks), None)
         self._reported = _without_state(program.entries, self._state)
 
@@ -166,7 +166,7 @@ class _ServedRun:
         """Run the steps that are not done yet, and write checkpoints."""
         options = self._options
         result = ServeResult(self._run.process, self._member.rank, self._member.size)
-        fixed = {**_zeros(self._program), **self._program.stored}
+        fixed = first_values(self._program, self._program.stored)
         if start is not None:
             result.first_step = self._resume(fixed, start, data)
         session, state = None, dict[int, object]()
@@ -251,13 +251,6 @@ class _ServedRun:
                 f"warning: the folder was deployed for {planned} hosts, the job has {hosts}",
                 file=sys.stderr,
             )
-
-
-def _zeros(program: Deployment) -> dict[int, object]:
-    """Return the state of the optimizer before the first step, by position."""
-    ports = input_ports(program.entries)
-    zeros = program.manifest.state.zeros
-    return {i: ZeroArray(ports[i].shape, np_dtype(ports[i].dtype)) for i in zeros}
 
 
 def _without_state(

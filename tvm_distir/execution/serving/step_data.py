@@ -16,7 +16,10 @@ import numpy as np
 
 from tvm_distir.core.plan import plain_name
 from tvm_distir.execution.deployment.checkpoint import open_weights
-from tvm_distir.execution.runtime.program.io_layout import Bounds
+from tvm_distir.execution.runtime.program.inputs import input_ports
+from tvm_distir.execution.runtime.program.io_layout import Bounds, np_dtype
+from tvm_distir.execution.runtime.program.runnable import Runnable
+from tvm_distir.execution.runtime.program.sharded import ShardedArray, Stored
 from tvm_distir.execution.runtime.program.tensors import Array
 from tvm_distir.support import EngineError, OutputError
 
@@ -70,6 +73,49 @@ class ZeroArray:
     def read(self, bounds: Bounds) -> Array:
         """Return the zeros of a box."""
         return np.zeros([b - a for a, b in bounds], self.dtype)
+
+
+@dataclass(frozen=True)
+class MasterArray:
+    """The first value of a float32 copy of a weight, of which boxes can be read.
+
+    Attributes
+    ----------
+    weight : array, Stored or ShardedArray
+    shape : tuple of int
+    dtype : numpy dtype
+    """
+
+    weight: Any
+    shape: tuple[int, ...]
+    dtype: np.dtype[np.generic]
+
+    def read(self, bounds: Bounds) -> Array:
+        """Return a box of the weight in the type of the copy."""
+        if isinstance(self.weight, Stored):
+            return self.weight.read(bounds).astype(self.dtype)
+        full = self.weight.whole() if isinstance(self.weight, ShardedArray) else self.weight
+        box: Array = full[tuple(slice(a, b) for a, b in bounds)]
+        return box.astype(self.dtype)
+
+
+def first_values(program: Runnable, known: Mapping[int, Any]) -> dict[int, Any]:
+    """Return inputs before the first step by position: known ones, and state that follows.
+
+    Parameters
+    ----------
+    program : Runnable
+    known : mapping of int to array, Stored or ShardedArray
+        Weights, and state that does not start as zeros, by position.
+    """
+    ports, state = input_ports(program.entries), program.state
+    zeros = {i: ZeroArray(ports[i].shape, np_dtype(ports[i].dtype)) for i in state.zeros}
+    masters = {
+        i: MasterArray(known[weight], ports[i].shape, np_dtype(ports[i].dtype))
+        for i, weight in state.masters.items()
+        if weight in known
+    }
+    return {**zeros, **masters, **known}
 
 
 class StepData:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +15,9 @@ import pytest
 import tvm_distir as td
 from tests.execution.serving.test_checkpoints import TWO_BY_TWO
 from tvm_distir.execution.deployment.manifest import Manifest, _check_inside, read_manifest
-from tvm_distir.execution.deployment.step_state import StepState
 from tvm_distir.execution.runtime.program.axis_table import AxisTable
 from tvm_distir.execution.runtime.program.communication import Communication
+from tvm_distir.execution.runtime.program.step_state import StepState
 from tvm_distir.support.errors.tree import EngineError
 
 DIGEST = "0" * 64
@@ -29,18 +30,30 @@ MANIFEST = Manifest(
     built_with={"machine": "m", "apache-tvm": "1"},
     target={"kind": "llvm", "mcpu": "x"},
     communication=Communication(((0, 1), (2, 3)), ((0, 2), (3, 1))),
-    state=StepState({1: 0, 2: 2, 3: 1}, (2, 1)),
+    state=StepState({1: 0, 2: 2, 3: 1}, (2,), frozenset({1, 2}), {1: 0}),
     hosts=2,
+    overwritten=frozenset({2}),
 )
 
 
 def test_a_manifest_is_read_as_it_was_written(tmp_path: Path) -> None:
     """Of the state some is zero at first, and some is not."""
     MANIFEST.write(tmp_path)
+    assert read_manifest(tmp_path) == MANIFEST
+
+
+def test_a_manifest_of_an_earlier_version_overwrites_every_input(tmp_path: Path) -> None:
+    MANIFEST.write(tmp_path)
+    path = tmp_path / "manifest.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    del content["overwritten"]
+    for item in content["state"]:
+        del item["optimizer"]
+        item.pop("master_of", None)
+    path.write_text(json.dumps(content), encoding="utf-8")
     again = read_manifest(tmp_path)
-    assert set(again.state.zeros) == {1, 2}
-    assert replace(again, state=MANIFEST.state) == MANIFEST
-    assert again.state.inputs == MANIFEST.state.inputs
+    assert again.overwritten == {port.index for port in MANIFEST.entries[0].inputs}
+    assert again.state.optimizer == {2} and not again.state.masters
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/a", "../a", "a/", "a\0b"])

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.execution.serving.test_checkpoints import TWO_BY_TWO, full, local
-from tvm_distir.execution.serving.checkpoint_files import (
+from tvm_distir.execution.deployment.checkpoint_files import (
     Checkpoint,
     complete_steps,
     read_checkpoint,

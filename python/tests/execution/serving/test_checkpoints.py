@@ -9,8 +9,7 @@ import pytest
 
 from tvm_distir.core.ir import parse_placement
 from tvm_distir.core.plan import plain_name
-from tvm_distir.execution.runtime.program.io_layout import EntryFunction, Port
-from tvm_distir.execution.serving.checkpoint_files import (
+from tvm_distir.execution.deployment.checkpoint_files import (
     LIST,
     CheckpointHead,
     read_checkpoint,
@@ -18,6 +17,7 @@ from tvm_distir.execution.serving.checkpoint_files import (
     write_list,
     write_part,
 )
+from tvm_distir.execution.runtime.program.io_layout import EntryFunction, Port
 from tvm_distir.support.errors.tree import EngineError
 
 SHAPES = {"a.weight": (7, 6), "b": (5,), "count": ()}

@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 
 from tests.execution.serving.test_checkpoints import TWO_BY_TWO, save
-from tvm_distir.execution.serving.checkpoint_files import read_checkpoint
-from tvm_distir.execution.serving.folder_runs import _ServedRun, _without_state, _zeros
+from tvm_distir.execution.deployment.checkpoint_files import read_checkpoint
+from tvm_distir.execution.runtime.program.step_state import StepState
+from tvm_distir.execution.serving.folder_runs import _ServedRun, _without_state
+from tvm_distir.execution.serving.step_data import first_values
 from tvm_distir.support.errors.tree import EngineError
 
 
@@ -65,13 +67,18 @@ def test_the_state_of_a_checkpoint_replaces_that_of_the_folder(tmp_path, process
         _run(process, None)._resume({}, lacking, data)
 
 
-def test_state_is_zero_at_first_where_the_folder_says_so() -> None:
-    state = SimpleNamespace(zeros=(1, 2))
-    program = SimpleNamespace(entries=[TWO_BY_TWO], manifest=SimpleNamespace(state=state))
-    zeros = _zeros(program)
-    assert {k: (v.shape, str(v.dtype)) for k, v in zeros.items()} == {
+def test_state_is_zero_at_first_or_a_copy_of_its_weight_where_the_folder_says_so() -> None:
+    state = StepState(zeros=(1, 2), masters={4: 0})
+    port = replace(TWO_BY_TWO.inputs[0], index=4)
+    entry = replace(TWO_BY_TWO, inputs=(*TWO_BY_TWO.inputs, port))
+    weight = np.arange(42, dtype="float16").reshape(7, 6)
+    first = first_values(SimpleNamespace(entries=[entry], state=state), {0: weight})
+    assert {k: (first[k].shape, str(first[k].dtype)) for k in (1, 2)} == {
         1: ((5,), "float32"), 2: ((), "int64"),
     }  # fmt: skip
+    copy = first[4].read(((1, 3), (0, 6)))
+    assert copy.dtype == "float32" and np.array_equal(copy, weight[1:3])
+    assert first[0] is weight
 
 
 def test_outputs_that_are_state_are_not_reported() -> None:

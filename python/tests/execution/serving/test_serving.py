@@ -15,13 +15,13 @@ import pytest
 import tvm_distir as td
 from tests.child_processes import child_environment
 from tests.execution.runtime.test_runtime_mpi import needs_mpi
+from tvm_distir.execution.deployment.checkpoint_files import complete_steps
 from tvm_distir.execution.deployment.launch_scripts import processes_per_host
-from tvm_distir.execution.deployment.step_state import state_of
 from tvm_distir.execution.runtime import Reference
 from tvm_distir.execution.runtime.engines.mpi.launch import find_launcher
 from tvm_distir.execution.runtime.program.inputs import input_ports
 from tvm_distir.execution.runtime.program.lowered import LoweredProgram
-from tvm_distir.execution.serving.checkpoint_files import complete_steps
+from tvm_distir.execution.runtime.program.step_state import state_of
 from tvm_distir.execution.verification.random_inputs import draw_inputs
 from tvm_distir.planning import strategies as strategy
 from tvm_distir.support.errors.tree import EngineError

@@ -56,15 +56,12 @@ class Engine(ABC):
         The inputs that a run may overwrite; see :func:`~.registry.run`.
     donated : frozenset of int
         The inputs whose memory a run shares with the caller, by position.
-    shares_memory : bool
-        Whether ranks can work on the arrays of the caller.
     takes_objects : bool
         Whether its ranks are in this process, so that they can be given objects.
     """
 
     name: str
     takes_objects: bool = False
-    shares_memory: bool = False
     donate: Sequence[str] = ()
     donated: frozenset[int] = frozenset()
     records_trace: bool = False
@@ -105,7 +102,7 @@ class Engine(ABC):
         self.donated = frozenset()
         if self.donate:
             donated = donated_inputs(program.entries, self.donate)
-            if self.shares_memory:
+            if self.takes_objects:
                 self.donated = donated
                 donating = getattr(program, "with_donation", None)
                 program = donating(self.donate) if donating is not None else program

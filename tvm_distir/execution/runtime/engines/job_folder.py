@@ -23,6 +23,7 @@ from tvm_distir.execution.runtime.program.io_layout import Bounds, Entries, Entr
 from tvm_distir.execution.runtime.program.local_inputs import LocalInputs
 from tvm_distir.execution.runtime.program.runnable import Runnable, load_saved
 from tvm_distir.execution.runtime.program.sharded import ShardedArray, Stored
+from tvm_distir.execution.runtime.program.step_state import StepState
 from tvm_distir.execution.runtime.program.tensors import Array
 from tvm_distir.support import write_atomically
 
@@ -110,6 +111,8 @@ class SavedProgram:
         self._job, self.target = job, job.target
         self.stored: Mapping[int, Any] = job.inputs
         self.entries, self.axes, self.communication = job.entries, job.axes, job.communication
+        self.state = StepState()
+        self.overwritten = frozenset(input_ports(self.entries))
 
     def library(self, entry: EntryFunction) -> tvm.runtime.Module:
         """Return the runtime module that holds the entry function."""

@@ -18,6 +18,7 @@ from .input_faults import bad_input, index_fault, input_location
 from .io_layout import Entries, Port, np_dtype
 from .local_inputs import LocalInputs
 from .sharded import ShardedArray, Stored
+from .tensors import as_array
 
 Inputs = Sequence[Any] | Mapping[str, Any]
 
@@ -149,7 +150,7 @@ def _checked(value: Any, port: Port, faults: Faults) -> Any:
         return value
     if not isinstance(value, Stored):
         try:
-            value = np.asarray(value.numpy() if hasattr(value, "numpy") else value)
+            value = as_array(value)
         except (TypeError, ValueError) as error:  # rows of different lengths, for example
             faults.add(bad_input(f"it is not an array: {error}", "Give a single array.", port))
             return value

@@ -47,10 +47,13 @@ def different_bits(first: int, rank: int, port: Port, location: str) -> EngineEr
 
 
 class _OutputAssembly:
-    """A full output that is assembled from the unpadded parts of a mesh's ranks."""
+    """A full output that is assembled from the unpadded parts of a mesh's ranks.
+
+    A part that is the full output is not copied.
+    """
 
     def __init__(self, port: Port, missing: Sequence[int]) -> None:
-        self.full = np.zeros(port.shape, np_dtype(port.dtype))
+        self.full: Array = np.empty(0)
         self._missing = dict.fromkeys(missing)
         self._holder: dict[Bounds, tuple[int, Array]] = {}
 
@@ -66,8 +69,13 @@ class _OutputAssembly:
             if not same_bits(content, other):
                 raise different_bits(first, rank, port, location)
             return
+        if content.shape == port.shape:
+            self.full = content if content.flags.writeable else content.copy()
+        else:
+            if not self._holder:
+                self.full = np.zeros(port.shape, content.dtype)
+            self.full[tuple(slice(a, b) for a, b in bounds)] = content
         self._holder[bounds] = (rank, content)
-        self.full[tuple(slice(a, b) for a, b in bounds)] = content
 
     def check(self, location: str) -> None:
         """Refuse (DIST0603) a mesh of which some ranks give nothing."""

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-import copy
+import collections
 import functools
 import json
 from collections.abc import Mapping, Sequence
@@ -18,6 +18,7 @@ from tvm import ir
 from tvm_distir.core.ir import check_module, outline_branches
 from tvm_distir.core.rewriting import plain_calls, reached_from
 from tvm_distir.execution.runtime.dispatch.kernel_dispatch import dispatch_kernels
+from tvm_distir.support import ForkSafeLock
 from tvm_distir.transforms import DonateInputs, ExpandSchedule
 
 from .async_calls import split_starts
@@ -29,6 +30,8 @@ from .dist_io import entries
 from .groups import axis_table
 from .io_layout import EntryFunction
 from .linking import export_library, find_compiler
+from .overwritten import overwritten_inputs
+from .step_state import StepState, state_of
 from .targets import target_in_scope
 
 _LIBRARIES = LibraryCache(64)
@@ -74,11 +77,25 @@ class LoweredProgram:
             self.mod = dispatch_kernels(ExpandSchedule()(plain_calls(mod)), dispatch)
         self.entries = entries(self.mod)
 
+        self._libraries: dict[tuple[str, str], tvm.runtime.Module] = {}
+        self._donating: dict[tuple[str, ...], LoweredProgram] = {}
+
     def with_donation(self, donate: Sequence[str]) -> LoweredProgram:
         """Return the program that appends to donated inputs in place."""
-        program = copy.copy(self)
-        program.mod = DonateInputs(list(donate))(self.mod)
-        return program
+        patterns = tuple(donate)
+        if patterns not in self._donating:
+            self._donating[patterns] = LoweredProgram(DonateInputs(list(patterns))(self.mod))
+        return self._donating[patterns]
+
+    @functools.cached_property
+    def state(self) -> StepState:
+        """Return the outputs that are inputs of the next step, of a training step."""
+        return state_of(self.mod, self.entries)
+
+    @functools.cached_property
+    def overwritten(self) -> frozenset[int]:
+        """Return the positions of the inputs that a run may overwrite."""
+        return overwritten_inputs(self.mod, self.entries)
 
     @functools.cached_property
     def axes(self) -> AxisTable:
@@ -102,7 +119,10 @@ class LoweredProgram:
 
     def library(self, entry: EntryFunction) -> tvm.runtime.Module:
         """Return the runtime module that holds the entry function; compiled at its first use."""
-        return compile_entry(self.mod, entry.function)
+        key = entry.function, self.target
+        if key not in self._libraries:
+            self._libraries[key] = compile_entry(self.mod, entry.function)
+        return self._libraries[key]
 
     def save(self, entry: EntryFunction, folder: Path) -> Path:
         """Write the compiled library, or the module itself where there is no linker.
@@ -119,6 +139,40 @@ class LoweredProgram:
         path = folder / f"{entry.function}.so"
         export_library(compile_module(part, entry.function), path, compiler)
         return path
+
+
+_PROGRAMS: collections.OrderedDict[Any, tuple[tuple[object, ...], LoweredProgram]] = (
+    collections.OrderedDict()
+)
+_KEPT_PROGRAMS = 16
+_turn = ForkSafeLock()
+
+
+def lowered_program(mod: ir.IRModule, dispatch: str | None = None) -> LoweredProgram:
+    """Return the program of a module; made once for the same functions, by their identity.
+
+    Functions are immutable and a module is not, so that the module itself is not the key.
+
+    Raises
+    ------
+    EngineError
+        As :class:`LoweredProgram`.
+    """
+    check_module(mod, "the distributed program")
+    nodes = [node for pair in mod.functions.items() for node in pair]
+    nodes += [mod.attrs, *(info for infos in mod.global_infos.values() for info in infos)]
+    key = (dispatch, tuple(0 if node is None else node.__chandle__() for node in nodes))
+    with _turn():
+        if key in _PROGRAMS:
+            _PROGRAMS.move_to_end(key)
+            return _PROGRAMS[key][1]
+    program = LoweredProgram(mod, dispatch)
+    with _turn():
+        # The nodes are held, so that no others get their addresses.
+        _PROGRAMS[key] = tuple(nodes), program
+        while len(_PROGRAMS) > _KEPT_PROGRAMS:
+            _PROGRAMS.popitem(last=False)
+    return program
 
 
 def load_and_compile(path: Path, function: str) -> tvm.runtime.Module:

@@ -15,6 +15,7 @@ from tvm_distir.support import EngineError
 from .axis_table import AxisTable
 from .communication import Communication
 from .io_layout import EntryFunction
+from .step_state import StepState
 
 if TYPE_CHECKING:
     import tvm
@@ -39,6 +40,14 @@ class Runnable(Protocol):
     @property
     def stored(self) -> Mapping[int, Any]:
         """Return the inputs that are stored with the program, by position; see ``bind_inputs``."""
+
+    @property
+    def overwritten(self) -> frozenset[int]:
+        """Return the positions of the inputs whose memory a run may overwrite."""
+
+    @property
+    def state(self) -> StepState:
+        """Return the outputs that are inputs of the next step, of a training step."""
 
     @property
     def fingerprint(self) -> str:
@@ -78,6 +87,16 @@ class DerivedProgram:
         return self._program.communication
 
     @property
+    def overwritten(self) -> frozenset[int]:
+        """Return the positions of the inputs whose memory a run may overwrite."""
+        return self._program.overwritten
+
+    @property
+    def state(self) -> StepState:
+        """Return the outputs that are inputs of the next step, of a training step."""
+        return self._program.state
+
+    @property
     def fingerprint(self) -> str:
         """Return a fingerprint of the program that is equal in every process."""
         return self._program.fingerprint
@@ -98,9 +117,9 @@ def as_runnable(dist: Any, dispatch: str | None = None) -> Runnable:
             remedy = "Give dispatch to td.compile or td.deploy."
             raise EngineError("DIST0623", problem, location="dispatch", remedy=remedy)
         return dist
-    from .lowered import LoweredProgram
+    from .lowered import lowered_program
 
-    return LoweredProgram(dist, dispatch)
+    return lowered_program(dist, dispatch)
 
 
 def load_saved(path: Path, function: str) -> tvm.runtime.Module:

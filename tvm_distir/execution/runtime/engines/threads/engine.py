@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import tvm
 import tvm_ffi
@@ -25,27 +26,19 @@ from tvm.runtime.vm import VirtualMachine
 
 from tvm_distir.execution.runtime.collectives import ccl
 from tvm_distir.execution.runtime.collectives.fabric import Watched
-from tvm_distir.execution.runtime.engines.base import Engine, LocalResults
 from tvm_distir.execution.runtime.engines.executed import count_executed
 from tvm_distir.execution.runtime.engines.fork import run_turn
+from tvm_distir.execution.runtime.engines.local_engine import LocalEngine, RankTensors
 from tvm_distir.execution.runtime.engines.termination import (
     NO_RANK,
     TerminationWatch,
     raise_failure,
 )
 from tvm_distir.execution.runtime.program.cores import THREADS_VARIABLE, one_thread
-from tvm_distir.execution.runtime.program.local_inputs import LocalInputs
 from tvm_distir.execution.runtime.program.machines import make_machine
 from tvm_distir.execution.runtime.program.run_trace import RankTrace, write_run_trace
 from tvm_distir.execution.runtime.program.runnable import Runnable
-from tvm_distir.execution.runtime.program.tensors import (
-    Array,
-    exclusive_arrays,
-    flat_tensors,
-    share_tensor,
-    to_array,
-    to_tensor,
-)
+from tvm_distir.execution.runtime.program.tensors import flat_tensors
 from tvm_distir.support import EngineError, has_library, nearest, repair_disco
 
 TIMEOUT_S = 300.0
@@ -60,9 +53,8 @@ class ThreadJob:
     fabric: Watched
     machine: dict[int, VirtualMachine]
     function: dict[int, str]
-    inputs: dict[int, list[Array]]
-    donated: set[int] = field(default_factory=set)
-    outputs: dict[int, list[Array]] = field(default_factory=dict)
+    inputs: RankTensors
+    outputs: dict[int, list[Any]] = field(default_factory=dict)
     traces: dict[int, RankTrace] = field(default_factory=dict)
     ended: set[int] = field(default_factory=set)
     all_ended: threading.Event = field(default_factory=threading.Event)
@@ -81,18 +73,17 @@ _sessions: dict[int, tvm.runtime.disco.Session] = {}
 
 def make_job(
     program: Runnable,
-    local: LocalInputs,
+    tensors: RankTensors,
     fabric: Callable[[Sequence[int], float], Watched],
     timeout_s: float,
 ) -> ThreadJob:
     """Return the job of the workers: a library each, and their inputs."""
     ranks = [r for e in program.entries for r in e.ranks]
-    job = ThreadJob(fabric(ranks, timeout_s), {}, {}, {})
+    job = ThreadJob(fabric(ranks, timeout_s), {}, {}, tensors)
     for entry in program.entries:
         library = program.library(entry)
         for rank in entry.ranks:
             job.machine[rank], job.function[rank] = library, entry.function
-            job.inputs[rank] = local.of(entry, rank)
     return job
 
 
@@ -120,13 +111,9 @@ def work(job: ThreadJob, rank: int) -> None:
     try:
         with ccl.worker(job.fabric, rank):
             machine = make_machine(job.machine[rank])
-            args = [
-                share_tensor(a) if id(a) in job.donated else to_tensor(a) for a in job.inputs[rank]
-            ]
             if rank in job.traces:
                 job.traces[rank].attach(machine)
-            result = machine[job.function[rank]](*args)
-            job.outputs[rank] = [to_array(t) for t in flat_tensors(result)]
+            job.outputs[rank] = flat_tensors(machine[job.function[rank]](*job.inputs[rank]))
         job.fabric.finish(rank)
     except BaseException as err:
         job.fabric.fail(rank, err)
@@ -175,7 +162,7 @@ def _session(workers: int) -> tvm.runtime.disco.Session:
     return _sessions[workers]
 
 
-class ThreadsEngine(Engine):
+class ThreadsEngine(LocalEngine):
     """Runs level-5 modules with a Disco worker thread per rank.
 
     Parameters
@@ -199,8 +186,6 @@ class ThreadsEngine(Engine):
     """
 
     name = "threads"
-    takes_objects = True
-    shares_memory = True
     records_trace = True
 
     def __init__(self, timeout_s: float = TIMEOUT_S, collectives: str | None = None) -> None:
@@ -213,8 +198,8 @@ class ThreadsEngine(Engine):
         self.timeout_s = timeout_s
         self._implementation = collectives
 
-    def run_local(self, program: Runnable, local: LocalInputs) -> LocalResults:
-        """Run every rank's entry function on its local inputs.
+    def run_tensors(self, program: Runnable, tensors: RankTensors) -> RankTensors:
+        """Run every rank's entry function on its tensors.
 
         Raises
         ------
@@ -224,13 +209,7 @@ class ThreadsEngine(Engine):
             DIST0110 when the native library is needed and missing.
         """
         entries = program.entries
-        job = make_job(program, local, ccl.FABRICS[self._implementation], self.timeout_s)
-        job.donated = exclusive_arrays(
-            (array, port.index in self.donated)
-            for entry in entries
-            for rank in entry.ranks
-            for port, array in zip(entry.inputs, job.inputs[rank], strict=True)
-        )
+        job = make_job(program, tensors, ccl.FABRICS[self._implementation], self.timeout_s)
         if self.trace is not None:
             job.traces = {rank: RankTrace() for rank in job.machine}
         self._call(job, max(job.machine) + 1)

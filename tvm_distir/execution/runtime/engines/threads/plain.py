@@ -10,11 +10,10 @@ from __future__ import annotations
 import threading
 
 from tvm_distir.execution.runtime.collectives import ccl
-from tvm_distir.execution.runtime.engines.base import Engine, LocalResults
 from tvm_distir.execution.runtime.engines.executed import count_executed
 from tvm_distir.execution.runtime.engines.fork import run_turn
+from tvm_distir.execution.runtime.engines.local_engine import LocalEngine, RankTensors
 from tvm_distir.execution.runtime.engines.termination import raise_failure
-from tvm_distir.execution.runtime.program.local_inputs import LocalInputs
 from tvm_distir.execution.runtime.program.runnable import Runnable
 
 from .engine import TIMEOUT_S, make_job, one_thread_each, work
@@ -22,7 +21,7 @@ from .engine import TIMEOUT_S, make_job, one_thread_each, work
 _COLLECTIVES = "python"
 
 
-class PlainEngine(Engine):
+class PlainEngine(LocalEngine):
     """The engine for compiled functions with a plain thread per rank.
 
     Parameters
@@ -32,20 +31,19 @@ class PlainEngine(Engine):
     """
 
     name = "virtual"
-    takes_objects = True
 
     def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
         self.timeout_s = timeout_s
 
-    def run_local(self, program: Runnable, local: LocalInputs) -> LocalResults:
-        """Run every rank's entry function on its local inputs.
+    def run_tensors(self, program: Runnable, tensors: RankTensors) -> RankTensors:
+        """Run every rank's entry function on its tensors.
 
         Raises
         ------
         EngineError
             The first failure of any rank: DIST0610 to DIST0613, or what the rank raised.
         """
-        job = make_job(program, local, ccl.FABRICS[_COLLECTIVES], self.timeout_s)
+        job = make_job(program, tensors, ccl.FABRICS[_COLLECTIVES], self.timeout_s)
         with run_turn(), one_thread_each(len(job.machine)):
             ccl.register(_COLLECTIVES)
             threads = [

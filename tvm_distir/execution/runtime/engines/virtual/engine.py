@@ -13,26 +13,18 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any
 
-import tvm
 from tvm import ir, relax
 from tvm.runtime.vm import VirtualMachine
 
 from tvm_distir.execution.runtime.collectives.fabric import worker_failed
-from tvm_distir.execution.runtime.engines.base import Engine, LocalResults
+from tvm_distir.execution.runtime.engines.local_engine import LocalEngine, RankTensors
 from tvm_distir.execution.runtime.engines.threads.plain import PlainEngine
 from tvm_distir.execution.runtime.program.axis_table import AxisTable
 from tvm_distir.execution.runtime.program.compiled import KernelCache
 from tvm_distir.execution.runtime.program.io_layout import EntryFunction
-from tvm_distir.execution.runtime.program.local_inputs import LocalInputs
 from tvm_distir.execution.runtime.program.lowered import LoweredProgram
 from tvm_distir.execution.runtime.program.runnable import Runnable
-from tvm_distir.execution.runtime.program.tensors import (
-    Array,
-    flat_tensors,
-    is_nested,
-    to_array,
-    to_tensor,
-)
+from tvm_distir.execution.runtime.program.tensors import flat_tensors, is_nested, to_array
 from tvm_distir.support import DistIRError, EngineError, InternalError, Steps, resumable
 
 from .exchanges import Exchanges, PerRank, Value
@@ -170,7 +162,7 @@ class _Run:
         env.update(zip(step.outputs, columns))
 
 
-class VirtualEngine(Engine):
+class VirtualEngine(LocalEngine):
     """Runs level-5 modules on a single process, all ranks step by step.
 
     A deployed program holds no steps, only compiled functions: its ranks take a plain thread
@@ -183,13 +175,12 @@ class VirtualEngine(Engine):
     """
 
     name = "virtual"
-    takes_objects = True
 
     def __init__(self, kernels: KernelCache | None = None) -> None:
         self._kernels = kernels or _KERNELS
 
-    def run_local(self, program: Runnable, local: LocalInputs) -> LocalResults:
-        """Run every rank's entry function on its local inputs.
+    def run_tensors(self, program: Runnable, tensors: RankTensors) -> RankTensors:
+        """Run every rank's entry function on its tensors.
 
         Raises
         ------
@@ -199,36 +190,28 @@ class VirtualEngine(Engine):
         """
         if not isinstance(program, LoweredProgram):
             plain = PlainEngine()
-            plain_results = plain.run_local(program, local)
+            plain_results = plain.run_tensors(program, tensors)
             self.collectives = plain.collectives
             return plain_results
         entries = program.entries
         state = _Run(program.mod, program.axes, self._kernels)
         state.prepare(entry.function for entry in entries)
         tasks = {
-            i: resumable(state.function(entry.function, _columns(entry, local), entry))
+            i: resumable(state.function(entry.function, _columns(entry, tensors), entry))
             for i, entry in enumerate(entries)
         }
         results = _take_turns(tasks, state.exchanges)
         self.collectives = state.exchanges.counter.counts()
         return {
-            rank: [to_array(t) for t in flat_tensors(value)]
+            rank: flat_tensors(value)
             for i, entry in enumerate(entries)
             for rank, value in zip(entry.ranks, results[i])
         }
 
 
-def _columns(entry: EntryFunction, local: LocalInputs) -> list[PerRank]:
-    """Return each input as a tensor per rank; replicas share a tensor."""
-    # Holds the array, so that no other takes its id.
-    converted: dict[int, tuple[Array, tvm.runtime.Tensor]] = {}
-    columns: list[PerRank] = [[] for _ in entry.inputs]
-    for rank in entry.ranks:
-        for column, array in zip(columns, local.of(entry, rank)):
-            if id(array) not in converted:
-                converted[id(array)] = (array, to_tensor(array))
-            column.append(converted[id(array)][1])
-    return columns
+def _columns(entry: EntryFunction, tensors: RankTensors) -> list[PerRank]:
+    """Return each input as a tensor per rank."""
+    return [list(column) for column in zip(*(tensors[rank] for rank in entry.ranks))]
 
 
 def _take_turns(

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from tvm import ir
 
-from tvm_distir.execution.runtime.program.inputs import input_ports
-from tvm_distir.execution.runtime.program.io_layout import Entries, Port
+from .inputs import input_ports
+from .io_layout import Entries, Port
 
 
 @dataclass(frozen=True)
@@ -23,12 +24,18 @@ class StepState:
         The position of the input that an output becomes in the next step, by position of the
         output.
     zeros : tuple of int
-        The positions of the inputs that are zero before the first step: the state of the
-        optimizer.
+        The positions of the inputs that are zero before the first step.
+    optimizer : frozenset of int
+        The positions of the inputs that are state of the optimizer, not weights of the model.
+    masters : mapping of int to int
+        The positions of float32 copies of weights, with those of the weights, which are their
+        values before the first step.
     """
 
     inputs: Mapping[int, int] = field(default_factory=dict)
     zeros: tuple[int, ...] = ()
+    optimizer: frozenset[int] = frozenset()
+    masters: Mapping[int, int] = field(default_factory=dict)
 
 
 def state_of(mod: ir.IRModule, entries: Entries) -> StepState:
@@ -47,13 +54,16 @@ def state_of(mod: ir.IRModule, entries: Entries) -> StepState:
 
     from tvm_distir.core.ir.attributes import TRAINING_ATTR, training_notes
     from tvm_distir.core.plan import plain_name
+    from tvm_distir.transforms import LOSS_SCALE, MASTER, SCALE_STEPS
 
     functions = [fn for fn in mod.functions.values() if isinstance(fn, relax.Function)]
     steps = [fn for fn in functions if fn.attrs and TRAINING_ATTR in fn.attrs]
-    updated, weights = (
-        {plain_name(str(name)) for fn in steps for name in training_notes(fn, key)}
-        for key in ("updated", "gradients")
-    )
+
+    def noted(key: str) -> dict[str, Any]:
+        notes = [training_notes(fn, key) for fn in steps]
+        return {plain_name(name): value for note in notes for name, value in note.items()}
+
+    updated, weights = set(noted("updated")), set(noted("gradients"))
     inputs = input_ports(entries)
     outputs = {port.index: port for entry in entries for port in entry.outputs}
     names = {index: plain_name(inputs[index].name) for index in sorted(inputs)}
@@ -63,7 +73,22 @@ def state_of(mod: ir.IRModule, entries: Entries) -> StepState:
     same = all(_is_same(outputs[output], inputs[source]) for output, source in pairs.items())
     if not same or not updated <= {names[index] for index in pairs.values()}:
         return StepState()
-    return StepState(pairs, tuple(i for i in state if names[i] not in weights))
+    owners = {
+        plain_name(str(own)): weight
+        for weight, owned in noted("states").items()
+        for own in owned[:]
+    }
+    optimizer = {*owners, *noted("counters"), LOSS_SCALE, SCALE_STEPS}
+    positions = {name: index for index, name in names.items()}
+    masters = {
+        i: positions[owner]
+        for i in state
+        if (owner := owners.get(names[i])) and names[i] == f"{owner}_{MASTER}"
+    }
+    zeros = [i for i in state if names[i] not in weights | {LOSS_SCALE} and i not in masters]
+    return StepState(
+        pairs, tuple(zeros), frozenset(i for i in state if names[i] in optimizer), masters
+    )
 
 
 def _is_same(output: Port, source: Port) -> bool:

@@ -22,10 +22,11 @@ from typing import Any
 import numpy as np
 
 from tvm_distir.core.plan import plain_name
-from tvm_distir.execution.deployment import safetensors
-from tvm_distir.execution.deployment.boxes import FileArray, sha256_of, unreadable
 from tvm_distir.execution.runtime.program.io_layout import Bounds, Entries, EntryFunction, np_dtype
 from tvm_distir.execution.runtime.program.tensors import Array
+
+from . import safetensors
+from .boxes import FileArray, sha256_of, unreadable
 
 LIST = "checkpoint.json"
 SCHEMA_VERSION = 2
