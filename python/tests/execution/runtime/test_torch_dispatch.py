@@ -17,6 +17,7 @@ from tvm_distir.execution.runtime.dispatch.kernel_dispatch import dispatch_kerne
 from tvm_distir.support.errors.tree import DependencyError, EngineError
 
 PLAN = {"schema_version": 1, "mesh": {"dp": 2}, "rules": []}
+ONE = {**PLAN, "mesh": {"dp": 1}}
 BY_BATCH = {**PLAN, "rules": [{"param": "x0", "placement": "S[0]"}]}
 
 
@@ -38,9 +39,9 @@ def packed_calls(mod: Any) -> list[str]:
 
 ATTENTION = (4, 6, 4, 8)
 CASES = {
-    "matrix": (relax.op.matmul, [(8, 6), (6, 10)], "matmul"),
-    "batches": (relax.op.matmul, [(4, 1, 5, 6), (3, 6, 2)], "matmul"),
-    "vector": (relax.op.matmul, [(4, 6), (6,)], "matmul"),
+    "matrix": (relax.op.matmul, [(8, 6), (6, 10)], "product"),
+    "batches": (relax.op.matmul, [(4, 1, 5, 6), (3, 6, 2)], "product"),
+    "vector": (relax.op.matmul, [(4, 6), (6,)], "product"),
     "attention": (relax.op.nn.attention, [ATTENTION] * 3, "attention"),
     "causal": (
         lambda q, k, v: relax.op.nn.attention(q, k, v, scale=0.3, causal_mask="TopLeft"),
@@ -60,17 +61,47 @@ CASES = {
     "convolution": (
         lambda x, w: relax.op.nn.conv2d(x, w, strides=2, padding=(1, 1, 1, 1), groups=2),
         [(4, 6, 9, 8), (8, 3, 3, 3)],
-        "conv2d",
+        "convolution",
     ),
     "uneven padding": (
         lambda x, w: relax.op.nn.conv2d(x, w, padding=(0, 1, 2, 1), dilation=(1, 2)),
         [(4, 3, 9, 8), (5, 3, 3, 2)],
-        "conv2d",
+        "convolution",
     ),
     "channels last": (
         lambda x, w: relax.op.nn.conv2d(x, w, data_layout="NHWC", kernel_layout="HWIO"),
         [(4, 9, 8, 3), (3, 3, 3, 5)],
-        "conv2d",
+        "convolution",
+    ),
+    "gradient of a weight": (
+        lambda x, y: relax.op.einsum([x, y], "abx,aby->yx"),
+        [(4, 5, 6), (4, 5, 3)],
+        "product",
+    ),
+    "product of heads": (
+        lambda x, y: relax.op.einsum([x, y], "bshd,bthd->bhst"),
+        [(4, 5, 2, 6), (4, 3, 2, 6)],
+        "product",
+    ),
+    "repeated and shared batches": (relax.op.matmul, [(4, 1, 3, 5, 6), (4, 2, 1, 6, 7)], "product"),
+    "transposed convolution": (
+        lambda x, w: relax.op.nn.conv2d_transpose(
+            x, w, strides=2, padding=1, output_padding=1, groups=2
+        ),
+        [(4, 6, 5, 4), (6, 2, 3, 3)],
+        "convolution",
+    ),
+    "gradient of a kernel": (
+        lambda x, g: relax.op.nn.conv2d(
+            x, g, dilation=2, padding=(1, 1, 0, 0), data_layout="CNHW", kernel_layout="IOHW"
+        ),
+        [(4, 3, 8, 8), (4, 5, 4, 4)],
+        "convolution",
+    ),
+    "signals": (
+        lambda x, w: relax.op.nn.conv1d(x, w, strides=2, padding=(1, 2)),
+        [(4, 6, 9), (8, 6, 3)],
+        "convolution",
     ),
 }
 
@@ -88,6 +119,62 @@ def test_ops_have_the_results_of_tvm(name: str, dtype: str) -> None:
     (got,) = td.run(dist, inputs, engine="virtual", dispatch="torch")
     assert packed_calls(dispatch_kernels(dist, "torch")) == [function]
     assert np.allclose(got, expected, rtol=2e-5, atol=2e-5)
+
+
+def _turned(*axes: int) -> Any:
+    return lambda x: relax.op.permute_dims(x, list(axes))
+
+
+_LAST, _HEADS = _turned(1, 0), _turned(0, 2, 1, 3)
+PERMUTED = {
+    "weight of a linear layer": (
+        lambda x, w: relax.op.matmul(x, _LAST(w)),
+        [(4, 5, 6), (7, 6)],
+    ),
+    "chain": (
+        lambda x, w: relax.op.matmul(x, _turned(2, 0, 1)(_turned(1, 2, 0)(w))),
+        [(4, 5, 6), (4, 6, 7)],
+    ),
+    "result": (
+        lambda x, w: _turned(2, 0, 1)(relax.op.matmul(x, w)),
+        [(4, 5, 6), (6, 7)],
+    ),
+    "gradient": (
+        lambda x, y: _LAST(relax.op.matmul(_LAST(x), y)),
+        [(8, 6), (8, 7)],
+    ),
+    "heads": (
+        lambda q, k, v: _HEADS(relax.op.nn.attention(*map(_HEADS, (q, k, v)))),
+        [(4, 2, 5, 8)] * 3,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PERMUTED)
+def test_permuted_operands_and_results_are_views(name: str) -> None:
+    pytest.importorskip("torch")
+    build, operands = PERMUTED[name]
+    dist = td.distribute(module(build, *operands), ONE)
+    dispatched = dispatch_kernels(dist, "torch")
+    assert "permute_dims" in dist.script()
+    assert "permute_dims" not in dispatched.script()
+    rng = np.random.default_rng(0)
+    inputs = [rng.integers(-2, 3, shape).astype("float32") for shape in operands]
+    (expected,) = td.run(dist, inputs, engine="virtual")
+    (got,) = td.run(dist, inputs, engine="virtual", dispatch="torch")
+    if name == "heads":
+        assert np.allclose(got, expected, atol=1e-6)
+    else:
+        assert np.array_equal(got, expected)
+
+
+def test_permutations_that_others_read_stay() -> None:
+    def build(x: Any, w: Any) -> Any:
+        turned = relax.op.permute_dims(w)
+        return relax.op.add(relax.op.matmul(x, turned), turned)
+
+    dist = td.distribute(module(build, (6, 6), (6, 6)), ONE)
+    assert dispatch_kernels(dist, "torch").script().count("permute_dims") == 1
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ DISPATCHES = ("torch",)
 
 TORCH_PREFIX = "tvm_distir.torch."
 """Prefix of the packed functions of PyTorch's kernels."""
+PREFIXES = (TORCH_PREFIX,)
+"""Prefixes of the packed functions of all libraries."""
 CAUSAL = (None, "TopLeft", "BottomRight")
 """Causal masks of ``nn.attention``, by the number that a packed function gets."""
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Compute matrix products, attention and convolutions of TVM's tensors by PyTorch.
+"""Compute products, attention and convolutions of TVM's tensors by PyTorch.
 
 PyTorch sees the tensors of TVM through DLPack, on the CPU or on the GPU where they are, without a
 copy. On a GPU both launch their kernels on the default stream, so the order of the calls holds.
@@ -8,7 +8,9 @@ copy. On a GPU both launch their kernels on the default stream, so the order of 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import from_dlpack
@@ -18,20 +20,60 @@ from tvm.runtime import Tensor
 from .packed_names import CAUSAL
 
 
-def matmul(a: Tensor, b: Tensor, out: Tensor) -> None:
-    """Write the product of two tensors."""
-    torch.matmul(from_dlpack(a), from_dlpack(b), out=from_dlpack(out))
+def _view(tensor: Tensor, order: Sequence[int]) -> torch.Tensor:
+    """Return a tensor with its dims in an order."""
+    return from_dlpack(tensor).permute(tuple(order))
+
+
+def _grouped(view: torch.Tensor, second: int, third: int) -> list[int]:
+    """Return the sizes of three groups of dims."""
+    shape = view.shape
+    return [math.prod(part) for part in (shape[:second], shape[second:third], shape[third:])]
+
+
+def product(
+    a: Tensor,
+    b: Tensor,
+    cuts: Sequence[int],
+    a_order: Sequence[int],
+    b_order: Sequence[int],
+    out_order: Sequence[int],
+    out: Tensor,
+) -> None:
+    """Write a product, of tensors in the groups of :class:`.contractions.Contraction`."""
+    x, y, z = _view(a, a_order), _view(b, b_order), _view(out, out_order)
+    sizes = _grouped(z, cuts[4], cuts[5])
+    left = x.reshape(_grouped(x, cuts[0], cuts[1]))
+    right = y.reshape(_grouped(y, cuts[2], cuts[3]))
+    if sizes[0] == 1:
+        left, right, sizes = left[0], right[0], sizes[1:]
+    try:
+        result = z.view(sizes)
+    except RuntimeError:  # the dims of a group are no single stride
+        z.copy_(torch.matmul(left, right).view(z.shape))
+        return
+    torch.matmul(left, right, out=result)
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, causal: int, out: Tensor
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    scale: float,
+    causal: int,
+    *orders: Any,
 ) -> None:
-    """Write attention with a bias that is added to the scores."""
+    """Write attention with a bias that is added to the scores.
+
+    ``orders`` are those of the operands and of the result, and then the result.
+    """
     # TVM: (batch, positions, heads, width); PyTorch: (batch, heads, positions, width).
-    queries, keys, values = (from_dlpack(x).transpose(1, 2) for x in (q, k, v))
+    *read, out_order, out = orders
+    queries, keys, values = (_view(x, order).transpose(1, 2) for x, order in zip((q, k, v), read))
     rows, columns = queries.shape[2], keys.shape[2]
     offset = abs(columns - rows) if CAUSAL[causal] == "BottomRight" else 0
-    mask = None if bias is None else from_dlpack(bias)
+    mask = None if bias is None else _view(bias, read[3])
     masked = causal != 0 and (offset != 0 or mask is not None)
     if masked:
         seen = torch.ones(rows, columns, dtype=torch.bool, device=queries.device).tril(offset)
@@ -45,45 +87,57 @@ def attend(
         scale=scale,
         enable_gqa=queries.shape[1] != keys.shape[1],
     )
-    from_dlpack(out).copy_(result.transpose(1, 2))
+    _view(out, out_order).copy_(result.transpose(1, 2))
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: int, out: Tensor) -> None:
+def attention(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: int, *orders: Any) -> None:
     """Write attention."""
-    attend(q, k, v, None, scale, causal, out)
+    attend(q, k, v, None, scale, causal, *orders)
 
 
-def conv2d(
+def convolution(
     data: Tensor,
     weight: Tensor,
     strides: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
+    output_padding: Sequence[int],
     groups: int,
-    data_dims: Sequence[int],
-    weight_dims: Sequence[int],
-    out_dims: Sequence[int],
+    data_order: Sequence[int],
+    weight_order: Sequence[int],
+    out_order: Sequence[int],
     out: Tensor,
 ) -> None:
-    """Write a convolution of tensors whose dims are given in the order of NCHW and OIHW."""
-    x, w, y = (
-        from_dlpack(tensor).permute(*map(int, dims))
-        for tensor, dims in ((data, data_dims), (weight, weight_dims), (out, out_dims))
+    """Write a convolution; the orders are those of NCHW and OIHW, or of IOHW if transposed.
+
+    It is transposed where it has a padding of the output.
+    """
+    x, w, y = _view(data, data_order), _view(weight, weight_order), _view(out, out_order)
+    half = len(padding) // 2
+    before, behind = list(padding[:half]), list(padding[half:])
+    if before != behind:
+        pairs = [n for pair in zip(before[::-1], behind[::-1]) for n in pair]
+        x, before = pad(x, pairs), [0] * half
+    added = list(output_padding)
+    result = torch.convolution(
+        x, w, None, list(strides), before, list(dilation), bool(added), added or [0] * half, groups
     )
-    top, left, bottom, right = (int(n) for n in padding)
-    before = [top, left]
-    if (top, left) != (bottom, right):
-        x, before = pad(x, (left, right, top, bottom)), [0, 0]
-    steps, spread = ([int(n) for n in values] for values in (strides, dilation))
-    y.copy_(torch.conv2d(x, w, None, steps, before, spread, groups))
+    y.copy_(result)
 
 
-def take_backward(grad: Tensor, indices: Tensor, out: Tensor) -> None:
+def take_backward(
+    grad: Tensor,
+    indices: Tensor,
+    grad_order: Sequence[int],
+    indices_order: Sequence[int],
+    out_order: Sequence[int],
+    out: Tensor,
+) -> None:
     """Write the gradient of the rows of a matrix that were looked up."""
-    table, positions = from_dlpack(out), from_dlpack(indices)
+    table, positions = _view(out, out_order), _view(indices, indices_order)
     # An index that is outside of the table adds nothing, as in the kernel of TVM.
     inside = (positions >= 0) & (positions < table.shape[0])
-    rows = torch.where(inside[:, None], from_dlpack(grad), 0.0)
+    rows = torch.where(inside[..., None], _view(grad, grad_order), 0.0)
     if rows.element_size() < 4:  # on CPUs PyTorch adds rows of half precision in their type
         rows = rows.float()
     positions = torch.where(inside, positions, 0)
@@ -91,10 +145,10 @@ def take_backward(grad: Tensor, indices: Tensor, out: Tensor) -> None:
 
 
 FUNCTIONS = {
-    "matmul": matmul,
+    "product": product,
     "attention": attention,
     "attention_bias": attend,
-    "conv2d": conv2d,
+    "convolution": convolution,
     "take_backward": take_backward,
 }
 """The packed functions, by their names after the prefix."""
