@@ -36,7 +36,8 @@ def is_at(mod: tvm.IRModule, level: str) -> bool:
 def test_every_pass_has_an_example() -> None:
     sources = [(HERE / f"{file}.py").read_text(encoding="utf-8") for file in FILES]
     texts = [constants(ast.parse(source))["PASS"] for source in sources]
-    assert {spec.name for text in texts for spec in parse_passes(text)} == set(pass_names())
+    shown = {spec.name for text in texts for spec in parse_passes(text)}
+    assert shown == set(pass_names()) - {"export"}, "an analysis leaves the module as it is"
 
 
 @pytest.mark.parametrize("file", FILES)

@@ -49,15 +49,16 @@ def without_closures(mod: ir.IRModule) -> ir.IRModule:
         for gv, fn in relax_functions(mod):
             _refuse_recursion(str(gv.name_hint), fn)
         mod = relax.transform.LambdaLift()(mod)
-    makers = [(gv, fn) for gv, fn in relax_functions(mod) if any(map(_makes, all_bindings(fn.body)))]
+    functions = relax_functions(mod)
+    makers = [(gv, fn) for gv, fn in functions if any(map(_makes, all_bindings(fn.body)))]
     if not makers:
         return mod
-    functions = dict(mod.functions)
+    replaced = dict(mod.functions)
     for gv, fn in makers:
         direct = relax.analysis.remove_all_unused(_Caller(mod).visit_expr(fn))
         _refuse_escapes(str(gv.name_hint), direct)
-        functions[gv] = direct
-    return with_functions(mod, functions)
+        replaced[gv] = direct
+    return with_functions(mod, replaced)
 
 
 def _is_local(binding: relax.Binding) -> bool:
