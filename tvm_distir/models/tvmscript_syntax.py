@@ -13,6 +13,8 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
+from tvm_distir.support import shipped_data
+
 Refuse = Callable[[ast.AST, str], NoReturn]
 """What raises the error for a node, with the problem."""
 
@@ -35,45 +37,19 @@ _EXPRESSIONS = (
 )
 _ALLOWED = (*_STATEMENTS, *_EXPRESSIONS)
 
-_RUNS = frozenset(("call_kernel", "call_py_func", "emit_te", "inline", "jit", "macro", "pyfunc"))
+_NAMES = shipped_data(__file__, "tvmscript_names.json")
+_RUNS = frozenset(_NAMES["runs"])
 """Words of TVM's parser that run Python or a compiler while a module is read."""
 
-_NAMESPACES = frozenset(
-    [
-        *("tvm", "tvm.script", "tvm.script.parser", "tvm.script.tirx", "tvm.tirx.script"),
-        *("tvm.script.parser.ir", "tvm.script.parser.relax", "tvm.script.parser.tirx"),
-        *("tvm.relax.script.parser", "tvm.relax.script.parser.dist", "tvm.tirx.script.parser"),
-        "tvm.relax.script.builder.distributed",
-        *(f"tvm.relax.op.{n}" for n in ("builtin", "ccl", "grad", "image", "memory", "nn")),
-        *(f"tvm.relax.op.{n}" for n in ("vision", "vm")),
-    ]
-)
+_NAMESPACES = frozenset(_NAMES["namespaces"])
 """The modules of Python whose names a module may use."""
 
-_OWNERS = (
-    *("tvm.script.", "tvm.relax.", "tvm.tirx.", "tvm.ir.", "tvm.backend.", "tvm.target."),
-    *("tvm.runtime._tensor", "tvm_ffi._tensor", "tvm.topi.", "tvm_distir.", "functools."),
-)
+_OWNERS: tuple[str, ...] = tuple(_NAMES["owners"])
 """The beginnings of the modules that define what a module may call."""
 
 _SCRIPT = ("script", "ir", "relax", "tir", "tirx", "parser", "DataType")
 
-_MEMBERS = frozenset(
-    [
-        *(
-            "access_ptr",
-            "allocated_addr",
-            "astype",
-            "buffer",
-            "data",
-            "dom",
-            "dtype",
-            "elem_offset",
-        ),
-        *("extent", "fields", "min", "name", "offset_of", "permute", "region", "scope", "shape"),
-        *("strides", "ty", "values", "var", "view", "vload", "vstore"),
-    ]
-)
+_MEMBERS = frozenset(_NAMES["members"])
 """Attributes of values: of buffers, variables and iterators."""
 
 

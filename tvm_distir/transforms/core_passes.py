@@ -4,22 +4,10 @@
 
 from __future__ import annotations
 
-from tvm_distir.core.passes import (
-    AnnotateSharding,
-    LegalizeRedistribute,
-    LowerDistIR,
-    PassInfo,
-    PropagateSharding,
-    Rewrite,
-    module_pass,
-)
-
-__all__ = [
-    "AnnotateSharding",
-    "LegalizeRedistribute",
-    "LowerDistIR",
-    "PassInfo",
-    "PropagateSharding",
-    "Rewrite",
-    "module_pass",
-]
+from tvm_distir.core.passes import AnnotateSharding as AnnotateSharding
+from tvm_distir.core.passes import LegalizeRedistribute as LegalizeRedistribute
+from tvm_distir.core.passes import LowerDistIR as LowerDistIR
+from tvm_distir.core.passes import PassInfo as PassInfo
+from tvm_distir.core.passes import PropagateSharding as PropagateSharding
+from tvm_distir.core.passes import Rewrite as Rewrite
+from tvm_distir.core.passes import module_pass as module_pass

@@ -14,7 +14,7 @@ from tvm import DataType, ir, relax, tirx
 
 from tvm_distir.core.ir import flat_types, known_shape
 from tvm_distir.core.ops import index_range
-from tvm_distir.support import Steps, unrolled
+from tvm_distir.support import Steps, shipped_data, unrolled
 
 from .divisors import divisor_leaves
 from .packed_numbers import unpacking_of
@@ -26,20 +26,8 @@ _RELU_GAIN = math.sqrt(2.0)
 _RESIDUAL_GAIN = 0.5
 _JOINT_GAIN = 1.0
 # Ops whose operand 0 (or the listed ones) comes out with the same values.
-_VIEWS: dict[str, tuple[int, ...]] = {
-    "relax.astype": (0,),
-    "relax.broadcast_to": (0,),
-    "relax.dist.annotate_sharding": (0,),
-    "relax.dist.redistribute": (0,),
-    "relax.expand_dims": (0,),
-    "relax.flatten": (0,),
-    "relax.permute_dims": (0,),
-    "relax.reshape": (0,),
-    "relax.split": (0,),
-    "relax.squeeze": (0,),
-    "relax.strided_slice": (0,),
-    "relax.where": (1, 2),
-}
+_TABLES = shipped_data(__file__, "input_uses.json")
+_VIEWS: dict[str, list[int]] = {f"relax.{op}": at for op, at in _TABLES["views"].items()}
 _RECTIFIERS = tuple(
     f"relax.nn.{name}" for name in ("gelu", "gelu_tanh", "leakyrelu", "prelu", "relu", "silu")
 )
@@ -47,21 +35,10 @@ _RECTIFIERS = tuple(
 _AFFINE = ("relax.add", "relax.divide", "relax.multiply", "relax.subtract")
 # Operands with a fixed usage. A usage of `_HINTS` counts only for what is known to be a weight.
 _USAGES: dict[str, dict[int, str]] = {
-    "relax.nn.batch_norm": {1: "scale", 2: "bias", 3: "mean", 4: "variance"},
-    "relax.nn.group_norm": {1: "scale", 2: "bias"},
-    "relax.nn.instance_norm": {1: "scale", 2: "bias"},
-    "relax.nn.layer_norm": {1: "scale", 2: "bias"},
-    "relax.nn.rms_norm": {1: "scale"},
-    "relax.nn.prelu": {1: "scale"},
+    f"relax.{op}": {int(position): usage for position, usage in usages.items()}
+    for op, usages in _TABLES["usages"].items()
 }
-_HINTS: dict[str, str] = {
-    "relax.add": "bias",
-    "relax.subtract": "bias",
-    "relax.multiply": "scale",
-    "relax.divide": "scale",
-    "relax.rsqrt": "variance",
-    "relax.sqrt": "variance",
-}
+_HINTS: dict[str, str] = {f"relax.{op}": usage for op, usage in _TABLES["hints"].items()}
 
 
 Roots = dict[relax.Var, tuple[int, ...]]

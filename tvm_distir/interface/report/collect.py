@@ -24,6 +24,7 @@ from tvm_distir.performance import (
     entry_number,
     verdict,
 )
+from tvm_distir.support import shipped_data
 from tvm_distir.support.display import units
 
 from .collected_hardware import hardware_of, main_dtype
@@ -31,29 +32,7 @@ from .links import links_of
 from .model import Analysis, LinkUse, ReportEvent, ReportLane, ReportMesh, ReportParameter
 from .text_table import ranges
 
-ASSUMPTIONS = (
-    "The time of a kernel is the maximum of its compute time, its memory time and the launch "
-    "floor; compute and memory reach the fractions of peak given by the system for its class.",
-    "Views and reshapes of contiguous data are free. Kernels are not fused.",
-    "Collectives run in order on a separate stream and follow the ring algorithm: a set-up time, a "
-    "latency per step, and the wire bytes over the slowest link. Groups that leave a node "
-    "concurrently share its network adapters.",
-    "Memory is that of a framework's caching allocator with blocks of 512 bytes. Weights, inputs "
-    "and constants are always resident; an intermediate is live from the launch of the op that "
-    "produces it to the launch of the last op that reads it. Updated weights reuse the memory of "
-    "the old weights. Workspace of kernels is not counted; fragmentation is reported separately.",
-    "All devices are identical and start at the same time.",
-)
-
-RESERVED_ASSUMPTION = (
-    "Reserved memory is that of the segments of PyTorch's caching allocator after a step. The CUDA "
-    "context (512 MiB) and the NCCL buffers (128 MiB per group) are assumed."
-)
-
-PIPELINE_ASSUMPTION = (
-    "Pipeline stages run their phases in the order of the schedule. A device sends its messages "
-    "one at a time, each as soon as its value is available, concurrently with compute."
-)
+_ASSUMPTIONS = shipped_data(__file__, "assumptions.json")
 
 
 def analysis_of(
@@ -157,9 +136,9 @@ def _analysis_of_result(
 def _assumptions(result: Result) -> tuple[str, ...]:
     """Return the assumptions behind a result."""
     allocators = {lane.account.allocator for lane in result.lanes}
-    reserved = (RESERVED_ASSUMPTION,) if "pytorch" in allocators else ()
-    pipeline = (PIPELINE_ASSUMPTION,) if result.pipeline is not None else ()
-    return (*ASSUMPTIONS, *reserved, *pipeline)
+    reserved = (_ASSUMPTIONS["reserved"],) if "pytorch" in allocators else ()
+    pipeline = (_ASSUMPTIONS["pipeline"],) if result.pipeline is not None else ()
+    return (*_ASSUMPTIONS["every"], *reserved, *pipeline)
 
 
 def _verdict(result: Result, program: Program) -> Verdict | None:

@@ -12,7 +12,7 @@ keys.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 from tvm_distir.models.zoo.bert_model import BertConfig
 from tvm_distir.models.zoo.configs import Config
@@ -24,9 +24,21 @@ from tvm_distir.support import shipped_data
 
 from .config_keys import ConfigKeys
 
+
+class Family(TypedDict, total=False):
+    """What the file has of a family."""
+
+    require: dict[str, list[object]]
+    ignore: list[str]
+    layers: str
+    fields: dict[str, tuple[str, str, object]]
+    values: dict[str, object]
+
+
+Families = Mapping[str, Family | str]
 _FAMILIES = shipped_data(__file__, "families.json")
-DECODERS: Mapping[str, Any] = _FAMILIES["decoders"]
-ENCODERS: Mapping[str, Any] = _FAMILIES["encoders"]
+DECODERS: Families = _FAMILIES["decoders"]
+ENCODERS: Families = _FAMILIES["encoders"]
 """The families by model type; a text is the family that is read in the same way."""
 _ENCODER_CONFIGS: Mapping[str, type[Config]] = {
     "bert": BertConfig, "t5": T5Config, "vit": VitConfig, "whisper": WhisperConfig,
@@ -35,7 +47,7 @@ _BERT_HEADS = {"BertForMaskedLM": "mlm", "BertForSequenceClassification": "class
 
 Fields = dict[str, Any]
 """The fields of a configuration that have been read."""
-Reader = Callable[[ConfigKeys, str, Any, Fields], Any]
+Reader = Callable[[ConfigKeys, str, Any, Fields], object]
 """A function of the keys, a key, a default and the fields, which reads a field."""
 
 
@@ -56,7 +68,7 @@ def encoder_config(kind: str, reading: ConfigKeys) -> Config:
     return _ENCODER_CONFIGS[kind](**known)
 
 
-def _read(kind: str, families: Mapping[str, Any], reading: ConfigKeys, known: Fields) -> Fields:
+def _read(kind: str, families: Families, reading: ConfigKeys, known: Fields) -> Fields:
     family = families[kind]
     if isinstance(family, str):
         return _read(family, families, reading, known)
@@ -67,8 +79,7 @@ def _read(kind: str, families: Mapping[str, Any], reading: ConfigKeys, known: Fi
     if any(layer != family["layers"] for layer in _layer_types(reading, family)):
         remedy = f"Known: {family['layers']} only."
         raise reading.fault("layer_types mixes kinds of attention", remedy)
-    for name, (reader, key, *default) in family.get("fields", {}).items():
-        usual = default[0] if default else None
+    for name, (reader, key, usual) in family.get("fields", {}).items():
         if isinstance(usual, str) and usual.startswith("="):
             usual = known[usual.removeprefix("=")]
         known[name] = _READERS[reader](reading, key, usual, known)
@@ -76,11 +87,11 @@ def _read(kind: str, families: Mapping[str, Any], reading: ConfigKeys, known: Fi
     return known | _OTHERS[kind](reading, known) if kind in _OTHERS else known
 
 
-def _layer_types(reading: ConfigKeys, family: Mapping[str, Any]) -> list[str]:
+def _layer_types(reading: ConfigKeys, family: Family) -> list[str]:
     return list(reading.get("layer_types", [])) if "layers" in family else []
 
 
-def _number(reading: ConfigKeys, key: str, usual: Any, known: Fields) -> Any:
+def _number(reading: ConfigKeys, key: str, usual: float | None, known: Fields) -> object:
     first, _, other = key.partition("|")
     return reading.number(first, reading.get(other) if other else usual)
 

@@ -37,17 +37,7 @@ _ORDER_KEEPING = (*_VIEWS, "flatten.using_ints", "unsqueeze.default", "squeeze.d
 _ATTENTION = "scaled_dot_product_attention.default"
 _SCATTERS = ("index_put", "index_add", "index_copy", "index_fill", "scatter", "masked_scatter")
 _WRITES = frozenset(("copy.default", "slice_scatter.default"))
-_OF_ONE_VALUE = (
-    "empty",
-    "new_empty",
-    "full",
-    "zeros",
-    "ones",
-    "new_full",
-    "new_zeros",
-    "new_ones",
-    "scalar_tensor",
-)
+_OF_ONE_VALUE = "empty new_empty full zeros ones new_full new_zeros new_ones scalar_tensor".split()
 _WITHOUT_BATCH = ("new_", "histc.")
 """Beginnings of operators whose results need not have the batch of their operands."""
 _MOST_ELEMENTS = 1 << 28

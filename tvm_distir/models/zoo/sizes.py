@@ -14,10 +14,9 @@ their models are defined.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from tvm_distir.support import shipped_data
 
-SIZES: Mapping[str, Mapping[str, Mapping[str, Any]]] = shipped_data(__file__, "sizes.json")
+SIZES: Mapping[str, Mapping[str, Mapping[str, float | str]]] = shipped_data(__file__, "sizes.json")
 """Fields that differ from the defaults of a model's configuration, by model and size, the default
 size first."""

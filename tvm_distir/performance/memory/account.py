@@ -10,15 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-CATEGORIES = (
-    "weights",
-    "states",
-    "gradients",
-    "stashes",
-    "communication",
-    "temporaries",
-    "inputs",
-    "results",
+CATEGORIES = tuple(
+    "weights states gradients stashes communication temporaries inputs results".split()
 )
 """Weights and constants; states of the optimizer; gradients of weights; what forward keeps for
 backward; what collectives and messages make; what is left over of ops; data; what a program

@@ -27,14 +27,10 @@ METADATA, LOAD, STORE, COMPUTE, SEND, RECV, COLLECTIVE = range(1, 8)
 _COPIES = {"store": STORE, "fetch": LOAD}
 
 TYPES = {
-    "all_reduce": 0,
-    "reduce": 1,
-    "all_gather": 2,
-    "gather": 3,
-    "scatter": 4,
-    "broadcast": 5,
-    "all_to_all": 6,
-    "reduce_scatter": 7,
+    name: number
+    for number, name in enumerate(
+        "all_reduce reduce all_gather gather scatter broadcast all_to_all reduce_scatter".split()
+    )
 }
 """``CollectiveCommType``; an exchange or a permutation has none, and is told as an all-to-all."""
 

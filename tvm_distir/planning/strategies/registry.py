@@ -22,6 +22,7 @@ from tvm_distir.support import (
     as_term,
     nearest,
     options_of,
+    shipped_data,
     shortened,
     summary,
 )
@@ -45,25 +46,7 @@ STRATEGIES = Registry(
     "tvm_distir.strategies",
     {
         name: f"{_HERE}.{file}:{name}"
-        for name, file in {
-            "data_parallel": "data_parallelism",
-            "zero": "zero_redundancy",
-            "tensor_parallel": "tensor_parallelism",
-            "expert_parallel": "expert_parallelism",
-            "spatial_parallel": "spatial_parallelism",
-            "megatron": "megatron_lm",
-            "pipeline": "pipelining",
-            "context_parallel": "context_parallelism",
-            "sequence": "activation_sequence",
-            "local_layers": "local_branches",
-            "complete": "completion",
-            "fsdp": "presets",
-            "hsdp": "presets",
-            "deepspeed_zero1": "presets",
-            "deepspeed_zero2": "presets",
-            "deepspeed_zero3": "presets",
-            "lightning_sharded": "presets",
-        }.items()
+        for name, file in shipped_data(__file__, "strategies.json").items()
     },
 )
 """The strategies of this package, each with its file. A file is not named as its function is: as an

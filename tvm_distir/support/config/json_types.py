@@ -23,15 +23,15 @@ from tvm_distir.support.errors.tree import DistIRError
 from tvm_distir.support.errors.user_input import nearest, shortened
 
 if TYPE_CHECKING:
-    from pydantic import GetCoreSchemaHandler
-    from pydantic_core import CoreSchema
+    from pydantic import ConfigDict, GetCoreSchemaHandler
+    from pydantic_core import CoreConfig, CoreSchema
 
 LARGEST = 1 << 60
 """Bound of integers: sums of a few still fit in 64 bits."""
 
-STRICT: Any = {"strict": True, "allow_inf_nan": False, "extra": "forbid"}
+STRICT: ConfigDict = {"strict": True, "allow_inf_nan": False, "extra": "forbid"}
 """pydantic's configuration: ``1.0`` and ``"1"`` are not integers, and unknown keys are refused."""
-OTHER_KEYS: Any = {**STRICT, "extra": "ignore"}
+OTHER_KEYS: ConfigDict = {**STRICT, "extra": "ignore"}
 """``__pydantic_config__`` of a dataclass that ignores unknown keys."""
 
 Text = Annotated[str, MinLen(1)]
@@ -98,7 +98,8 @@ class Keys:
             key: typed_dict_field(handler.generate_schema(kind), required=key not in self.optional)
             for key, kind in self.types.items()
         }
-        return typed_dict_schema(fields, extra_behavior="forbid", config=STRICT)
+        numbers: CoreConfig = {"strict": True, "allow_inf_nan": False}
+        return typed_dict_schema(fields, extra_behavior="forbid", config=numbers)
 
 
 @dataclass(frozen=True)
