@@ -15,7 +15,7 @@ from tvm_distir.core.plan import DEFAULT_MESH, MeshSpec, Plan
 from tvm_distir.core.propagation import Decision, PlacedModule, labels_of_decision
 from tvm_distir.core.rewriting import gc_paused
 from tvm_distir.hardware import PICOSECONDS, Labeller, MeshCostCache, System, on_stages, plan_of
-from tvm_distir.performance import Program, export
+from tvm_distir.performance import Program, Result, export
 from tvm_distir.support import PlanError
 from tvm_distir.transforms import pipeline
 
@@ -216,3 +216,25 @@ class PlanLabeller:
             solution.decision, solution.peak_bytes, solution.entries_ps, self.labeller.module,
             self.fixed,
         )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LimitedLabeller:
+    """Solver of a candidate within a limit of memory.
+
+    Attributes
+    ----------
+    labeller : PlanLabeller
+    free : ShardedCandidate
+        The fastest placements without a limit.
+    limit : int
+        Bytes that a device may keep as the solver counts them.
+    simulated : tuple of (Plan, Result), optional
+        The plan of ``free`` and its simulation, where it exceeds the limit of the search, or the
+        profile quantizes operands.
+    """
+
+    labeller: PlanLabeller
+    free: ShardedCandidate
+    limit: int
+    simulated: tuple[Plan, Result] | None

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tvm import ir
 
@@ -16,7 +16,7 @@ from tvm_distir.planning.strategies.training_parts import with_updates
 from tvm_distir.planning.study import Study, with_attention
 from tvm_distir.support import DistIRError, InternalError, UsageError
 
-from .auto_sharding import PlanLabeller, ShardedCandidate, labeller_of
+from .auto_sharding import LimitedLabeller, ShardedCandidate, labeller_of
 from .candidates import Candidate, kept_rules
 from .constraints import Constraints
 from .divided_parts import parts_text
@@ -38,28 +38,6 @@ NOT_SO = ("DIST0236", "DIST0354", "DIST0802")
 HIDDEN = (0.0, 0.75)
 """Shares of what can be sent beside the work that labels take to be hidden, in sequence;
 where there are stages, the first alone."""
-
-
-@dataclass(frozen=True)
-class _Solver:
-    """The solver of a candidate.
-
-    Attributes
-    ----------
-    labeller : PlanLabeller
-    free : ShardedCandidate
-        The fastest placements without a limit.
-    limit : int
-        Bytes that a device may keep as the solver counts them.
-    simulated : tuple of (Plan, Result), optional
-        The plan of ``free`` and its simulation, where it exceeds the limit of the search, or the
-        profile quantizes operands.
-    """
-
-    labeller: PlanLabeller
-    free: ShardedCandidate
-    limit: int
-    simulated: tuple[Plan, Result] | None
 
 
 class Trials:
@@ -161,7 +139,7 @@ class Trials:
                 simulated = plan, self._simulated(module, plan, labelled)
             yield priced, plan, simulated[1]
 
-    def _solver(self, module: ir.IRModule, candidate: Candidate) -> _Solver:
+    def _solver(self, module: ir.IRModule, candidate: Candidate) -> LimitedLabeller:
         """Return the solver of a candidate with its limit of memory.
 
         The solver counts the results of all ops. Fused kernels do not store those that only they
@@ -174,13 +152,13 @@ class Trials:
         free = labeller.run(self.gap, None, HIDDEN[0])
         fits = free.peak_bytes <= self.limit
         if fits and not Profile.resolve(self.system.kernels).stores_copies:
-            return _Solver(labeller, free, self.limit, None)
+            return LimitedLabeller(labeller, free, self.limit, None)
         plan = with_attention(module, candidate.completed(free.plan()))
         result = self._simulated(module, plan, free)
         limit = self.limit + max(0, free.peak_bytes - result.peak_memory_bytes)
         if fits and result.peak_memory_bytes > self.limit:
             limit -= result.peak_memory_bytes - free.peak_bytes
-        return _Solver(labeller, free, limit, (plan, result))
+        return LimitedLabeller(labeller, free, limit, (plan, result))
 
     def _judged(
         self, row: CandidateRow, plan: Plan, result: Result
