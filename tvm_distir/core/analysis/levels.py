@@ -19,6 +19,7 @@ from tvm_distir.core.ir.operators.names import COLLECTIVES, TRANSFERS
 from tvm_distir.core.ir.placement import check_placement, labels_of
 from tvm_distir.core.ir.types import flat_types, is_private, relax_functions, tensor_type
 from tvm_distir.core.rewriting.calls import op_name
+from tvm_distir.core.rewriting.partitions import open_partitions
 from tvm_distir.support import LevelError
 
 from .conditions import Differing
@@ -60,6 +61,7 @@ def check_level(mod: ir.IRModule, level: int | str) -> None:
         problem = f"a module of level {level} ({LEVELS[level]}) needs a mesh"
         remedy = 'Add it: mod.update_global_info("mesh", meshes).'
         raise LevelError("DIST0451", problem, location="module", remedy=remedy)
+    mod = open_partitions(mod)
     for gv, fn in relax_functions(mod):
         _Checker(mod, str(gv.name_hint), fn, level).run()
     if level == 5 and any(holds_branch(fn) for _, fn in relax_functions(mod)):

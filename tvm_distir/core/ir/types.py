@@ -12,6 +12,7 @@ import tvm_ffi
 from tvm import ir, relax, tirx
 from tvm.relax.distributed import DeviceMesh, DTensorType
 
+from .attributes.keys import CODEGEN_ATTR
 from .placement import placement_of
 
 _DTENSOR_TYPE = tvm_ffi.get_global_func("relax.distributed.DTensorType")
@@ -122,9 +123,9 @@ def known_shape(ty: ir.Type) -> tuple[int, ...] | None:
 
 
 def is_private(fn: relax.Function) -> bool:
-    """Return whether a function can be called from inside the module only."""
+    """Return whether a function is called from inside the module only, as one of a library is."""
     attrs = fn.attrs
-    return attrs is None or "global_symbol" not in attrs
+    return attrs is None or "global_symbol" not in attrs or CODEGEN_ATTR in attrs
 
 
 def relax_functions(mod: ir.IRModule) -> list[tuple[ir.GlobalVar, relax.Function]]:

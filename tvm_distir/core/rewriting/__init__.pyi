@@ -39,6 +39,8 @@ from .nodes import make_binding as make_binding
 from .nodes import make_call as make_call
 from .nodes import make_var as make_var
 from .nodes import scalar as scalar
+from .partitions import has_attr as has_attr
+from .partitions import unpartitioned as unpartitioned
 from .replacing import Replacements as Replacements
 from .replacing import replaced_calls as replaced_calls
 from .scopes import all_bindings as all_bindings

@@ -8,6 +8,7 @@ from tvm import ir
 
 from .closures import without_closures
 from .functions import inner_made_private
+from .partitions import open_partitions, with_composite_ops
 
 
 def plain_calls(mod: ir.IRModule) -> ir.IRModule:
@@ -18,7 +19,7 @@ def plain_calls(mod: ir.IRModule) -> ir.IRModule:
     PropagationError
         DIST0412 for a closure that is read other than by calls.
     """
-    return without_closures(mod)
+    return without_closures(open_partitions(mod))
 
 
 def canonical(mod: ir.IRModule) -> ir.IRModule:
@@ -29,4 +30,4 @@ def canonical(mod: ir.IRModule) -> ir.IRModule:
     PropagationError
         As :func:`plain_calls`.
     """
-    return inner_made_private(plain_calls(mod))
+    return inner_made_private(with_composite_ops(plain_calls(mod)))

@@ -26,7 +26,7 @@ from tvm_distir.core.ir import (
     segments_of,
 )
 from tvm_distir.core.ir.attributes import IO_ATTR, num_input
-from tvm_distir.core.rewriting import gc_paused
+from tvm_distir.core.rewriting import gc_paused, plain_calls
 from tvm_distir.support import UsageError, nearest
 
 from .body_writer import Ssa
@@ -84,7 +84,7 @@ def to_stablehlo(mod: ir.IRModule, partitioning: str = "auto", *, composites: bo
         problem = f'there is no partitioning "{partitioning}"'
         remedy = nearest(partitioning, PARTITIONINGS)
         raise UsageError("DIST0152", problem, location="partitioning", remedy=remedy)
-    return _Writer(mod, partitioning, Composites() if composites else None).text()
+    return _Writer(plain_calls(mod), partitioning, Composites() if composites else None).text()
 
 
 class _Writer:

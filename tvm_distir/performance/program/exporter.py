@@ -20,7 +20,13 @@ from tvm_distir.core.ir import (
 )
 from tvm_distir.core.ir.attributes import IO_ATTR, NUM_INPUT_ATTR
 from tvm_distir.core.plan import Pipeline, plain_name
-from tvm_distir.core.rewriting import dims_remedy, entry_family, gc_paused, no_single_entry
+from tvm_distir.core.rewriting import (
+    dims_remedy,
+    entry_family,
+    gc_paused,
+    no_single_entry,
+    plain_calls,
+)
 from tvm_distir.support import SimulationError
 
 from .callees import with_callees
@@ -68,6 +74,7 @@ def export(mod: ir.IRModule) -> Program:
     [('relax.matmul', 256), ('relax.dist.all_reduce', 0), ('relax.add', 32)]
     """
     check_module(mod, "td.export")
+    mod = plain_calls(mod)
     entries, pipeline = _entry_functions(mod), Pipeline.of(mod)
     _refuse_symbolic_dims(entries)
     if pipeline is not None:

@@ -12,6 +12,7 @@ from typing import Any
 from tvm import ir, relax
 
 from tvm_distir.core.ir import TENSOR_TYPES, handle
+from tvm_distir.core.ir.attributes import COMPOSITE_ATTR
 from tvm_distir.core.ir.operators import (
     COLLECTIVES,
     EXPERT_MATMUL_OP,
@@ -32,6 +33,7 @@ from tvm_distir.core.rewriting.native import (
 from tvm_distir.support import SimulationError
 
 from .call_steps import collective, computation, is_nothing, transfer
+from .library_kernels import library_kernel
 from .parts import Function, Op, Value
 from .trees import Tree, leaves
 
@@ -161,10 +163,6 @@ class FunctionExporter:
             return self.like_call(number, name, value)
         if kind in (TUPLE, ITEM, ALIAS):
             return self.tree(value, name)
-        if isinstance(value, relax.Function):
-            raise self.refuse(
-                name, "a function is nested in a function", "Lift it with LambdaLift."
-            )
         if isinstance(value, relax.If):
             return self.choice(name, value, var.ty)
         if isinstance(value, ir.Call):
@@ -223,14 +221,27 @@ class FunctionExporter:
         return out
 
     def call_function(self, name: str, call: ir.Call, inputs: list[int], ty: Any) -> Tree:
-        """Add a call of a private function."""
+        """Add a call of a private function, or the kernel of a library that one is."""
         callee = str(call.op.name_hint)
-        if callee not in self.callees:
-            self.callees.append(callee)
         out = self.declare(ty, name)
         outputs = tuple(leaves(out))
+        kernel = self.library_kernel(callee)
+        if kernel is not None:
+            kernel = kernel._replace(name=name, inputs=tuple(inputs), outputs=outputs)
+            self.ops.append(kernel)
+            return out
+        if callee not in self.callees:
+            self.callees.append(callee)
         self.ops.append(Op(name, "call", callee, tuple(inputs), outputs, callee=callee))
         return out
+
+    def library_kernel(self, callee: str) -> Op | None:
+        """Return the kernel of a function that is a pattern of a library; None for others."""
+        fn = self.mod[callee]
+        if not fn.attrs or COMPOSITE_ATTR not in fn.attrs:
+            return None
+        body = FunctionExporter(self.mod, callee, fn).run(0, None)
+        return library_kernel(str(fn.attrs[COMPOSITE_ATTR]), body)
 
     def choice(self, name: str, value: relax.If, ty: Any) -> Tree:
         """Add an ``If``: the condition, and both functions that may be called."""

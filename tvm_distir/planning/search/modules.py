@@ -11,6 +11,7 @@ from tvm import ir
 
 from tvm_distir.core.ir import check_module
 from tvm_distir.core.plan import FULL, Schedule
+from tvm_distir.core.rewriting import plain_calls
 from tvm_distir.hardware import System
 from tvm_distir.performance import Profile
 from tvm_distir.planning.study import Study
@@ -80,7 +81,7 @@ class Source:
 
     def _studied(self, model: ir.IRModule) -> ir.IRModule:
         """Return a model with its attention as the kernels of the system want it."""
-        return Study(model, system=self.system).forward
+        return Study(plain_calls(model), system=self.system).forward
 
     def module(self, schedule: Schedule | None, recompute: str | Mapping[str, str]) -> ir.IRModule:
         """Return the module to distribute; ``recompute`` as for ``td.train_step``."""

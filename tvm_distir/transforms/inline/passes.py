@@ -31,8 +31,9 @@ from collections.abc import Sequence
 from tvm import ir, relax
 
 from tvm_distir.core.ir import branch_of, is_private, relax_functions
+from tvm_distir.core.ir.attributes import CODEGEN_ATTR
 from tvm_distir.core.passes import Rewrite, module_pass
-from tvm_distir.core.rewriting import all_bindings, callee_of, with_functions
+from tvm_distir.core.rewriting import all_bindings, callee_of, has_attr, with_functions
 from tvm_distir.support import PlanError, PropagationError, nearest
 from tvm_distir.transforms.outline.name_allocator import refuse_dtensors
 
@@ -45,7 +46,8 @@ def InlinePrivateFunctions(names: Sequence[str] | None = None) -> Rewrite:
 
     Variables keep their names; where a name is taken a number follows. The variable a call was
     bound to is bound to the body's result. Functions that are also used other than by calls
-    (as an operand) stay, and so do those of one that is not inlined, and branches of an ``If``.
+    (as an operand) stay, and so do those of one that is not inlined, branches of an ``If``, and
+    functions that a library compiles.
 
     Parameters
     ----------
@@ -81,13 +83,17 @@ def inline_module(mod: ir.IRModule, names: Sequence[str] | None = None) -> ir.IR
 def _choose(functions: dict[str, relax.Function], names: Sequence[str] | None) -> list[str]:
     """Return the names of the functions to inline, in alphabetical order."""
     private = sorted(
-        name for name, fn in functions.items() if is_private(fn) and branch_of(fn) is None
+        name
+        for name, fn in functions.items()
+        if is_private(fn) and branch_of(fn) is None and not has_attr(fn, CODEGEN_ATTR)
     )
     for name in names or ():
         if name not in private:
             problem = "is public" if name in functions else "does not exist"
             if branch_of(functions.get(name)) is not None:
                 problem = "is a branch of an If"
+            if has_attr(functions.get(name), CODEGEN_ATTR):
+                problem = "is compiled by a library"
             problem = f'the function "{name}" to inline {problem}'
             raise PlanError("DIST0225", problem, location="module", remedy=nearest(name, private))
     chosen = private if names is None else [name for name in private if name in names]

@@ -15,7 +15,13 @@ from tvm import ir, relax
 from tvm_distir.core.ir import check_module, is_private, known_shape, relax_functions, tensor_type
 from tvm_distir.core.ir.attributes import param_names, training_notes
 from tvm_distir.core.plan import ATTENTION, Schedule, data_positions, plain_name
-from tvm_distir.core.rewriting import all_bindings, gc_paused, op_name
+from tvm_distir.core.rewriting import (
+    all_bindings,
+    gc_paused,
+    op_name,
+    plain_calls,
+    unpartitioned,
+)
 from tvm_distir.hardware import System
 from tvm_distir.transforms.attention.passes import fused, with_log_sum_exp
 from tvm_distir.transforms.training.autodiff.function_table import NamedFunctions
@@ -158,7 +164,7 @@ def train_step(
         System.resolve(system),
         tuple(recomputed_ops),
     )
-    return _written(mod, recipe, stages)
+    return _written(unpartitioned(plain_calls(mod)), recipe, stages)
 
 
 def _written(mod: ir.IRModule, recipe: Recipe, stages: Schedule | None) -> ir.IRModule:

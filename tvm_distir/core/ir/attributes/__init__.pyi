@@ -3,7 +3,9 @@
 
 from .keys import ACCUMULATE_PHASE as ACCUMULATE_PHASE
 from .keys import BACKWARD_PHASE as BACKWARD_PHASE
+from .keys import CODEGEN_ATTR as CODEGEN_ATTR
 from .keys import COMPLETE_ATTR as COMPLETE_ATTR
+from .keys import COMPOSITE_ATTR as COMPOSITE_ATTR
 from .keys import COUNT_PHASE as COUNT_PHASE
 from .keys import DROPOUT_KERNEL as DROPOUT_KERNEL
 from .keys import DROPOUT_RATE_ATTR as DROPOUT_RATE_ATTR

@@ -67,6 +67,12 @@ PIPELINE_ATTR = "dist.pipeline"
 LABELS_ATTR = "dist.labels"
 """Annotated module: JSON of the labels of its plan, which propagation writes as they are."""
 
+CODEGEN_ATTR, COMPOSITE_ATTR = "Codegen", "Composite"
+"""Functions that TVM has partitioned: the library that compiles it, the pattern that it is."""
+
+COMPOSITE_OPS_ATTR = "dist.composite_ops"
+"""Function with ``Composite``, levels 1 to 4: the names of the ops that the pattern matched."""
+
 FRONTEND_ATTR = "dist.frontend"
 """Module: where it was imported from."""
 

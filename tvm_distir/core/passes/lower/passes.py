@@ -32,6 +32,7 @@ from .divisible_dims import Dims, dim_text, has_symbolic_dims, write_divisible_d
 from .function import LocalFunction
 from .inlining import inline_functions
 from .local_view import lower_local_view
+from .partitions import restore_partitions
 from .sharing import device_classes, entry_names, merged, transfer_order
 from .values import Context, LocalValues
 
@@ -129,7 +130,7 @@ def lower(mod: ir.IRModule) -> ir.IRModule:
             result[gv] = fn
     result.update(context.prim_funcs.values())
     lowered = ir.IRModule(result, attrs=mod.attrs, global_infos=mod.global_infos)
-    return restore_branches(_without_unused(lowered))
+    return restore_branches(restore_partitions(_without_unused(lowered)))
 
 
 def _context(mod: ir.IRModule) -> Context:

@@ -16,7 +16,7 @@ import tvm_ffi
 from tvm import ir
 
 from tvm_distir.core.ir import check_module, outline_branches
-from tvm_distir.core.rewriting import reached_from
+from tvm_distir.core.rewriting import plain_calls, reached_from
 from tvm_distir.execution.runtime.dispatch.kernel_dispatch import dispatch_kernels
 from tvm_distir.transforms import DonateInputs, ExpandSchedule
 
@@ -71,7 +71,7 @@ class LoweredProgram:
     def __init__(self, mod: ir.IRModule, dispatch: str | None = None) -> None:
         check_module(mod, "the distributed program")
         with compile_turn():  # a pipelined step is expanded
-            self.mod = dispatch_kernels(ExpandSchedule()(mod), dispatch)
+            self.mod = dispatch_kernels(ExpandSchedule()(plain_calls(mod)), dispatch)
         self.entries = entries(self.mod)
 
     def with_donation(self, donate: Sequence[str]) -> LoweredProgram:
