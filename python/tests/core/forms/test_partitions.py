@@ -144,10 +144,10 @@ def test_the_input_is_not_changed() -> None:
     assert mod.script() == before
 
 
-def test_a_partitioned_model_is_searched_trained_and_exported() -> None:
-    mod, whole = cublas.partition_for_cublas(plain("bias")), plain("bias")
-    assert _flops(td.export(td.distribute(td.train_step(mod, loss="mse"), PLAN))) == _flops(
-        td.export(td.distribute(td.train_step(whole, loss="mse"), PLAN))
-    )
+def test_a_partitioned_model_is_trained_and_exported() -> None:
+    mod = cublas.partition_for_cublas(plain("bias"))
+    step = td.train_step(mod, loss="mse")
+    assert not libraries(step)
+    assert td.verify(step, PLAN, engine="virtual").equal
     assert "stablehlo.dot_general" in td.to_stablehlo(mod)
-    assert "Codegen" in td.transforms.InlinePrivateFunctions()(mod).script()
+    assert libraries(td.transforms.InlinePrivateFunctions()(mod))
