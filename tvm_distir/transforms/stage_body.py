@@ -68,7 +68,7 @@ _OF_PARAMETER = {
 
 
 class StageBody:
-    """Bindings of a stage, with fresh variables.
+    """Bindings of a stage.
 
     A binding is run when the last of what it reads is there: once before all micro-batches, in one
     of the phases of each, or once behind all. What could be run before and is read behind all only,
@@ -81,6 +81,8 @@ class StageBody:
     note : StageNote
     varying : collection of str
         Inputs that are not the same for every micro-batch.
+    fresh : bool
+        Whether the bindings have fresh variables, with which other functions may be made of them.
 
     Attributes
     ----------
@@ -105,9 +107,11 @@ class StageBody:
         is run for :attr:`counted` besides.
     """
 
-    def __init__(self, mod: ir.IRModule, note: StageNote, varying: Iterable[str]) -> None:
+    def __init__(
+        self, mod: ir.IRModule, note: StageNote, varying: Iterable[str], fresh: bool = True
+    ) -> None:
         self.note = note
-        fn = copy_with_new_vars(mod[note.function])
+        fn = copy_with_new_vars(mod[note.function]) if fresh else mod[note.function]
         self.params = dict(zip(note.params, unpack(fn.params), strict=True))
         result = fn.body.body
         bindings = list(all_bindings(fn.body))

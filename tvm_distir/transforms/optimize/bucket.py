@@ -13,7 +13,7 @@ from tvm.relax import Expr, Var
 from tvm_distir.core.ir import is_private, known_shape, mesh_key
 from tvm_distir.core.ir.operators import REDUCTIONS, call_axes
 from tvm_distir.core.passes import Rewrite, module_pass
-from tvm_distir.core.plan import Pipeline
+from tvm_distir.core.plan import Pipeline, StageNote
 from tvm_distir.core.redistribution import local_bytes
 from tvm_distir.core.rewriting import BlockWriter, all_bindings, callee_of, variables, with_body
 from tvm_distir.core.rewriting.native import is_pure
@@ -123,11 +123,23 @@ def _runs(mod: ir.IRModule) -> dict[Var, Key]:
     pipeline, runs = Pipeline.of(mod), dict[Any, Key]()
     if pipeline is None:
         return runs
-    for note in pipeline.stages:
-        body = StageBody(mod, note, pipeline.varying)
+    kinds = {_kind_of(note, pipeline.varying): note for note in pipeline.stages}
+    for note in kinds.values():
+        body = StageBody(mod, note, pipeline.varying, fresh=False)
         for binding, run in zip(all_bindings(mod[note.function].body), body.runs, strict=True):
             runs[binding.var] = (*runs.get(binding.var, ()), run)
     return runs
+
+
+def _kind_of(note: StageNote, varying: Collection[str]) -> Key:
+    """Return what the phases of a stage's bindings depend on: stages of a kind share it."""
+    numbers = {slot: k for k, slot in enumerate(dict.fromkeys((*note.params, *note.results)))}
+
+    def kind(slot: str) -> Key:
+        word, mark, _ = slot.partition(":")
+        return word if mark else "", slot in varying, numbers[slot]
+
+    return note.function, tuple(map(kind, note.params)), tuple(map(kind, note.results))
 
 
 class _Buckets(Editor):
