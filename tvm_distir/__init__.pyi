@@ -16,6 +16,7 @@ from .core.rewriting.dims import bind_dims as bind_dims
 from .execution.deployment.checkpoint import open_weights as open_weights
 from .execution.deployment.deploying import deploy as deploy
 from .execution.deployment.loading import load as load
+from .execution.deployment.weight_export import export_weights as export_weights
 from .execution.runtime.engines.registry import run as run
 from .execution.runtime.engines.xla.jax_function import to_jax as to_jax
 from .execution.runtime.program.ahead_of_time import compile as compile
@@ -23,6 +24,7 @@ from .execution.runtime.program.device_objects import DeviceObjects as DeviceObj
 from .execution.runtime.program.planning import plan_storage as plan_storage
 from .execution.runtime.program.sharded import ShardedArray as ShardedArray
 from .execution.runtime.program.timing import measure as measure
+from .execution.serving.session import Session as Session
 from .execution.verification.verifying import verify as verify
 from .hardware.systems.system import System as System
 from .interface.analysis import analyze as analyze

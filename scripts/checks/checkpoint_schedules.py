@@ -45,7 +45,8 @@ import numpy as np
 
 from tvm_distir.core.ir import parse_placement
 from tvm_distir.execution import ServeOptions
-from tvm_distir.execution.deployment.checkpoint_files import complete_steps, read_checkpoint
+from tvm_distir.execution.deployment.checkpoint_files import complete_steps
+from tvm_distir.execution.deployment.checkpoint_reading import read_checkpoint
 from tvm_distir.execution.runtime.program.io_layout import EntryFunction, Port
 from tvm_distir.execution.serving.folder_runs import _ServedRun
 from tvm_distir.support import DistIRError

@@ -41,7 +41,8 @@ import numpy as np
 
 import tvm_distir as td
 from tvm_distir.core.plan import plain_name
-from tvm_distir.execution.deployment.checkpoint_files import read_checkpoint, step_name
+from tvm_distir.execution.deployment.checkpoint_files import step_name
+from tvm_distir.execution.deployment.checkpoint_reading import read_checkpoint
 from tvm_distir.execution.runtime import Reference
 from tvm_distir.execution.runtime.program.inputs import input_ports
 from tvm_distir.execution.runtime.program.joining import same_bits

@@ -35,7 +35,7 @@ import listening_ports as ports_of
 import numpy as np
 
 import tvm_distir as td
-from tvm_distir.execution.deployment.checkpoint_files import read_checkpoint
+from tvm_distir.execution.deployment.checkpoint_reading import read_checkpoint
 from tvm_distir.execution.runtime.program.inputs import input_ports
 from tvm_distir.execution.runtime.program.lowered import LoweredProgram
 from tvm_distir.execution.verification.random_inputs import draw_inputs

@@ -5,6 +5,7 @@ from .deployment.checkpoint import open_weights as open_weights
 from .deployment.deploying import deploy as deploy
 from .deployment.deploying import replaceable as replaceable
 from .deployment.loading import load as load
+from .deployment.weight_export import export_weights as export_weights
 from .runtime.collectives.legalize import register_legalization as register_legalization
 from .runtime.dispatch.packed_names import check_dispatch as check_dispatch
 from .runtime.engines.mpi.engine import MpiEngine as MpiEngine
@@ -18,6 +19,7 @@ from .runtime.program.targets import as_target as as_target
 from .runtime.program.timing import measure as measure
 from .serving.folder_runs import ServeOptions as ServeOptions
 from .serving.folder_runs import serve as serve
+from .serving.session import Session as Session
 from .verification.random_inputs import draw_inputs as draw_inputs
 from .verification.report import VerifyReport as VerifyReport
 from .verification.verifying import verify as verify

@@ -33,6 +33,7 @@ from .optimize.call_sites import CallSites as CallSites
 from .optimize.collective_schedule import ScheduleCollectives as ScheduleCollectives
 from .optimize.collective_schedule import SplitCollectives as SplitCollectives
 from .optimize.deferral import DeferReductions as DeferReductions
+from .optimize.donate_inputs import CACHES as CACHES
 from .optimize.donate_inputs import DonateInputs as DonateInputs
 from .optimize.first_gathers import GatherAtStart as GatherAtStart
 from .optimize.fuse import FuseCollectives as FuseCollectives

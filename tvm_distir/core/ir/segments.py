@@ -58,6 +58,25 @@ class Segments:
                 at += piece
                 first += size
 
+    def targets(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Yield the ranges of the interleaved order that a range of the original one consists of.
+
+        Parameters
+        ----------
+        start, stop : int
+            The range in the original order.
+        """
+        at = first = 0
+        width = sum(self.pieces)
+        for piece in self.pieces:
+            for part in range(self.parts):
+                low, high = max(start, at), min(stop, at + piece)
+                if low < high:
+                    begin = part * width + first - at
+                    yield begin + low, begin + high
+                at += piece
+            first += piece
+
     def check(self, shape: Sequence[int]) -> None:
         """Refuse (ValueError) a tensor whose dim does not consist of the segments."""
         if self.dim >= len(shape) or shape[self.dim] != sum(self.sizes):

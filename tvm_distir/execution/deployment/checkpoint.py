@@ -8,16 +8,19 @@ import json
 import os
 import struct
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO
 
 import numpy as np
 
+from tvm_distir.execution.runtime.program.sharded import Stored
 from tvm_distir.support import file_fault, shortened
 
 from . import safetensors
 from .boxes import BROKEN, FileArray, unreadable
+from .checkpoint_files import is_checkpoint
+from .checkpoint_reading import read_checkpoint
 
 _LOCAL_HEADER = struct.Struct("<26xHH")
 """The header of a zip member: the lengths of its name and of its extra field, 30 bytes in total."""
@@ -26,20 +29,22 @@ _MOST_HEADER_BYTES = 1 << 20
 INDEX_SUFFIX = ".safetensors.index.json"
 
 
-def open_weights(path: str | os.PathLike[str]) -> dict[str, FileArray]:
+def open_weights(path: str | os.PathLike[str]) -> Mapping[str, Stored]:
     """Open weights for reading by shards.
 
     Parameters
     ----------
     path : str or path
         A ``.safetensors``, ``.npz`` or ``.npy`` file, an index of several safetensors files, or a
-        folder that holds such files.
+        folder that holds such files; or a checkpoint of a run, or a folder of checkpoints, of which
+        the last is opened.
 
     Returns
     -------
-    arrays : dict of str to FileArray
+    arrays : mapping of str to Stored
         The arrays for :func:`tvm_distir.run` or :func:`tvm_distir.deploy`: every rank reads its
-        shard. The array of an ``.npy`` file has the file's name.
+        shard. The array of an ``.npy`` file has the file's name. Of a checkpoint the weights under
+        their names in the model, without the state of the optimizer.
 
     Raises
     ------
@@ -57,7 +62,11 @@ def open_weights(path: str | os.PathLike[str]) -> dict[str, FileArray]:
     """
     where = Path(os.path.realpath(path))
     if where.is_dir():
-        return _folder(where)
+        return read_checkpoint(where).weights() if is_checkpoint(where) else _folder(where)
+    return _file(where)
+
+
+def _file(where: Path) -> dict[str, FileArray]:
     fault = file_fault(where)
     if fault is not None:
         raise unreadable(where, fault)
@@ -76,7 +85,7 @@ def _folder(where: Path) -> dict[str, FileArray]:
         raise unreadable(where, "the folder contains no weights")
     result: dict[str, FileArray] = {}
     for file in files:
-        for name, array in open_weights(file).items():
+        for name, array in _file(file).items():
             if name in result:
                 raise unreadable(file, f'"{name}" is also in {result[name].path.name}')
             result[name] = array

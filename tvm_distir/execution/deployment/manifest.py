@@ -100,6 +100,7 @@ class Manifest:
                 }
                 for o, i in self.state.inputs.items()
             ],
+            "caches": [list(pair) for pair in self.state.caches.items()],
             "entries": [
                 {
                     "function": e.function,
@@ -200,6 +201,7 @@ def _manifest(file: ManifestFile, path: Path) -> Manifest:
                 if (item.zero if item.optimizer is None else item.optimizer)
             ),
             {item.input: item.master_of for item in file.state if item.master_of is not None},
+            dict(file.caches),
         ),
         file.hosts,
         frozenset(input_ports(entries) if file.overwritten is None else file.overwritten),

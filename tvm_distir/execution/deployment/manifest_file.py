@@ -91,3 +91,4 @@ class ManifestFile:
     state: tuple[_StateFile, ...] = ()
     hosts: PositiveCount = 1
     overwritten: tuple[Count, ...] | None = None
+    caches: tuple[tuple[Count, Count], ...] = ()

@@ -14,7 +14,7 @@ import math
 import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -111,11 +111,22 @@ def write(
     make: Callable[[str], Array],
     checksums: Mapping[str, str] | None = None,
 ) -> str:
-    """Write a file, one array at a time.
+    """Write a file, one array at a time; see :func:`write_to`."""
+    with open(path, "wb") as file:
+        return write_to(file, described, make, checksums)
+
+
+def write_to(
+    file: BinaryIO,
+    described: Mapping[str, tuple[tuple[int, ...], str]],
+    make: Callable[[str], Array],
+    checksums: Mapping[str, str] | None = None,
+) -> str:
+    """Write the content of a file, one array at a time.
 
     Parameters
     ----------
-    path : Path
+    file : binary stream
     described : mapping of name to shape and dtype name
     make : callable
         Gives the array of a name; called once for each, in order.
@@ -134,8 +145,7 @@ def write(
         header[name] = {"dtype": _CODES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
-    with open(path, "wb") as file:
-        file.write(_LENGTH.pack(len(text)) + text)
-        for name in described:
-            file.write(np.ascontiguousarray(make(name)).reshape(-1).view(np.uint8).data)
+    file.write(_LENGTH.pack(len(text)) + text)
+    for name in described:
+        file.write(np.ascontiguousarray(make(name)).reshape(-1).view(np.uint8).data)
     return hashlib.sha256(text).hexdigest()

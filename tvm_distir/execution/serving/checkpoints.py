@@ -12,35 +12,30 @@ renames and removes.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import secrets
 import shutil
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tvm_distir.core.plan import plain_name
 from tvm_distir.execution.deployment.boxes import unreadable
 from tvm_distir.execution.deployment.checkpoint_files import (
     LIST,
-    Checkpoint,
     CheckpointHead,
     complete_steps,
-    read_checkpoint,
     step_name,
-    sync,
     write_list,
     write_part,
 )
+from tvm_distir.execution.deployment.checkpoint_reading import Checkpoint, read_checkpoint
 from tvm_distir.execution.runtime.engines.job_engine import JobRun
 from tvm_distir.execution.runtime.program.io_layout import Entries
 from tvm_distir.execution.runtime.program.tensors import Array
-from tvm_distir.support import EngineError, OutputError
 
-_LOCK = ".lock"
-_HIDDEN = ".step-"
+from .checkpoint_folder import HIDDEN, check_owner, complete, locked, written
+
 _MARK = ".host-"
 _PARTIAL = ".not-on-all-hosts-"
 _NAMED = -1
@@ -61,6 +56,8 @@ class Checkpoints:
         Where checkpoints are written.
     resume : Path or None
         A checkpoint, or a folder of checkpoints, from which the run continues.
+    optimizer : collection of int
+        The positions that are state of the optimizer.
     """
 
     def __init__(
@@ -70,9 +67,11 @@ class Checkpoints:
         state: Sequence[int],
         folder: Path | None,
         resume: Path | None,
+        optimizer: Collection[int] = (),
     ) -> None:
         self._run, self._member, self._entries = run, run.member, entries
         self._state, self._folder, self._resume = sorted(state), folder, resume
+        self._optimizer = optimizer
         self._entry = next((e for e in entries if self._member.rank in e.ranks), None)
         self._name = self._token = ""
         self._is_writer = False
@@ -101,11 +100,11 @@ class Checkpoints:
         self._name = self._token if checkpoint is None else checkpoint.head.run
         with contextlib.ExitStack() as stack:
             if self._folder is not None:
-                with _written(self._folder):
+                with written(self._folder):
                     self._folder.mkdir(parents=True, exist_ok=True)
                     self._is_writer = self._is_first_on_file_system(self._folder)
                 if self._is_writer:
-                    stack.enter_context(_locked(self._folder))
+                    stack.enter_context(locked(self._folder))
                     self._claim(self._folder, checkpoint, everywhere)
                 self._exchange(b"", "the folder of checkpoints")
             yield checkpoint
@@ -130,22 +129,20 @@ class Checkpoints:
         folder, rank = self._folder, self._member.rank
         if folder is None:
             return
-        hidden, header = folder / f"{_HIDDEN}{step:08d}.{self._token}", None
-        with _written(folder):
+        hidden, header = folder / f"{HIDDEN}{step:08d}.{self._token}", None
+        with written(folder):
             if self._entry is not None and rank is not None:
                 hidden.mkdir(exist_ok=True)
                 header = write_part(hidden, self._entry, rank, state)
         about = f"the checkpoint of step {step}"
         parts = [json.loads(t) for t in self._exchange(_text([rank, header, dict(data)]), about)]
         if self._is_writer:
-            with _written(folder):
+            with written(folder):
                 hidden.mkdir(exist_ok=True)
                 headers = {rank: header for rank, header, _ in parts if header is not None}
                 head = CheckpointHead(self._name, step, parts[0][2])
-                write_list(hidden, head, self._entries, self._state, headers)
-                sync(hidden)
-                os.rename(hidden, folder / step_name(step))
-                sync(folder)
+                write_list(hidden, head, self._entries, self._state, headers, self._optimizer)
+                complete(hidden, folder / step_name(step))
         self._exchange(b"", about)
 
     def _exchange(self, text: bytes, about: str) -> list[bytes]:
@@ -187,8 +184,8 @@ class Checkpoints:
 
     def _claim(self, folder: Path, start: Checkpoint | None, everywhere: frozenset[int]) -> None:
         """Remove what a killed job left, and refuse a folder of another run."""
-        with _written(folder):
-            for remnant in (*folder.glob(f"{_HIDDEN}*"), *folder.glob(f"{_MARK}*")):
+        with written(folder):
+            for remnant in (*folder.glob(f"{HIDDEN}*"), *folder.glob(f"{_MARK}*")):
                 if remnant.is_dir():
                     shutil.rmtree(remnant)
                 elif self._token not in remnant.name:
@@ -198,20 +195,8 @@ class Checkpoints:
                 for step, path in complete_steps(folder).items():
                     if step > start.head.step and not everywhere & {_NAMED, step}:
                         os.rename(path, folder / f"{_PARTIAL}{path.name}.{self._token}")
-        steps = complete_steps(folder)
-        if not steps:
-            return
-        last = max(steps)
-        if start is None or read_checkpoint(steps[last]).head.run != start.head.run:
-            problem = f"it contains checkpoints of another run, the last of step {last}"
-            remedy = "Continue that run with --resume, or give another folder."
-        elif last > start.head.step:
-            problem = f"its checkpoint of step {last} is later than step {start.head.step}, "
-            problem += "from which the run continues"
-            remedy = "Resume from the last one, move later ones away, or give another folder."
-        else:
-            return
-        raise OutputError("DIST0160", problem, location=str(folder), remedy=remedy)
+        run, step = (None, 0) if start is None else (start.head.run, start.head.step)
+        check_owner(folder, run, step)
 
 
 def state_names(entries: Entries, state: Sequence[int]) -> dict[str, int]:
@@ -222,37 +207,3 @@ def state_names(entries: Entries, state: Sequence[int]) -> dict[str, int]:
 
 def _text(value: object) -> bytes:
     return json.dumps(value).encode()
-
-
-@contextlib.contextmanager
-def _written(location: Path) -> Iterator[None]:
-    """Turn errors of the file system into DIST0642."""
-    try:
-        yield
-    except OSError as error:
-        raise EngineError(
-            "DIST0642",
-            f"it cannot be written: {error.strerror or error}",
-            location=str(error.filename or location),
-            remedy="Free disk space, or give another folder.",
-        ) from error
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder, which the system gives back when this process ends."""
-    with _written(folder):
-        file = open(folder / _LOCK, "a")
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            problem = "another job writes checkpoints to it"
-            remedy = "Wait for its end, or give another folder."
-            raise OutputError("DIST0160", problem, location=str(folder), remedy=remedy) from error
-        except OSError as error:
-            print(
-                f"warning: {folder} cannot be locked ({error.strerror}): start no second job there",
-                file=sys.stderr,
-            )
-        yield

@@ -9,24 +9,23 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tvm_distir.execution.deployment.checkpoint_files import Checkpoint
+from tvm_distir.execution.deployment.checkpoint_reading import Checkpoint
 from tvm_distir.execution.deployment.loading import Deployment, load
 from tvm_distir.execution.runtime.engines.job_engine import JobEngine, JobRun, JobSession
 from tvm_distir.execution.runtime.engines.job_inputs import RunCall, agree
 from tvm_distir.execution.runtime.engines.job_results import collect, wait_for_end, write_job_trace
-from tvm_distir.execution.runtime.program.inputs import bind_inputs
-from tvm_distir.execution.runtime.program.io_layout import Entries, EntryFunction
+from tvm_distir.execution.runtime.program.inputs import bind_inputs, input_ports
 from tvm_distir.execution.runtime.program.joining import gather_outputs
 from tvm_distir.execution.runtime.program.run_trace import RankTrace
 from tvm_distir.execution.runtime.program.tensors import Array
-from tvm_distir.support import EngineError
 
 from .checkpoints import Checkpoints, state_names
 from .step_data import StepData, first_values
+from .step_ports import without_state
 
 
 @dataclass(frozen=True)
@@ -134,7 +133,7 @@ class _ServedRun:
         member = self._member = run.member
         self._state = dict(program.state.inputs)  # output -> input
         self._entry = next((e for e in program.entries if member.rank in e.ranks), None)
-        self._reported = _without_state(program.entries, self._state)
+        self._reported = without_state(program.entries, self._state)
 
     def run(self, report: Callable[[int, int, Mapping[int, Array]], None] | None) -> ServeResult:
         member, options, entries = self._member, self._options, self._program.entries
@@ -144,7 +143,12 @@ class _ServedRun:
         names = state_names(entries, list(self._state.values()))
         data = StepData(options.inputs, options.steps, options.repeat, names)
         checkpoints = Checkpoints(
-            self._run, entries, list(names.values()), options.checkpoints, options.resume
+            self._run,
+            entries,
+            list(names.values()),
+            options.checkpoints,
+            options.resume,
+            self._program.state.optimizer,
         )
         trace = None if options.trace is None else RankTrace()
         with checkpoints.opened() as start:
@@ -223,13 +227,16 @@ class _ServedRun:
     # State ----------------------------------------------------------------------------------
 
     def _resume(self, fixed: dict[int, object], start: Checkpoint, data: StepData) -> int:
-        """Replace the stored state by that of a checkpoint; returns its number of steps."""
-        for name, index in state_names(self._program.entries, list(self._state.values())).items():
-            if name not in start.arrays:
-                problem = f'the checkpoint lacks "{name}"'
-                remedy = "Give a checkpoint of the same model and optimizer."
-                raise EngineError("DIST0641", problem, location=str(start.path), remedy=remedy)
-            fixed[index] = start.arrays[name]
+        """Replace stored values by those of a checkpoint; returns its number of steps.
+
+        A program without state is evaluated with the weights of a training step: its steps are
+        others.
+        """
+        entries, state = self._program.entries, self._state.values()
+        names = state_names(entries, list(input_ports(entries)))
+        fixed.update(start.values(names, set(state)))
+        if not state:
+            return 0
         head = start.head
         data.resume(start.path, head.step, head.data, is_first=self._run.process == 0)
         return head.step
@@ -251,21 +258,3 @@ class _ServedRun:
                 f"warning: the folder was deployed for {planned} hosts, the job has {hosts}",
                 file=sys.stderr,
             )
-
-
-def _without_state(
-    entries: Entries, state: Mapping[int, int]
-) -> tuple[tuple[EntryFunction, ...], list[int]]:
-    """Return the entries with the outputs alone that are no state, and their positions."""
-    positions = sorted({p.index for e in entries for p in e.outputs if p.index not in state})
-    number = {index: i for i, index in enumerate(positions)}
-    changed = tuple(
-        replace(
-            entry,
-            outputs=tuple(
-                replace(p, index=number[p.index]) for p in entry.outputs if p.index in number
-            ),
-        )
-        for entry in entries
-    )
-    return changed, positions

@@ -109,7 +109,10 @@ def first_values(program: Runnable, known: Mapping[int, Any]) -> dict[int, Any]:
         Weights, and state that does not start as zeros, by position.
     """
     ports, state = input_ports(program.entries), program.state
-    zeros = {i: ZeroArray(ports[i].shape, np_dtype(ports[i].dtype)) for i in state.zeros}
+    zeros = {
+        i: ZeroArray(ports[i].shape, np_dtype(ports[i].dtype))
+        for i in (*state.zeros, *state.caches.values())
+    }
     masters = {
         i: MasterArray(known[weight], ports[i].shape, np_dtype(ports[i].dtype))
         for i, weight in state.masters.items()

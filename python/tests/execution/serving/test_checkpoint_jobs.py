@@ -14,11 +14,8 @@ import numpy as np
 import pytest
 
 from tests.execution.serving.test_checkpoints import TWO_BY_TWO, full, local
-from tvm_distir.execution.deployment.checkpoint_files import (
-    Checkpoint,
-    complete_steps,
-    read_checkpoint,
-)
+from tvm_distir.execution.deployment.checkpoint_files import complete_steps
+from tvm_distir.execution.deployment.checkpoint_reading import Checkpoint, read_checkpoint
 from tvm_distir.execution.serving.checkpoints import Checkpoints, state_names
 from tvm_distir.support.errors.tree import DistIRError
 

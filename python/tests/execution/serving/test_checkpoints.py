@@ -12,11 +12,11 @@ from tvm_distir.core.plan import plain_name
 from tvm_distir.execution.deployment.checkpoint_files import (
     LIST,
     CheckpointHead,
-    read_checkpoint,
     step_name,
     write_list,
     write_part,
 )
+from tvm_distir.execution.deployment.checkpoint_reading import read_checkpoint
 from tvm_distir.execution.runtime.program.io_layout import EntryFunction, Port
 from tvm_distir.support.errors.tree import EngineError
 

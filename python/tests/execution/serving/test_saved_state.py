@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from tests.execution.serving.test_checkpoints import TWO_BY_TWO, save
-from tvm_distir.execution.deployment.checkpoint_files import read_checkpoint
+from tvm_distir.execution.deployment.checkpoint_reading import read_checkpoint
 from tvm_distir.execution.runtime.program.step_state import StepState
-from tvm_distir.execution.serving.folder_runs import _ServedRun, _without_state
+from tvm_distir.execution.serving.folder_runs import _ServedRun
 from tvm_distir.execution.serving.step_data import first_values
+from tvm_distir.execution.serving.step_ports import without_state
 from tvm_distir.support.errors.tree import EngineError
 
 
@@ -85,6 +86,6 @@ def test_outputs_that_are_state_are_not_reported() -> None:
     """Those that remain are numbered in their order."""
     outputs = tuple(replace(TWO_BY_TWO.inputs[0], index=index) for index in (3, 5, 6, 9))
     entry = replace(TWO_BY_TWO, outputs=outputs)
-    (changed,), positions = _without_state([entry], {5: 0})
+    (changed,), positions = without_state([entry], {5: 0})
     assert positions == [3, 6, 9] and [port.index for port in changed.outputs] == [0, 1, 2]
     assert changed.inputs == entry.inputs

@@ -4,26 +4,15 @@
 
 from __future__ import annotations
 
-import bisect
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
-from tvm_distir.execution.runtime.program.io_layout import Entries, Port
 from tvm_distir.execution.runtime.program.local_inputs import LocalInputs
 from tvm_distir.execution.runtime.program.runnable import Runnable
-from tvm_distir.execution.runtime.program.tensors import (
-    Array,
-    can_share,
-    exclusive_arrays,
-    share_tensor,
-    to_array,
-    to_tensor,
-)
 
 from .base import Engine, LocalResults
+from .bound_tensors import BoundTensors
 
 RankTensors = Mapping[int, list[Any]]
 """TVM tensors, or objects, by rank, in the order of ``dist.io``."""
@@ -48,7 +37,7 @@ class LocalEngine(Engine):
         """
         entries = program.entries
         arrays = {rank: local.of(entry, rank) for entry in entries for rank in entry.ranks}
-        bound = _BoundInputs(entries, arrays, self.donated, program.overwritten)
+        bound = BoundTensors(entries, arrays, self.donated, program.overwritten)
         results = self.run_tensors(program, bound.tensors)
         return {rank: [bound.output(t) for t in results[rank]] for rank in results}
 
@@ -61,62 +50,3 @@ class LocalEngine(Engine):
         EngineError
             The first failure of any rank: DIST0610 to DIST0613, or what the rank raised.
         """
-
-
-class _BoundInputs:
-    """The tensors of a run, over the memory of its arrays where this is safe.
-
-    Parameters
-    ----------
-    entries : sequence of EntryFunction
-    arrays : mapping of int to list of array
-        The local inputs by rank; replicas may share an array.
-    donated, overwritten : frozenset of int
-        The positions of the inputs that the caller gives away, and that the program may overwrite.
-    """
-
-    def __init__(
-        self,
-        entries: Entries,
-        arrays: Mapping[int, list[Array]],
-        donated: frozenset[int],
-        overwritten: frozenset[int],
-    ) -> None:
-        exclusive = exclusive_arrays(
-            (array, port.index in donated) for _, port, array in _ports(entries, arrays)
-        )
-        self.tensors: dict[int, list[Any]] = {rank: [] for rank in arrays}
-        shared: dict[int, Any] = {}
-        self._spans: list[tuple[int, int]] = []
-        for rank, port, array in _ports(entries, arrays):
-            if id(array) in exclusive:
-                tensor = share_tensor(array)
-            elif port.index in overwritten or not isinstance(array, np.ndarray | np.generic):
-                tensor = to_tensor(array)
-            else:
-                if id(array) not in shared:
-                    tensor = share_tensor(array) if can_share(array) else to_tensor(array)
-                    shared[id(array)] = tensor
-                    self._spans.append((tensor.data_ptr(), tensor.data_ptr() + array.nbytes))
-                tensor = shared[id(array)]
-            self.tensors[rank].append(tensor)
-        self._spans.sort()
-
-    def output(self, tensor: Any) -> Any:
-        """Return the array of a result; a copy of one that is a view of an input."""
-        array = to_array(tensor)
-        if isinstance(array, np.ndarray) and array.size:
-            address = array.__array_interface__["data"][0]
-            number = bisect.bisect_right(self._spans, (address, float("inf"))) - 1
-            if number >= 0 and address < self._spans[number][1]:
-                return array.copy()
-        return array
-
-
-def _ports(
-    entries: Entries, arrays: Mapping[int, list[Array]]
-) -> Iterator[tuple[int, Port, Array]]:
-    for entry in entries:
-        for rank in entry.ranks:
-            for port, array in zip(entry.inputs, arrays[rank], strict=True):
-                yield rank, port, array

@@ -8,6 +8,7 @@ Nothing here needs IR: TVM's runtime-only library is enough.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import EllipsisType
 from typing import Any
 
 import numpy as np
@@ -63,7 +64,9 @@ class _OutputAssembly:
         check_local(part, port, entry, rank, location)
         del self._missing[rank]
         bounds = entry.bounds(port, rank)
-        content = part[tuple(slice(0, b - a) for a, b in bounds)]
+        # Without the dots, a part of shape () would be a number and no array.
+        box: tuple[slice | EllipsisType, ...] = (*(slice(0, b - a) for a, b in bounds), ...)
+        content = part[box]
         if bounds in self._holder:
             first, other = self._holder[bounds]
             if not same_bits(content, other):

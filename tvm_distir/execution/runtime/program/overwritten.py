@@ -14,7 +14,7 @@ from tvm_distir.core.rewriting import all_bindings, called_name, callees_first, 
 
 from .io_layout import Entries
 
-_IN_PLACE_CALLS = ("call_tir_inplace", "call_inplace_packed")
+_MUTATING_CALLS = ("call_tir_inplace", "call_inplace_packed")
 
 
 def overwritten_inputs(mod: ir.IRModule, entries: Entries) -> frozenset[int]:
@@ -43,7 +43,7 @@ def _written_params(fn: relax.Function, written: Mapping[str, set[int]]) -> set[
     roots: dict[Any, frozenset[int]] = {
         param: frozenset({number}) for number, param in enumerate(fn.params)
     }
-    found = set[int]()
+    overwritten = set[int]()
 
     def sources(value: relax.Expr) -> frozenset[int]:
         return frozenset().union(*(roots.get(var, frozenset()) for var in variables(value)))
@@ -51,8 +51,8 @@ def _written_params(fn: relax.Function, written: Mapping[str, set[int]]) -> set[
     for binding in all_bindings(fn.body):
         roots[binding.var] = sources(binding.value)
         for operand in _written_operands(binding.value, written):
-            found |= sources(operand)
-    return found
+            overwritten |= sources(operand)
+    return overwritten
 
 
 def _written_operands(value: relax.Expr, written: Mapping[str, set[int]]) -> list[relax.Expr]:
@@ -63,8 +63,8 @@ def _written_operands(value: relax.Expr, written: Mapping[str, set[int]]) -> lis
         return [value.args[number] for number in written.get(str(value.op.name_hint), ())]
     if isinstance(value.op, relax.ExternFunc):
         return list(value.args)
-    if name in _IN_PLACE_CALLS:
-        operands = value.args[1].fields if name == _IN_PLACE_CALLS[0] else value.args[1:]
+    if name in _MUTATING_CALLS:
+        operands = value.args[1].fields if name == _MUTATING_CALLS[0] else value.args[1:]
         return [operands[int(i)] for i in value.attrs["inplace_indices"] if int(i) >= 0]
     if name == "dist.kv_append" and IN_PLACE in value.attrs and value.attrs[IN_PLACE]:
         return [value.args[0]]

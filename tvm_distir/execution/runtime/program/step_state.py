@@ -30,18 +30,22 @@ class StepState:
     masters : mapping of int to int
         The positions of float32 copies of weights, with those of the weights, which are their
         values before the first step.
+    caches : mapping of int to int
+        The position of the cache that an output of a serving step becomes in the next step, by
+        position of the output.
     """
 
     inputs: Mapping[int, int] = field(default_factory=dict)
     zeros: tuple[int, ...] = ()
     optimizer: frozenset[int] = frozenset()
     masters: Mapping[int, int] = field(default_factory=dict)
+    caches: Mapping[int, int] = field(default_factory=dict)
 
 
 def state_of(mod: ir.IRModule, entries: Entries) -> StepState:
-    """Return the state of a training step; empty for other programs.
+    """Return the state of a training step, or the caches of a serving step.
 
-    A training step returns its state last, in the order in which it takes it.
+    Both return it last, in the order in which they take it.
 
     Parameters
     ----------
@@ -53,8 +57,8 @@ def state_of(mod: ir.IRModule, entries: Entries) -> StepState:
     from tvm import relax  # TVM's runtime alone loads folders
 
     from tvm_distir.core.ir.attributes import TRAINING_ATTR, training_notes
-    from tvm_distir.core.plan import plain_name
-    from tvm_distir.transforms import LOSS_SCALE, MASTER, SCALE_STEPS
+    from tvm_distir.core.plan import match_name, plain_name
+    from tvm_distir.transforms import CACHES, LOSS_SCALE, MASTER, SCALE_STEPS
 
     functions = [fn for fn in mod.functions.values() if isinstance(fn, relax.Function)]
     steps = [fn for fn in functions if fn.attrs and TRAINING_ATTR in fn.attrs]
@@ -68,15 +72,19 @@ def state_of(mod: ir.IRModule, entries: Entries) -> StepState:
     outputs = {port.index: port for entry in entries for port in entry.outputs}
     names = {index: plain_name(inputs[index].name) for index in sorted(inputs)}
     state = [index for index, name in names.items() if name in updated]
-    last = sorted(outputs)[len(outputs) - len(state) :]
-    pairs = dict(zip(last, state))
+    caches = [i for i, name in names.items() if any(match_name(p, name) for p in CACHES)]
+    carried = state if steps else caches
+    last = sorted(outputs)[len(outputs) - len(carried) :]
+    pairs = dict(zip(last, carried))
     same = all(_is_same(outputs[output], inputs[source]) for output, source in pairs.items())
     if not same or not updated <= {names[index] for index in pairs.values()}:
         return StepState()
+    if not steps:
+        return StepState(caches=pairs)
     owners = {
-        plain_name(str(own)): weight
+        plain_name(str(name)): weight
         for weight, owned in noted("states").items()
-        for own in owned[:]
+        for name in owned[:]
     }
     optimizer = {*owners, *noted("counters"), LOSS_SCALE, SCALE_STEPS}
     positions = {name: index for index, name in names.items()}
@@ -92,4 +100,5 @@ def state_of(mod: ir.IRModule, entries: Entries) -> StepState:
 
 
 def _is_same(output: Port, source: Port) -> bool:
-    return (output.shape, output.dtype) == (source.shape, source.dtype)
+    same = (output.shape, output.dtype) == (source.shape, source.dtype)
+    return same and not source.is_object

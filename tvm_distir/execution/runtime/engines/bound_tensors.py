@@ -1,0 +1,90 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Bind the arrays of a run to tensors, over the same memory where this is safe."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tvm_distir.execution.runtime.program.io_layout import Entries, Port
+from tvm_distir.execution.runtime.program.tensors import (
+    Array,
+    can_share,
+    exclusive_arrays,
+    share_tensor,
+    to_array,
+    to_tensor,
+)
+
+
+class BoundTensors:
+    """The tensors of a run, over the memory of its arrays where this is safe.
+
+    Parameters
+    ----------
+    entries : sequence of EntryFunction
+    arrays : mapping of int to list of array
+        The local inputs by rank; replicas may share an array.
+    donated, overwritten : frozenset of int
+        The positions of the inputs that the caller gives away, and that the program may overwrite.
+    spans : sequence of (int, int)
+        The memory of further inputs: first address, and the first one behind it.
+
+    Attributes
+    ----------
+    tensors : dict of int to list
+        The tensors, or objects, by rank.
+    spans : list of (int, int)
+        The memory of all inputs that are not overwritten.
+    """
+
+    def __init__(
+        self,
+        entries: Entries,
+        arrays: Mapping[int, list[Array]],
+        donated: frozenset[int],
+        overwritten: frozenset[int],
+        spans: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        exclusive = exclusive_arrays(
+            (array, port.index in donated) for _, port, array in _ports(entries, arrays)
+        )
+        self.tensors: dict[int, list[Any]] = {rank: [] for rank in arrays}
+        shared: dict[int, Any] = {}
+        self.spans = list(spans)
+        for rank, port, array in _ports(entries, arrays):
+            if id(array) in exclusive:
+                tensor = share_tensor(array)
+            elif port.index in overwritten or not isinstance(array, np.ndarray | np.generic):
+                tensor = to_tensor(array)
+            else:
+                if id(array) not in shared:
+                    tensor = share_tensor(array) if can_share(array) else to_tensor(array)
+                    shared[id(array)] = tensor
+                    self.spans.append((tensor.data_ptr(), tensor.data_ptr() + array.nbytes))
+                tensor = shared[id(array)]
+            self.tensors[rank].append(tensor)
+        self.spans.sort()
+
+    def output(self, tensor: Any) -> Any:
+        """Return the array of a result; a copy of one that is a view of an input."""
+        array = to_array(tensor)
+        if isinstance(array, np.ndarray) and array.size:
+            address = array.__array_interface__["data"][0]
+            number = bisect.bisect_right(self.spans, (address, float("inf"))) - 1
+            if number >= 0 and address < self.spans[number][1]:
+                return array.copy()
+        return array
+
+
+def _ports(
+    entries: Entries, arrays: Mapping[int, list[Array]]
+) -> Iterator[tuple[int, Port, Array]]:
+    for entry in entries:
+        for rank in entry.ranks:
+            for port, array in zip(entry.inputs, arrays[rank], strict=True):
+                yield rank, port, array

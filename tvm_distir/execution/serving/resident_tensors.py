@@ -1,0 +1,115 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Hold the weights and the state of a program as tensors of its ranks, between its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tvm_distir.execution.runtime.engines.bound_tensors import BoundTensors
+from tvm_distir.execution.runtime.engines.local_engine import LocalEngine
+from tvm_distir.execution.runtime.program.inputs import Inputs, bind_inputs
+from tvm_distir.execution.runtime.program.io_layout import Bounds, EntryFunction
+from tvm_distir.execution.runtime.program.local_inputs import LocalInputs
+from tvm_distir.execution.runtime.program.runnable import Runnable
+from tvm_distir.execution.runtime.program.sharded import ShardedArray
+from tvm_distir.execution.runtime.program.tensors import Array, to_array
+
+from .step_ports import StepPorts
+
+
+class ResidentTensors:
+    """The tensors of a program that stay with its ranks.
+
+    Parameters
+    ----------
+    program : Runnable
+    ports : StepPorts
+    values : mapping of int to array, Stored or ShardedArray
+        The first values, by position.
+    """
+
+    def __init__(self, program: Runnable, ports: StepPorts, values: Mapping[int, Any]) -> None:
+        self._program, self._ports = program, ports
+        self._tensors: dict[int, list[Any]] = {
+            rank: [None] * len(entry.inputs) for entry in program.entries for rank in entry.ranks
+        }
+        self._spans: list[tuple[int, int]] = []
+        self.bind(values)
+
+    def bind(self, values: Mapping[int, Any]) -> None:
+        """Give the ranks their parts of some weights and state, by position."""
+        entries = [
+            replace(entry, inputs=tuple(p for p in entry.inputs if p.index in values))
+            for entry in self._program.entries
+        ]
+        bound = self._bound(entries, LocalInputs(values))
+        self._spans = bound.spans
+        for entry in self._program.entries:
+            slots = [i for i, port in enumerate(entry.inputs) if port.index in values]
+            for rank in entry.ranks:
+                for slot, tensor in zip(slots, bound.tensors[rank], strict=True):
+                    self._tensors[rank][slot] = tensor
+
+    def _bound(self, entries: Sequence[EntryFunction], local: LocalInputs) -> BoundTensors:
+        arrays = {rank: local.of(entry, rank) for entry in entries for rank in entry.ranks}
+        overwritten = self._program.overwritten
+        return BoundTensors(entries, arrays, frozenset(), overwritten, self._spans)
+
+    def step(self, engine: LocalEngine, batch: Inputs) -> dict[int, list[Any]]:
+        """Run a step, and take over the state that it returns.
+
+        Returns
+        -------
+        outputs : dict of int to list of array
+            The local outputs that are no state, by rank.
+        """
+        ports = self._ports
+        local = bind_inputs(ports.batch_entries, batch, ports.resident)
+        bound = self._bound(ports.batch_entries, local)
+        tensors = {rank: list(stay) for rank, stay in self._tensors.items()}
+        for rank, slots in ports.batch_slots.items():
+            for slot, tensor in zip(slots, bound.tensors[rank], strict=True):
+                tensors[rank][slot] = tensor
+        results = engine.run_tensors(self._program, tensors)
+        for rank, pairs in ports.state_slots.items():
+            for output, slot in pairs:
+                self._tensors[rank][slot] = results[rank][output]
+        return {
+            rank: [bound.output(results[rank][slot]) for slot in slots]
+            for rank, slots in ports.reported_slots.items()
+        }
+
+    def full(self, index: int) -> Array:
+        """Return a full array, which is a copy, by position."""
+        parts, boxes = dict[int, Array](), dict[int, Bounds]()
+        for entry in self._program.entries:
+            for slot, port in enumerate(entry.inputs):
+                if port.index == index:
+                    parts |= {r: to_array(self._tensors[r][slot]) for r in entry.ranks}
+                    boxes |= {r: entry.bounds(port, r) for r in entry.ranks}
+        port = self._ports.resident[index]
+        full = ShardedArray(parts, port.shape, boxes).whole()
+        if port.segments is None:
+            return full
+        ranges = port.segments.targets(0, full.shape[port.segments.dim])
+        rows = np.concatenate([np.arange(*piece) for piece in ranges])
+        restored: Array = full.take(rows, port.segments.dim)
+        return restored
+
+    def saved(self) -> dict[int, dict[int, Array]]:
+        """Return the local arrays of a checkpoint by rank and position: all but caches."""
+        caches = {*self._program.state.caches.values()}
+        return {
+            rank: {
+                port.index: to_array(self._tensors[rank][slot])
+                for slot, port in enumerate(entry.inputs)
+                if port.index in self._ports.resident and port.index not in caches
+            }
+            for entry in self._program.entries
+            for rank in entry.ranks
+        }
