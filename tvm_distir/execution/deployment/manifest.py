@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from tvm_distir.execution.runtime.dispatch.packed_names import TVM
 from tvm_distir.execution.runtime.program.axis_table import AxisTable
 from tvm_distir.execution.runtime.program.communication import Communication
 from tvm_distir.execution.runtime.program.io_layout import EntryFunction, check_entries, read_port
@@ -58,6 +59,8 @@ class Manifest:
         The outputs that are inputs of the next step, of a training step.
     hosts : int
         The number of hosts that the program is meant for.
+    dispatch : str
+        The library whose kernels the program calls: ``torch``, ``numpy``, or ``tvm`` for none.
     """
 
     entries: tuple[EntryFunction, ...]
@@ -70,6 +73,7 @@ class Manifest:
     communication: Communication
     state: StepState
     hosts: int = 1
+    dispatch: str = TVM
 
     def write(self, folder: Path) -> None:
         """Write the manifest into its folder."""
@@ -82,6 +86,7 @@ class Manifest:
             "built_with": dict(self.built_with),
             "target": dict(self.target),
             "hosts": self.hosts,
+            "dispatch": self.dispatch,
             **self.communication.to_dict(),
             "state": [
                 {"output": o, "input": i, "zero": i in self.state.zeros}
@@ -182,6 +187,7 @@ def _manifest(file: ManifestFile, path: Path) -> Manifest:
             tuple(item.input for item in file.state if item.zero),
         ),
         file.hosts,
+        file.dispatch,
     )
 
 

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from tvm_distir.support import Check, Count, InvalidValue, PositiveCount, Text
 
@@ -88,3 +88,4 @@ class ManifestFile:
     transfers: tuple[tuple[Count, Count], ...] = ()
     state: tuple[_StateFile, ...] = ()
     hosts: PositiveCount = 1
+    dispatch: Literal["torch", "numpy", "tvm"] = "tvm"

@@ -18,6 +18,7 @@ from tvm import ir
 from tvm_distir.core.ir import check_module, outline_branches
 from tvm_distir.core.rewriting import reached_from
 from tvm_distir.execution.runtime.dispatch.kernel_dispatch import dispatch_kernels
+from tvm_distir.execution.runtime.dispatch.packed_names import TVM, library_of
 from tvm_distir.transforms import DonateInputs, ExpandSchedule
 
 from .async_calls import split_starts
@@ -57,21 +58,23 @@ class LoweredProgram:
     Parameters
     ----------
     mod : IRModule
-    dispatch : str, optional
-        The library whose kernels its ops call, see :func:`.kernel_dispatch.dispatch_kernels`.
+    dispatch : str
+        The library whose kernels its ops call for the target in scope, see
+        :func:`.packed_names.library_of`.
 
     Raises
     ------
     EngineError
-        DIST0603 when it is not at level 5, DIST0623 for an unknown library.
+        DIST0603 when it is not at level 5, DIST0623 for kernels that cannot be called.
     """
 
     stored: Mapping[int, Any] = {}
 
-    def __init__(self, mod: ir.IRModule, dispatch: str | None = None) -> None:
+    def __init__(self, mod: ir.IRModule, dispatch: str = TVM) -> None:
         check_module(mod, "the distributed program")
+        library = library_of(dispatch, target_in_scope().keys)
         with compile_turn():  # a pipelined step is expanded
-            self.mod = dispatch_kernels(ExpandSchedule()(mod), dispatch)
+            self.mod = dispatch_kernels(ExpandSchedule()(mod), library)
         self.entries = entries(self.mod)
 
     def with_donation(self, donate: Sequence[str]) -> LoweredProgram:
