@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 from tvm import ir
 
+from tvm_distir.execution.runtime.dispatch.kernel_dispatch import called_library
+from tvm_distir.execution.runtime.dispatch.packed_names import AUTO
 from tvm_distir.execution.runtime.program.cuda_backend import load_cuda_backend
 from tvm_distir.execution.runtime.program.inputs import bind_some, input_ports
 from tvm_distir.execution.runtime.program.io_layout import Bounds, EntryFunction, Port
@@ -39,7 +41,7 @@ def deploy(
     params: Mapping[str, Any] | str | os.PathLike[str] | None = None,
     *,
     target: Any = None,
-    dispatch: str | None = None,
+    dispatch: str = AUTO,
     hosts: int = 1,
     force: bool = False,
 ) -> Deployment:
@@ -59,9 +61,10 @@ def deploy(
     target : str, mapping or tvm.target.Target, optional
         The target of the libraries, such as ``"cuda:sm_90"`` (see :func:`.targets.as_target`); by
         default the target in scope (``with target:``), or else this machine's CPU.
-    dispatch : str, optional
-        ``"torch"``: matrix products, attention and convolutions call the kernels of PyTorch, which
-        must then be installed where the folder runs.
+    dispatch : str
+        Whose kernels compute products, attention and convolutions (see :func:`tvm_distir.run`):
+        with ``"torch"``, or ``"auto"`` where it is installed, the folder runs only where PyTorch
+        is.
     hosts : int
         The number of hosts for which ``run.sh`` and ``run.sbatch`` are written.
     force : bool
@@ -99,7 +102,8 @@ def deploy(
     ['.tvm-distir.json', 'main.so', 'manifest.json', 'run.sbatch', 'run.sh']
     """
     chosen, where = as_target(target), Path(os.path.realpath(folder))
-    program = LoweredProgram(dist, dispatch)
+    with chosen:
+        program = LoweredProgram(dist, dispatch)
     devices = sum(len(entry.ranks) for entry in program.entries)
     processes_per_host(devices, hosts)
     old = replaceable(where, force)
@@ -124,6 +128,7 @@ def deploy(
             program.state,
             hosts,
             program.overwritten,
+            called_library(program.mod),
         )
         manifest.write(stage)
         scripts = write_scripts(stage, devices, hosts, chosen.kind.name == "cuda")

@@ -13,6 +13,7 @@ from typing import Any
 
 import tvm
 
+from tvm_distir.execution.runtime.dispatch.packed_names import check_installed
 from tvm_distir.execution.runtime.engines.base import Engine
 from tvm_distir.execution.runtime.engines.registry import run
 from tvm_distir.execution.runtime.program.inputs import Inputs, input_ports
@@ -137,6 +138,7 @@ def load(folder: str | os.PathLike[str], check: bool = False) -> Deployment:
     where = Path(os.path.realpath(folder))
     manifest = read_manifest(where)
     check_built_with(manifest, where)
+    check_installed(manifest.dispatch)
     check_machine_runs(manifest.target, str(where))
     for name, (size, _) in manifest.files.items():
         path = where / name

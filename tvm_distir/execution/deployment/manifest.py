@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from tvm_distir.execution.runtime.dispatch.packed_names import TVM
 from tvm_distir.execution.runtime.program.axis_table import AxisTable
 from tvm_distir.execution.runtime.program.communication import Communication
 from tvm_distir.execution.runtime.program.inputs import input_ports
@@ -62,6 +63,8 @@ class Manifest:
     overwritten : frozenset of int
         The positions of the inputs whose memory a run may overwrite; all of them for folders of
         versions that did not state it.
+    dispatch : str
+        The library whose kernels the program calls: ``torch``, ``numpy``, or ``tvm`` for none.
     """
 
     entries: tuple[EntryFunction, ...]
@@ -75,6 +78,7 @@ class Manifest:
     state: StepState
     hosts: int = 1
     overwritten: frozenset[int] = frozenset()
+    dispatch: str = TVM
 
     def write(self, folder: Path) -> None:
         """Write the manifest into its folder."""
@@ -89,6 +93,7 @@ class Manifest:
             "target": dict(self.target),
             "hosts": self.hosts,
             "overwritten": sorted(self.overwritten),
+            "dispatch": self.dispatch,
             **self.communication.to_dict(),
             "state": [
                 {
@@ -205,6 +210,7 @@ def _manifest(file: ManifestFile, path: Path) -> Manifest:
         ),
         file.hosts,
         frozenset(input_ports(entries) if file.overwritten is None else file.overwritten),
+        file.dispatch,
     )
 
 

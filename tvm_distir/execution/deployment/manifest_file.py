@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from tvm_distir.support import Check, Count, InvalidValue, PositiveCount, Text
 
@@ -92,3 +92,4 @@ class ManifestFile:
     hosts: PositiveCount = 1
     overwritten: tuple[Count, ...] | None = None
     caches: tuple[tuple[Count, Count], ...] = ()
+    dispatch: Literal["torch", "numpy", "tvm"] = "tvm"

@@ -16,6 +16,7 @@ from tvm_distir.execution.deployment.checkpoint import open_weights
 from tvm_distir.execution.deployment.checkpoint_files import CheckpointHead
 from tvm_distir.execution.deployment.checkpoint_reading import read_checkpoint
 from tvm_distir.execution.deployment.loading import load
+from tvm_distir.execution.runtime.dispatch.packed_names import AUTO
 from tvm_distir.execution.runtime.engines.base import Engine, check_outputs
 from tvm_distir.execution.runtime.engines.local_engine import LocalEngine
 from tvm_distir.execution.runtime.engines.registry import engine as make_engine
@@ -55,7 +56,7 @@ class Session:
         optimizer and caches start as zeros unless they are given.
     engine : str or Engine
         An engine whose ranks are in this process: ``"threads"`` or ``"virtual"``.
-    dispatch : str, optional
+    dispatch : str
         See :func:`tvm_distir.run`.
 
     Attributes
@@ -94,7 +95,7 @@ class Session:
         weights: Mapping[str, Any] | str | os.PathLike[str] | None = None,
         *,
         engine: str | Engine = "threads",
-        dispatch: str | None = None,
+        dispatch: str = AUTO,
     ) -> None:
         self._engine = _local_engine(make_engine(engine, dispatch))
         if isinstance(program, str | os.PathLike):

@@ -14,6 +14,7 @@ from tvm_distir.core.analysis import check_well_formed
 from tvm_distir.core.ir import check_module
 from tvm_distir.core.plan import Pipeline, Plan, PlanLike, as_plan
 from tvm_distir.core.rewriting import bind_dims, keep_entry
+from tvm_distir.execution.runtime.dispatch.packed_names import AUTO
 from tvm_distir.execution.runtime.engines.base import Engine
 from tvm_distir.execution.runtime.engines.reference import Reference, strip_annotations
 from tvm_distir.execution.runtime.engines.registry import engine as make_engine
@@ -50,7 +51,7 @@ def verify(
     dist: ir.IRModule | None = None,
     locate: bool = True,
     entry: str | None = None,
-    dispatch: str | None = None,
+    dispatch: str = AUTO,
     dims: Mapping[str, int] | None = None,
     weights: Mapping[str, Array] | None = None,
 ) -> VerifyReport:
@@ -83,8 +84,8 @@ def verify(
     entry : str, optional
         The function that is distributed and run, of a module with several entry points, such as
         ``decode``; the others are left out. Without it ``main``, or the only public function.
-    dispatch : str, optional
-        ``"torch"``: the distributed program calls kernels of PyTorch, see :func:`tvm_distir.run`.
+    dispatch : str
+        Whose kernels the distributed program calls, see :func:`tvm_distir.run`.
     dims : mapping of str to int, optional
         Sizes of symbolic dims for the inputs. The module is distributed without them, and its
         program runs at these sizes; bind them by :func:`tvm_distir.bind_dims` instead where the

@@ -157,8 +157,9 @@ def add_dispatch(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dispatch",
         metavar="LIBRARY",
-        help="Call the kernels of a library for matrix products, attention and convolutions: torch "
-        "(default: the kernels of TVM).",
+        default="auto",
+        help="Whose kernels compute products, attention and convolutions: torch, numpy or tvm "
+        "(default: auto, which is torch where it is installed, else numpy).",
     )
 
 

@@ -51,8 +51,8 @@ def called_kernels(program: Any) -> set[str]:
 
 
 @needs_cuda_codegen
-@pytest.mark.parametrize("dispatch", [None, "torch"])
-def test_every_kernel_of_gpt_runs_on_the_gpu(dispatch: str | None) -> None:
+@pytest.mark.parametrize("dispatch", ["auto", "torch"])
+def test_every_kernel_of_gpt_runs_on_the_gpu(dispatch: str) -> None:
     program = td.compile(gpt(), target="cuda:sm_90", dispatch=dispatch)
     kernels = kernel_names(program.kernel_source(program.entries[0]))
     called = called_kernels(program)
@@ -61,7 +61,7 @@ def test_every_kernel_of_gpt_runs_on_the_gpu(dispatch: str | None) -> None:
     assert kernels
     assert not unlaunched
     products = {name for name in called if "matmul" in name}
-    assert bool(products) == (dispatch is None)
+    assert bool(products) == (dispatch == "auto")
 
 
 @needs_cuda_codegen
@@ -157,7 +157,7 @@ def test_a_program_compiled_before_runs_as_its_module() -> None:
     for engine in ("threads", "virtual"):
         (got,) = td.run(program, inputs, engine=engine)
         assert np.array_equal(got, expected[0])
-    assert program.fingerprint == LoweredProgram(dist).fingerprint
+    assert program.fingerprint == LoweredProgram(dist, "auto").fingerprint
     with pytest.raises(EngineError, match=r"DIST0623 dispatch: .*compiled already"):
         td.run(program, inputs, dispatch="torch")
 

@@ -15,7 +15,7 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
-from tvm_distir.execution.runtime.dispatch import torch_kernels
+from tvm_distir.execution.runtime.dispatch import packed_names, registration
 from tvm_distir.execution.runtime.program import machines
 
 _RUNS = itertools.count()
@@ -66,7 +66,7 @@ def test_threads_make_machines_while_one_registers_the_kernels(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Every thread fails first; none goes on before all the functions are registered."""
-    name = f"{machines.TORCH_PREFIX}tests_{next(_RUNS)}"
+    name = f"{packed_names.PREFIXES['torch']}tests_{next(_RUNS)}"
     make, all_failed = machines.VirtualMachine, threading.Barrier(THREADS)
     calls: list[str] = []
 
@@ -77,15 +77,15 @@ def test_threads_make_machines_while_one_registers_the_kernels(
             all_failed.wait(30)
             raise
 
-    def registering() -> None:
+    def registering(library: str) -> None:
         if not calls:
             calls.append(name)
             threading.Event().wait(0.05)
             _register(name)
 
     monkeypatch.setattr(machines, "VirtualMachine", slow)
-    monkeypatch.setattr(torch_kernels, "_register", registering)
-    monkeypatch.setattr(torch_kernels.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(registration, "_register", registering)
+    monkeypatch.setattr(packed_names.importlib.util, "find_spec", lambda name: object())
     library = _library(name)
     with ThreadPoolExecutor(THREADS) as pool:
         made = list(pool.map(lambda _: machines.make_machine(library), range(THREADS)))

@@ -1,125 +1,195 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Replace ops of level-5 modules by calls of packed functions that PyTorch computes.
+"""Replace ops of level-5 modules by calls of packed functions that another library computes.
 
-The packed functions are those of :mod:`.torch_kernels`. Every op whose attributes have no
-counterpart in PyTorch keeps TVM's kernel, as all other ops do.
+The packed functions are those of :mod:`.torch_functions` and :mod:`.numpy_functions`, by the same
+names. Every op whose attributes have no counterpart there keeps TVM's kernel, as all other ops do.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 from tvm import ir, relax, tirx
 
-from tvm_distir.core.rewriting import Replacements, replaced_calls
+from tvm_distir.core.ir import relax_functions
+from tvm_distir.core.rewriting import all_bindings, replaced_calls
 from tvm_distir.transforms import WRITTEN_ATTENTION
 
 from .contractions import contraction_of
-from .packed_names import CAUSAL, TORCH_PREFIX, check_dispatch
-from .permuted_operands import composed, ints, merge_permutations, viewed
+from .packed_names import CAUSAL, NUMPY, PREFIXES, TORCH, TVM, library_named
+from .permuted_operands import composed, ints, merge_permutations, packed_function, viewed
 
-_FLOATS = ("float16", "bfloat16", "float32", "float64")
+_NARROW, _WIDE = ("float16", "bfloat16"), ("float32", "float64")
+_BLAS_ROWS, _BLAS_INNER = 16, 32
+"""A convolution in groups is left to TVM where a group has fewer results, or terms of each."""
+
+Operands = Sequence[tuple[ir.Expr, Sequence[int]]]
+
+
+@dataclass(frozen=True)
+class _Writer:
+    """Writes calls of the packed functions of a library."""
+
+    builder: relax.BlockBuilder
+    library: str
+
+    def computed_type(self, operands: Sequence[ir.Expr], result: ir.Type) -> str | None:
+        """Return the type of floats in which a call is computed; None where TVM computes it.
+
+        NumPy knows no narrow floats. A result that is wider than the operands is computed in its
+        type.
+        """
+        types, out = {str(operand.ty.dtype) for operand in operands}, str(result.dtype)
+        if len(types) != 1 or not {*types, out} <= {*_NARROW, *_WIDE}:
+            return None
+        if self.library == NUMPY and out in _NARROW:
+            return "float32" if types == {out} else None
+        return out if types == {out} or out in _WIDE else None
+
+    def cast(self, value: ir.Expr, dtype: str) -> ir.Expr:
+        """Cast a tensor to a type."""
+        if str(value.ty.dtype) == dtype:
+            return value
+        return self.builder.emit(relax.op.astype(value, dtype))
+
+    def packed(
+        self,
+        name: str,
+        operands: Operands,
+        settings: Sequence[ir.Expr],
+        result: tuple[ir.Type, Sequence[int]],
+        dtype: str,
+    ) -> ir.Call:
+        """Call a packed function with operands and a result that have orders of dims."""
+        views = [viewed(self.builder, operand, order) for operand, order in operands]
+        tensors = [self.cast(x, dtype) for x, _ in views]
+        ty, order = result
+        args = [*tensors, *settings, *(dims for _, dims in views), ints(order)]
+        out_ty = relax.TensorType(ty.shape, dtype, ty.vdevice)
+        call = relax.op.call_dps_packed(PREFIXES[self.library] + name, args, out_ty=out_ty)
+        if str(ty.dtype) == dtype:
+            return call
+        return relax.op.astype(self.builder.emit(call), str(ty.dtype))
 
 
 def _int(value: int) -> tirx.IntImm:
     return tirx.IntImm("int64", value)
 
 
-def _of_one_float_type(call: ir.Call, operands: Sequence[ir.Expr]) -> bool:
-    """Return whether the operands and the result are floats of one type."""
-    types = {str(ty.dtype) for ty in (*(arg.ty for arg in operands), call.ty)}
-    return len(types) == 1 and types <= set(_FLOATS)
+def _order(x: ir.Expr) -> range:
+    return range(len(x.ty.shape))
 
 
-def _packed(
-    builder: relax.BlockBuilder,
-    name: str,
-    operands: Sequence[tuple[ir.Expr, Sequence[int]]],
-    settings: Sequence[ir.Expr],
-    result: tuple[ir.Type, Sequence[int]],
-) -> ir.Call:
-    """Call a packed function with operands and a result that have orders of dims."""
-    views = [viewed(builder, operand, order) for operand, order in operands]
-    tensors, orders = [x for x, _ in views], [order for _, order in views]
-    ty, order = result
-    args = [*tensors, *settings, *orders, ints(order)]
-    return relax.op.call_dps_packed(TORCH_PREFIX + name, args, out_ty=ty)
-
-
-def _product(builder: relax.BlockBuilder, call: ir.Call) -> ir.Call | None:
+def _product(writer: _Writer, call: ir.Call) -> ir.Call | None:
     found = contraction_of(call)
-    if found is None or not _of_one_float_type(call, found[1]):
+    dtype = writer.computed_type(found[1], call.ty) if found is not None else None
+    if found is None or dtype is None:
         return None
     product, operands = found
     *orders, order = product.orders
     pairs = list(zip(operands, orders, strict=True))
-    return _packed(builder, "product", pairs, [ints(product.cuts)], (call.ty, order))
+    return writer.packed("product", pairs, [ints(product.cuts)], (call.ty, order), dtype)
 
 
-def _attention(builder: relax.BlockBuilder, call: ir.Call) -> ir.Call | None:
+def _attention(writer: _Writer, call: ir.Call) -> ir.Call | None:
     a, width = call.attrs, call.args[0].ty.shape[3]
-    if a.window_size is not None or not _of_one_float_type(call, call.args):
+    dtype = writer.computed_type(call.args, call.ty)
+    if a.window_size is not None or dtype is None:
         return None
     if a.scale is None and not isinstance(width, tirx.IntImm):
         return None
     scale = 1 / math.sqrt(int(width)) if a.scale is None else float(a.scale)
     mask = CAUSAL.index(None if a.causal_mask is None else str(a.causal_mask))
     name = "attention" if len(call.args) == 3 else "attention_bias"
-    operands = [(x, range(len(x.ty.shape))) for x in call.args]
     settings = [tirx.FloatImm("float64", scale), _int(mask)]
-    return _packed(builder, name, operands, settings, (call.ty, range(4)))
+    operands = [(x, _order(x)) for x in call.args]
+    return writer.packed(name, operands, settings, (call.ty, range(4)), dtype)
 
 
-def _convolution(builder: relax.BlockBuilder, call: ir.Call) -> ir.Call | None:
+def _is_for_blas(call: ir.Call, orders: Sequence[Sequence[int]], transposed: bool) -> bool:
+    """Return whether a convolution is a product of some size: TVM is better at small groups."""
+    groups, shape = int(call.attrs.groups), [call.args[1].ty.shape[dim] for dim in orders[1]]
+    if not all(isinstance(n, tirx.IntImm) for n in shape):
+        return False
+    if groups == 1:
+        return True
+    outer, inner = int(shape[0]) // groups, math.prod(int(n) for n in shape[1:])
+    return not transposed and outer >= _BLAS_ROWS and inner >= _BLAS_INNER
+
+
+def _convolution(writer: _Writer, call: ir.Call) -> ir.Call | None:
     a = call.attrs
     layouts = (str(a.data_layout), str(a.kernel_layout), str(a.out_layout or a.data_layout))
     space = "DHW"[5 - len(layouts[0]) :]
     transposed = "transpose" in str(call.op.name)
     known = (f"NC{space}", ("IO" if transposed else "OI") + space, f"NC{space}")
-    unknown = any(sorted(x) != sorted(y) for x, y in zip(layouts, known))
-    if unknown or not _of_one_float_type(call, call.args):
-        return None
-    padding = [int(n) for n in a.padding]
-    added = [int(n) for n in a.output_padding] if transposed else []
-    half = len(padding) // 2
-    if transposed and padding[:half] != padding[half:]:
+    dtype = writer.computed_type(call.args, call.ty)
+    if dtype is None or any(sorted(x) != sorted(y) for x, y in zip(layouts, known)):
         return None
     orders = [[x.index(dim) for dim in y] for x, y in zip(layouts, known)]
-    sizes = [ints(a.strides), ints(padding), ints(a.dilation), ints(added), _int(int(a.groups))]
+    padding, half = [int(n) for n in a.padding], len(space)
+    if transposed and padding[:half] != padding[half:]:
+        return None
+    if writer.library == NUMPY and not _is_for_blas(call, orders, transposed):
+        return None
+    added = [int(n) for n in a.output_padding] if transposed else []
+    settings = [ints(a.strides), ints(padding), ints(a.dilation), ints(added), _int(int(a.groups))]
     pairs = list(zip(call.args, orders[:2], strict=True))
-    return _packed(builder, "convolution", pairs, sizes, (call.ty, orders[2]))
+    return writer.packed("convolution", pairs, settings, (call.ty, orders[2]), dtype)
 
 
-def _take_backward(builder: relax.BlockBuilder, call: ir.Call) -> ir.Call | None:
+def _take_backward(writer: _Writer, call: ir.Call) -> ir.Call | None:
     grad, table, indices = call.args
     rows_of_matrix = len(table.ty.shape) == 2 and call.attrs.axis is not None
-    if not rows_of_matrix or int(call.attrs.axis) != 0 or str(table.ty.dtype) not in _FLOATS:
+    dtype = str(table.ty.dtype)
+    if not rows_of_matrix or int(call.attrs.axis) != 0 or dtype not in (*_NARROW, *_WIDE):
         return None
-    operands = [(grad, range(len(grad.ty.shape))), (indices, range(len(indices.ty.shape)))]
-    return _packed(builder, "take_backward", operands, [], (call.ty, range(2)))
+    name, ty = PREFIXES[writer.library] + "take_backward", call.ty
+    return relax.op.call_dps_packed(name, [grad, indices, ints(range(2))], out_ty=ty)
 
 
+_BOTH = (TORCH, NUMPY)
 _CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", "conv1d_transpose", "conv2d_transpose")
 
-_TORCH: Replacements = {
-    "relax.matmul": _product,
-    "relax.einsum": _product,
-    "relax.dist.expert_matmul": _product,
-    "relax.nn.attention": _attention,
-    "relax.nn.attention_bias": _attention,
-    **{f"relax.nn.{name}": _convolution for name in _CONVOLUTIONS},
-    "relax.grad.take_backward": _take_backward,
-    "relax.permute_dims": composed,
+Write = Callable[[_Writer, ir.Call], ir.Call | None]
+
+SERVED: Mapping[str, tuple[Write, tuple[str, ...]]] = {
+    "relax.matmul": (_product, _BOTH),
+    "relax.einsum": (_product, _BOTH),
+    "relax.dist.expert_matmul": (_product, _BOTH),
+    "relax.nn.attention": (_attention, _BOTH),
+    "relax.nn.attention_bias": (_attention, _BOTH),
+    **{f"relax.nn.{name}": (_convolution, _BOTH) for name in _CONVOLUTIONS},
+    "relax.grad.take_backward": (_take_backward, (TORCH,)),
 }
-"""Functions that return the call of a packed function for the call of an op, or None."""
+"""The ops that libraries compute: a function that writes the call, or None where the op keeps the
+kernel of TVM, and the libraries."""
 
 
-def dispatch_kernels(mod: ir.IRModule, dispatch: str | None) -> ir.IRModule:
-    """Replace matrix products, attention and convolutions by calls of a library's kernels.
+def _replacement(
+    write: Write, library: str, builder: relax.BlockBuilder, call: ir.Call
+) -> ir.Call | None:
+    return write(_Writer(builder, library), call)
 
-    Before: ``y = R.matmul(x, w)``. After, with ``dispatch="torch"``:
+
+def called_library(mod: ir.IRModule) -> str:
+    """Return the library whose packed functions a module calls; ``tvm`` where it calls none."""
+    for _, fn in relax_functions(mod):
+        for binding in all_bindings(fn.body):
+            library = library_named(packed_function(binding.value))
+            if library is not None:
+                return library
+    return TVM
+
+
+def dispatch_kernels(mod: ir.IRModule, library: str) -> ir.IRModule:
+    """Replace products, attention and convolutions by calls of a library's kernels.
+
+    Before: ``y = R.matmul(x, w)``. After, with PyTorch:
     ``y = R.call_dps_packed("tvm_distir.torch.product", (x, w, ...), out_ty=...)``. Operands that
     are permuted, as the weight of a linear layer of PyTorch, are read through views, and results
     that are permuted are written so.
@@ -128,21 +198,21 @@ def dispatch_kernels(mod: ir.IRModule, dispatch: str | None) -> ir.IRModule:
     ----------
     mod : IRModule
         The module, at level 5. It is not changed.
-    dispatch : str or None
-        One of :data:`.packed_names.DISPATCHES`; None for TVM's kernels.
+    library : str
+        ``torch``, ``numpy``, or ``tvm``, which changes nothing.
 
     Returns
     -------
     IRModule
         The module, at level 5.
-
-    Raises
-    ------
-    EngineError
-        DIST0623 for another library.
     """
-    check_dispatch(dispatch)
-    if dispatch is None:
+    if library == TVM:
         return mod
     # Attention that returns log-sum-exps is written out first, for its products.
-    return merge_permutations(replaced_calls(replaced_calls(mod, WRITTEN_ATTENTION), _TORCH))
+    table = {
+        name: partial(_replacement, write, library)
+        for name, (write, libraries) in SERVED.items()
+        if library in libraries
+    }
+    written = replaced_calls(mod, WRITTEN_ATTENTION)
+    return merge_permutations(replaced_calls(written, {**table, "relax.permute_dims": composed}))

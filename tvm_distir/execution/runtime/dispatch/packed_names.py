@@ -4,22 +4,62 @@
 
 from __future__ import annotations
 
-from tvm_distir.support import EngineError, nearest
+import importlib.util
+from collections.abc import Iterable
 
-DISPATCHES = ("torch",)
-"""The libraries whose kernels a program can call."""
+from tvm_distir.support import EngineError, missing_extra, nearest
 
-TORCH_PREFIX = "tvm_distir.torch."
-"""Prefix of the packed functions of PyTorch's kernels."""
-PREFIXES = (TORCH_PREFIX,)
-"""Prefixes of the packed functions of all libraries."""
+AUTO, TORCH, NUMPY, TVM = "auto", "torch", "numpy", "tvm"
+DISPATCHES = (AUTO, TORCH, NUMPY, TVM)
+"""What a user chooses of: a library, TVM's kernels alone, or what fits the installation."""
+
+PREFIXES = {TORCH: "tvm_distir.torch.", NUMPY: "tvm_distir.numpy."}
+"""Prefixes of the packed functions, by library."""
 CAUSAL = (None, "TopLeft", "BottomRight")
 """Causal masks of ``nn.attention``, by the number that a packed function gets."""
 
 
-def check_dispatch(dispatch: str | None) -> None:
-    """Refuse (DIST0623) a library that is not in :data:`DISPATCHES`."""
-    if dispatch is not None and dispatch not in DISPATCHES:
+def has_torch() -> bool:
+    """Return whether PyTorch is installed, without importing it."""
+    return importlib.util.find_spec("torch") is not None
+
+
+def check_dispatch(dispatch: str) -> None:
+    """Refuse (DIST0623) a choice that is not in :data:`DISPATCHES`."""
+    if dispatch not in DISPATCHES:
         problem = f'there are no kernels of "{dispatch}"'
         remedy = nearest(str(dispatch), DISPATCHES)
         raise EngineError("DIST0623", problem, location="dispatch", remedy=remedy)
+
+
+def library_of(dispatch: str, target_keys: Iterable[str]) -> str:
+    """Return the library of a choice, for a target.
+
+    ``auto`` is PyTorch for CPUs where it is installed, else NumPy; on GPUs it is TVM.
+
+    Raises
+    ------
+    EngineError
+        DIST0623 for an unknown choice, or for NumPy on a GPU.
+    """
+    check_dispatch(dispatch)
+    on_gpu = "gpu" in target_keys
+    if dispatch == AUTO:
+        return TVM if on_gpu else TORCH if has_torch() else NUMPY
+    if dispatch == NUMPY and on_gpu:
+        problem = "the kernels of NumPy run on CPUs, and the target is a GPU"
+        remedy = 'Give "torch", or "tvm".'
+        raise EngineError("DIST0623", problem, location="dispatch", remedy=remedy)
+    return dispatch
+
+
+def library_named(function: str) -> str | None:
+    """Return the library of a packed function, or None."""
+    return next((name for name, prefix in PREFIXES.items() if function.startswith(prefix)), None)
+
+
+def check_installed(library: str) -> None:
+    """Refuse (DIST0111) a library that is not installed."""
+    if library == TORCH and not has_torch():
+        problem = "the program calls kernels of PyTorch, which is not installed"
+        raise missing_extra(problem, "dispatch", "torch")

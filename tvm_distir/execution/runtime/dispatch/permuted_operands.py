@@ -19,12 +19,13 @@ from tvm_distir.core.rewriting import (
     all_bindings,
     op_name,
     permutation,
+    typed,
     variables,
     with_body,
     with_functions,
 )
 
-from .packed_names import PREFIXES
+from .packed_names import library_named
 
 PERMUTE = "permute_dims"
 
@@ -66,12 +67,12 @@ def composed(builder: relax.BlockBuilder, call: ir.Call) -> ir.Expr | None:
     return relax.op.permute_dims(source, list(dims))
 
 
-def _function_name(value: object) -> str:
-    """Return the name of the packed function of a library that a value calls, or nothing."""
+def packed_function(value: object) -> str:
+    """Return the packed function of a library that a value calls, else an empty text."""
     if op_name(value) != "call_dps_packed":
         return ""
     name = str(value.args[0].global_symbol)  # type: ignore[attr-defined]
-    return name if name.startswith(PREFIXES) else ""
+    return name if library_named(name) else ""
 
 
 def _written_permuted(packed: ir.Call, permute: ir.Call) -> ir.Call:
@@ -80,7 +81,7 @@ def _written_permuted(packed: ir.Call, permute: ir.Call) -> ir.Call:
     axes = permutation(permute)
     last = ints([axes.index(int(dim)) for dim in order.values])
     name = str(packed.args[0].global_symbol)
-    return relax.op.call_dps_packed(name, [*args, last], out_ty=permute.ty)
+    return typed(relax.op.call_dps_packed(name, [*args, last], out_ty=permute.ty), permute.ty)
 
 
 class _Merging:
@@ -113,13 +114,13 @@ class _Merging:
         return with_body(fn, fn.params, blocks[::-1], fn.body.body, bool(fn.is_pure))
 
     def _is_dead(self, b: relax.Binding) -> bool:
-        ours = op_name(b.value) == PERMUTE or _function_name(b.value)
+        ours = op_name(b.value) == PERMUTE or packed_function(b.value)
         return bool(ours) and not self.reads[handle(b.var)]
 
     def _merged(self, permute: ir.Call) -> ir.Call:
         source = permute.args[0]
         packed = self.values.get(handle(source)) if isinstance(source, relax.Var) else None
-        if self.reads[handle(source)] != 1 or not _function_name(packed):
+        if self.reads[handle(source)] != 1 or not packed_function(packed):
             return permute
         merged = _written_permuted(packed, permute)
         self.reads.update(map(handle, variables(merged)))

@@ -119,25 +119,20 @@ def convolution(
         pairs = [n for pair in zip(before[::-1], behind[::-1]) for n in pair]
         x, before = pad(x, pairs), [0] * half
     added = list(output_padding)
+    if added and x.is_cpu and x.element_size() < 4:  # PyTorch would round parts of the sums
+        x, w = x.float(), w.float()
     result = torch.convolution(
         x, w, None, list(strides), before, list(dilation), bool(added), added or [0] * half, groups
     )
     y.copy_(result)
 
 
-def take_backward(
-    grad: Tensor,
-    indices: Tensor,
-    grad_order: Sequence[int],
-    indices_order: Sequence[int],
-    out_order: Sequence[int],
-    out: Tensor,
-) -> None:
+def take_backward(grad: Tensor, indices: Tensor, out_order: Sequence[int], out: Tensor) -> None:
     """Write the gradient of the rows of a matrix that were looked up."""
-    table, positions = _view(out, out_order), _view(indices, indices_order)
+    table, positions = _view(out, out_order), from_dlpack(indices)
     # An index that is outside of the table adds nothing, as in the kernel of TVM.
     inside = (positions >= 0) & (positions < table.shape[0])
-    rows = torch.where(inside[..., None], _view(grad, grad_order), 0.0)
+    rows = torch.where(inside[..., None], from_dlpack(grad), 0.0)
     if rows.element_size() < 4:  # on CPUs PyTorch adds rows of half precision in their type
         rows = rows.float()
     positions = torch.where(inside, positions, 0)

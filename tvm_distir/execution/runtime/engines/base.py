@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tvm_distir.execution.runtime.dispatch.packed_names import AUTO
 from tvm_distir.execution.runtime.program.counts import CollectiveCount
 from tvm_distir.execution.runtime.program.inputs import Inputs, bind_inputs, donated_inputs
 from tvm_distir.execution.runtime.program.joining import gather_outputs
@@ -43,7 +44,7 @@ class Engine(ABC):
     name : str
     collectives : tuple of CollectiveCount
         The collectives that the last run executed, as the first rank of every mesh counted them.
-    dispatch : str or None
+    dispatch : str
         The library whose kernels modules call, ``"torch"``, or None for TVM's kernels.
     most_in_flight : int
         The most collectives that a rank had started and not waited for at once, in the last run,
@@ -66,7 +67,7 @@ class Engine(ABC):
     donated: frozenset[int] = frozenset()
     records_trace: bool = False
     trace: Path | None = None
-    dispatch: str | None = None
+    dispatch: str = AUTO
     most_in_flight: int = 0
     collectives: tuple[CollectiveCount, ...] = ()
 

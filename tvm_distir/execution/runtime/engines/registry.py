@@ -11,7 +11,7 @@ from typing import Any
 
 from tvm.base import _RUNTIME_ONLY
 
-from tvm_distir.execution.runtime.dispatch.packed_names import check_dispatch
+from tvm_distir.execution.runtime.dispatch.packed_names import AUTO, check_dispatch
 from tvm_distir.execution.runtime.program.inputs import Inputs
 from tvm_distir.execution.runtime.program.run_trace import check_trace_path
 from tvm_distir.support import EngineError, Registry, nearest
@@ -34,14 +34,14 @@ REMOVED = {"processes": 'Use "threads", or "torch", which runs a process per ran
 """The remedies for names of engines that earlier versions had."""
 
 
-def engine(name: str | Engine, dispatch: str | None = None) -> Engine:
+def engine(name: str | Engine, dispatch: str = AUTO) -> Engine:
     """Make the engine of that name; an engine object is returned as it is.
 
     Parameters
     ----------
     name : str or Engine
-    dispatch : str, optional
-        The library whose kernels modules call. An engine object is copied to set it.
+    dispatch : str
+        Whose kernels modules call (:func:`run`). An engine object is copied to set it.
 
     Raises
     ------
@@ -50,7 +50,7 @@ def engine(name: str | Engine, dispatch: str | None = None) -> Engine:
     DependencyError
         DIST0114 where another package offers the name and has no such engine.
     """
-    if dispatch is not None:
+    if dispatch != AUTO:
         check_dispatch(dispatch)
         dispatching = copy.copy(engine(name))
         dispatching.dispatch = dispatch
@@ -87,7 +87,7 @@ def run(
     engine: str | Engine = "threads",
     outputs: str = "whole",
     *,
-    dispatch: str | None = None,
+    dispatch: str = AUTO,
     entry: str | None = None,
     trace: str | Path | None = None,
     donate: Sequence[str] = (),
@@ -110,10 +110,11 @@ def run(
         ``"torch"``, ``"xla"``, or an engine object with particular options.
     outputs : str
         ``"whole"``, or ``"sharded"`` to leave them on their ranks.
-    dispatch : str, optional
-        ``"torch"``: matrix products, attention and convolutions of a module call the kernels of
-        PyTorch (extra ``torch``) on the same memory; results then differ from those of TVM's
-        kernels by rounding.
+    dispatch : str
+        Whose kernels compute the matrix products, attention and convolutions of a module, on the
+        same memory: ``"torch"`` (PyTorch, the extra of this name), ``"numpy"`` (NumPy's BLAS), or
+        ``"tvm"``. The results differ by rounding. ``"auto"`` is PyTorch where it is installed, or
+        else NumPy; on GPUs it is TVM.
     entry : str, optional
         The function to run, of a module with several entry points, such as ``decode``.
     trace : str or Path, optional

@@ -11,6 +11,8 @@ from typing import Any
 import tvm
 from tvm import ir, relax
 
+from tvm_distir.execution.runtime.dispatch.packed_names import AUTO
+
 from .compilation import compile_module
 from .io_layout import EntryFunction
 from .linking import export_library, need_compiler
@@ -78,9 +80,7 @@ def _device_modules(module: tvm.runtime.Module) -> Iterator[tvm.runtime.Module]:
         yield from _device_modules(part)
 
 
-def compile(
-    dist: ir.IRModule, *, target: Any = None, dispatch: str | None = None
-) -> CompiledProgram:
+def compile(dist: ir.IRModule, *, target: Any = None, dispatch: str = AUTO) -> CompiledProgram:
     """Compile the entry functions of a distributed module.
 
     Parameters
@@ -90,8 +90,9 @@ def compile(
     target : str, mapping or tvm.target.Target, optional
         The target, such as ``"cuda:sm_90"`` (see :func:`.targets.as_target`); by default the target
         in scope, or else this machine's CPU.
-    dispatch : str, optional
-        ``"torch"``: matrix products, attention and convolutions call the kernels of PyTorch.
+    dispatch : str
+        Whose kernels compute products, attention and convolutions: ``"torch"``, ``"numpy"``,
+        ``"tvm"``, or ``"auto"``; see :func:`tvm_distir.run`.
 
     Returns
     -------

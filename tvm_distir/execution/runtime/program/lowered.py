@@ -18,6 +18,7 @@ from tvm import ir
 from tvm_distir.core.ir import check_module, outline_branches
 from tvm_distir.core.rewriting import plain_calls, reached_from
 from tvm_distir.execution.runtime.dispatch.kernel_dispatch import dispatch_kernels
+from tvm_distir.execution.runtime.dispatch.packed_names import TVM, library_of
 from tvm_distir.support import ForkSafeLock
 from tvm_distir.transforms import DonateInputs, ExpandSchedule
 
@@ -60,21 +61,23 @@ class LoweredProgram:
     Parameters
     ----------
     mod : IRModule
-    dispatch : str, optional
-        The library whose kernels its ops call, see :func:`.kernel_dispatch.dispatch_kernels`.
+    dispatch : str
+        The library whose kernels its ops call for the target in scope, see
+        :func:`.packed_names.library_of`.
 
     Raises
     ------
     EngineError
-        DIST0603 when it is not at level 5, DIST0623 for an unknown library.
+        DIST0603 when it is not at level 5, DIST0623 for kernels that cannot be called.
     """
 
     stored: Mapping[int, Any] = {}
 
-    def __init__(self, mod: ir.IRModule, dispatch: str | None = None) -> None:
+    def __init__(self, mod: ir.IRModule, dispatch: str = TVM) -> None:
         check_module(mod, "the distributed program")
+        library = library_of(dispatch, target_in_scope().keys)
         with compile_turn():  # a pipelined step is expanded
-            self.mod = dispatch_kernels(ExpandSchedule()(plain_calls(mod)), dispatch)
+            self.mod = dispatch_kernels(ExpandSchedule()(plain_calls(mod)), library)
         self.entries = entries(self.mod)
 
         self._libraries: dict[tuple[str, str], tvm.runtime.Module] = {}
@@ -148,7 +151,7 @@ _KEPT_PROGRAMS = 16
 _turn = ForkSafeLock()
 
 
-def lowered_program(mod: ir.IRModule, dispatch: str | None = None) -> LoweredProgram:
+def lowered_program(mod: ir.IRModule, dispatch: str = TVM) -> LoweredProgram:
     """Return the program of a module; made once for the same functions, by their identity.
 
     Functions are immutable and a module is not, so that the module itself is not the key.
@@ -161,12 +164,13 @@ def lowered_program(mod: ir.IRModule, dispatch: str | None = None) -> LoweredPro
     check_module(mod, "the distributed program")
     nodes = [node for pair in mod.functions.items() for node in pair]
     nodes += [mod.attrs, *(info for infos in mod.global_infos.values() for info in infos)]
-    key = (dispatch, tuple(0 if node is None else node.__chandle__() for node in nodes))
+    library = library_of(dispatch, target_in_scope().keys)
+    key = (library, tuple(0 if node is None else node.__chandle__() for node in nodes))
     with _turn():
         if key in _PROGRAMS:
             _PROGRAMS.move_to_end(key)
             return _PROGRAMS[key][1]
-    program = LoweredProgram(mod, dispatch)
+    program = LoweredProgram(mod, library)
     with _turn():
         # The nodes are held, so that no others get their addresses.
         _PROGRAMS[key] = tuple(nodes), program

@@ -11,8 +11,8 @@ import tvm
 import tvm_ffi
 from tvm.runtime.vm import VirtualMachine
 
-from tvm_distir.execution.runtime.dispatch.packed_names import TORCH_PREFIX
-from tvm_distir.execution.runtime.dispatch.torch_kernels import register_torch_kernels
+from tvm_distir.execution.runtime.dispatch.packed_names import library_named
+from tvm_distir.execution.runtime.dispatch.registration import register_kernels
 from tvm_distir.support import EngineError
 
 _UNKNOWN = re.compile(r"Cannot find ffi::Function (\S+) in ")
@@ -43,8 +43,9 @@ def make_machine(
         unknown = _UNKNOWN.search(str(err))
         if unknown is None:
             raise
-        if unknown[1].startswith(TORCH_PREFIX):
-            register_torch_kernels()
+        library_name = library_named(unknown[1])
+        if library_name is not None:
+            register_kernels(library_name)
         if tvm_ffi.get_global_func(unknown[1], allow_missing=True) is not None:
             return make_machine(library, device)  # registered here, or by another thread
         raise EngineError(

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from tvm_distir.execution.runtime.dispatch.packed_names import AUTO
 from tvm_distir.support import EngineError
 
 from .axis_table import AxisTable
@@ -102,7 +103,7 @@ class DerivedProgram:
         return self._program.fingerprint
 
 
-def as_runnable(dist: Any, dispatch: str | None = None) -> Runnable:
+def as_runnable(dist: Any, dispatch: str = AUTO) -> Runnable:
     """Return a program as it is, a level-5 module wrapped.
 
     Raises
@@ -112,7 +113,7 @@ def as_runnable(dist: Any, dispatch: str | None = None) -> Runnable:
         compiled already.
     """
     if isinstance(dist, Runnable):
-        if dispatch is not None:
+        if dispatch != AUTO:
             problem = "the program is compiled already"
             remedy = "Give dispatch to td.compile or td.deploy."
             raise EngineError("DIST0623", problem, location="dispatch", remedy=remedy)

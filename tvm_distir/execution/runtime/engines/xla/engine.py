@@ -11,6 +11,7 @@ from itertools import chain
 from typing import Any
 
 from tvm_distir.core.ir import mesh_axes, mesh_names
+from tvm_distir.execution.runtime.dispatch.packed_names import TVM
 from tvm_distir.execution.runtime.engines.base import Engine, LocalResults
 from tvm_distir.execution.runtime.program.inputs import Inputs, bind_inputs
 from tvm_distir.execution.runtime.program.joining import gather_outputs
@@ -49,6 +50,7 @@ class XlaEngine(Engine):
     """
 
     name = "xla"
+    dispatch = TVM
     counting = False
 
     def __init__(self, python: str | None = None, timeout_s: float = TIMEOUT_S) -> None:

@@ -1,19 +1,22 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels of PyTorch in compiled programs: the results of TVM's kernels, on the same memory."""
+"""Kernels of libraries in compiled programs: the results of TVM's kernels, on the same memory."""
 
 from __future__ import annotations
 
 import re
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from tvm import relax
 
 import tvm_distir as td
-from tvm_distir.execution.runtime.dispatch import torch_kernels
-from tvm_distir.execution.runtime.dispatch.kernel_dispatch import dispatch_kernels
+from tvm_distir.execution.runtime.dispatch import packed_names, registration
+from tvm_distir.execution.runtime.dispatch.kernel_dispatch import SERVED, dispatch_kernels
 from tvm_distir.support.errors.tree import DependencyError, EngineError
 
 PLAN = {"schema_version": 1, "mesh": {"dp": 2}, "rules": []}
@@ -34,7 +37,7 @@ def module(build: Any, *operands: tuple[Any, ...], dtype: str = "float32") -> An
 
 
 def packed_calls(mod: Any) -> list[str]:
-    return re.findall(r'"tvm_distir\.torch\.(\w+)"', mod.script())
+    return re.findall(r'"tvm_distir\.(?:torch|numpy)\.(\w+)"', mod.script())
 
 
 ATTENTION = (4, 6, 4, 8)
@@ -59,6 +62,26 @@ CASES = {
         "attention_bias",
     ),
     "convolution": (
+        lambda x, w: relax.op.nn.conv2d(x, w, strides=2, padding=(1, 1, 1, 1)),
+        [(4, 6, 9, 8), (8, 6, 3, 3)],
+        "convolution",
+    ),
+    "points": (
+        lambda x, w: relax.op.nn.conv2d(x, w),
+        [(4, 6, 9, 8), (8, 6, 1, 1)],
+        "convolution",
+    ),
+    "points with strides": (
+        lambda x, w: relax.op.nn.conv2d(x, w, strides=2),
+        [(4, 6, 9, 8), (8, 6, 1, 1)],
+        "convolution",
+    ),
+    "large groups": (
+        lambda x, w: relax.op.nn.conv2d(x, w, padding=1, groups=2),
+        [(4, 8, 9, 8), (32, 4, 3, 3)],
+        "convolution",
+    ),
+    "groups": (
         lambda x, w: relax.op.nn.conv2d(x, w, strides=2, padding=(1, 1, 1, 1), groups=2),
         [(4, 6, 9, 8), (8, 3, 3, 3)],
         "convolution",
@@ -85,6 +108,16 @@ CASES = {
     ),
     "repeated and shared batches": (relax.op.matmul, [(4, 1, 3, 5, 6), (4, 2, 1, 6, 7)], "product"),
     "transposed convolution": (
+        lambda x, w: relax.op.nn.conv2d_transpose(x, w, strides=2, padding=1, output_padding=1),
+        [(4, 6, 5, 4), (6, 2, 3, 3)],
+        "convolution",
+    ),
+    "transposed without strides": (
+        lambda x, w: relax.op.nn.conv2d_transpose(x, w, padding=(1, 0), dilation=(1, 2)),
+        [(4, 6, 5, 4), (6, 2, 3, 2)],
+        "convolution",
+    ),
+    "transposed in groups": (
         lambda x, w: relax.op.nn.conv2d_transpose(
             x, w, strides=2, padding=1, output_padding=1, groups=2
         ),
@@ -106,19 +139,42 @@ CASES = {
 }
 
 
+def installed(library: str) -> None:
+    if library == "torch":
+        pytest.importorskip("torch")
+
+
+@pytest.mark.parametrize("library", ["torch", "numpy"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", CASES)
-def test_ops_have_the_results_of_tvm(name: str, dtype: str) -> None:
-    pytest.importorskip("torch")
+def test_ops_have_the_results_of_tvm(name: str, dtype: str, library: str) -> None:
+    installed(library)
     build, operands, function = CASES[name]
     mod = module(build, *operands, dtype=dtype)
     dist = td.distribute(mod, BY_BATCH)
     rng = np.random.default_rng(0)
     inputs = [rng.standard_normal(shape).astype(dtype) for shape in operands]
-    (expected,) = td.run(dist, inputs, engine="virtual")
-    (got,) = td.run(dist, inputs, engine="virtual", dispatch="torch")
-    assert packed_calls(dispatch_kernels(dist, "torch")) == [function]
+    (expected,) = td.run(dist, inputs, engine="virtual", dispatch="tvm")
+    (got,) = td.run(dist, inputs, engine="virtual", dispatch=library)
+    called = packed_calls(dispatch_kernels(dist, library))
+    assert called == (
+        [] if library == "numpy" and name in ("groups", "transposed in groups") else [function]
+    )
     assert np.allclose(got, expected, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("library", ["torch", "numpy"])
+def test_query_heads_share_key_heads(library: str) -> None:
+    installed(library)
+    build = partial(relax.op.nn.attention, causal_mask="TopLeft")
+    few = (4, 6, 2, 8)
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal(shape).astype("float32") for shape in (ATTENTION, few, few))
+    repeated = [np.repeat(x, 2, axis=2) for x in (k, v)]
+    stock, shared = (td.distribute(module(build, ATTENTION, s, s), ONE) for s in (ATTENTION, few))
+    (expected,) = td.run(stock, [q, *repeated], engine="virtual", dispatch="tvm")
+    (got,) = td.run(shared, [q, k, v], engine="virtual", dispatch=library)
+    assert np.allclose(got, expected, atol=1e-6)
 
 
 def _turned(*axes: int) -> Any:
@@ -150,18 +206,19 @@ PERMUTED = {
 }
 
 
+@pytest.mark.parametrize("library", ["torch", "numpy"])
 @pytest.mark.parametrize("name", PERMUTED)
-def test_permuted_operands_and_results_are_views(name: str) -> None:
-    pytest.importorskip("torch")
+def test_permuted_operands_and_results_are_views(name: str, library: str) -> None:
+    installed(library)
     build, operands = PERMUTED[name]
     dist = td.distribute(module(build, *operands), ONE)
-    dispatched = dispatch_kernels(dist, "torch")
+    dispatched = dispatch_kernels(dist, library)
     assert "permute_dims" in dist.script()
     assert "permute_dims" not in dispatched.script()
     rng = np.random.default_rng(0)
     inputs = [rng.integers(-2, 3, shape).astype("float32") for shape in operands]
-    (expected,) = td.run(dist, inputs, engine="virtual")
-    (got,) = td.run(dist, inputs, engine="virtual", dispatch="torch")
+    (expected,) = td.run(dist, inputs, engine="virtual", dispatch="tvm")
+    (got,) = td.run(dist, inputs, engine="virtual", dispatch=library)
     if name == "heads":
         assert np.allclose(got, expected, atol=1e-6)
     else:
@@ -182,9 +239,6 @@ def test_permutations_that_others_read_stay() -> None:
     [
         module(relax.op.matmul, (4, 4), (4, 4), dtype="int32"),
         module(
-            lambda a, b: relax.op.matmul(a, b, out_dtype="float32"), (4, 4), (4, 4), dtype="float16"
-        ),
-        module(
             lambda q, k, v: relax.op.nn.attention(
                 q, k, v, causal_mask="BottomRight", window_size=2
             ),
@@ -192,11 +246,31 @@ def test_permutations_that_others_read_stay() -> None:
         ),
         module(lambda x: relax.op.add(x, x), (4, 4)),
     ],
-    ids=["integers", "wider result", "window", "elementwise"],
+    ids=["integers", "window", "elementwise"],
 )
 def test_other_ops_keep_the_kernels_of_tvm(mod: Any) -> None:
-    assert dispatch_kernels(mod, "torch") is not mod
+    assert packed_calls(dispatch_kernels(mod, "numpy")) == []
     assert packed_calls(dispatch_kernels(mod, "torch")) == []
+
+
+@pytest.mark.parametrize("library", ["torch", "numpy"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("wide", [None, "float32"], ids=["narrow", "wider result"])
+def test_products_of_half_precision_are_rounded_once(
+    dtype: str, library: str, wide: str | None
+) -> None:
+    """A sum of 4096 ones would end at 256 or 2048 in the type of the operands."""
+    installed(library)
+    build = partial(relax.op.matmul, out_dtype=wide)
+    dist = td.distribute(module(build, (2, 4096), (4096, 3), dtype=dtype), ONE)
+    ones = [
+        np.ones(shape, ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+        for shape in ((2, 4096), (4096, 3))
+    ]
+    assert packed_calls(dispatch_kernels(dist, library)) == ["product"]
+    (got,) = td.run(dist, ones, engine="virtual", dispatch=library)
+    assert str(got.dtype) == (wide or dtype)
+    assert np.array_equal(np.asarray(got, "float32"), np.full((2, 3), 4096.0, "float32"))
 
 
 @pytest.mark.parametrize("engine", ["virtual", "threads"])
@@ -226,6 +300,33 @@ def test_a_folder_calls_the_kernels(tmp_path: Any) -> None:
     assert np.allclose(got, inputs[0] @ inputs[1], atol=1e-5)
 
 
+def test_a_folder_names_the_library_of_its_kernels(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dist = td.distribute(module(relax.op.matmul, (8, 6), (6, 10)), BY_BATCH)
+    plain = td.distribute(module(relax.op.add, (8, 6), (8, 6)), BY_BATCH)
+    for choice in ("tvm", "numpy", "torch", "auto"):
+        expected = (
+            ("torch" if packed_names.has_torch() else "numpy") if choice == "auto" else choice
+        )
+        assert td.deploy(dist, tmp_path / choice, dispatch=choice).manifest.dispatch == expected
+    assert td.deploy(plain, tmp_path / "plain").manifest.dispatch == "tvm"
+    monkeypatch.setattr(packed_names.importlib.util, "find_spec", lambda name: None)
+    for choice in ("tvm", "numpy", "plain"):
+        td.load(tmp_path / choice)
+    with pytest.raises(DependencyError, match=r"DIST0111 .*PyTorch"):
+        td.load(tmp_path / "torch")
+
+
+def test_the_library_fits_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert packed_names.library_of("auto", ["cuda", "gpu"]) == "tvm"
+    with pytest.raises(EngineError, match=r"DIST0623 .*on CPUs"):
+        packed_names.library_of("numpy", ["cuda", "gpu"])
+    for installed_spec, expected in ((None, "numpy"), (object(), "torch")):
+        monkeypatch.setattr(packed_names.importlib.util, "find_spec", lambda _: installed_spec)
+        assert packed_names.library_of("auto", ["cpu"]) == expected
+
+
 def test_kernels_of_unknown_libraries_are_refused() -> None:
     dist = td.distribute(module(relax.op.matmul, (8, 6), (6, 10)), BY_BATCH)
     with pytest.raises(EngineError, match=r'DIST0623 dispatch: .*"cublas"'):
@@ -235,9 +336,9 @@ def test_kernels_of_unknown_libraries_are_refused() -> None:
 
 
 def test_a_missing_torch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_kernels.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(packed_names.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(DependencyError, match=r"DIST0111 .*PyTorch") as info:
-        torch_kernels.register_torch_kernels()
+        registration.register_kernels("torch")
     assert "tvm_distir[torch]" in info.value.remedy
 
 
@@ -262,3 +363,18 @@ def test_gradients_of_lookups_leave_out_indices_beyond_the_table() -> None:
     np.add.at(expected, [2, 4, 2, 1], terms[[0, 1, 2, 4]])  # the others are 5 and -1
     assert packed_calls(dispatch_kernels(dist, "torch")) == ["take_backward"]
     assert np.allclose(got, expected, atol=1e-6)
+
+
+def test_the_documentation_lists_the_ops_of_each_library() -> None:
+    page = Path(__file__).parents[4] / "docs" / "engines.md"
+    rows = re.findall(
+        r"^\| `([\w.]+)` \| (yes|TVM) \| (yes|TVM) \|$", page.read_text("utf-8"), re.M
+    )
+    expected = [
+        (
+            name.removeprefix("relax."),
+            *("yes" if x in libraries else "TVM" for x in ("torch", "numpy")),
+        )
+        for name, (_, libraries) in SERVED.items()
+    ]
+    assert rows == expected
