@@ -1,0 +1,117 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Elementwise kernels that follow each other run as one, with the bits of separate kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import ir, relax
+from tvm.script import ir as I
+from tvm.script import relax as R
+
+import tvm_distir as td
+from tvm_distir.core.rewriting import all_bindings
+from tvm_distir.execution.runtime.program import compilation
+from tvm_distir.transforms import kernel_passes
+
+pytestmark = pytest.mark.quick
+
+UPDATES = {"sgd": ("sgd", {"momentum": 0.9, "decay": 0.01}), "adam": ("adam", {"decay": 0.01})}
+UPDATES |= {name: (name, {}) for name in ("adamw", "lion")}
+
+
+def _step(optimizer: str, dtype: str = "float32", **options: Any) -> ir.IRModule:
+    # 7 x 11 and 11 elements: neither divides a chunk
+    model = td.zoo.build("mlp", {"batch": 2, "layers": 1, "hidden": 11, "dtype": dtype})
+    return td.train_step(model, optimizer=optimizer, **options)
+
+
+def _kernels(mod: ir.IRModule) -> list[str]:
+    lowered = tvm.transform.Sequential(kernel_passes())(mod)
+    calls = [b.value for b in all_bindings(lowered["main"].body) if isinstance(b.value, ir.Call)]
+    return [str(call.args[0].name_hint) for call in calls if len(call.args)]
+
+
+def _results(mod: ir.IRModule, inputs: list[Any]) -> list[Any]:
+    machine = relax.VirtualMachine(compilation.compile_module(mod), tvm.cpu())
+    return [result.numpy() for result in machine["main"](*map(tvm.runtime.tensor, inputs))]
+
+
+def _inputs(mod: ir.IRModule) -> list[Any]:
+    draw = np.random.default_rng(0)
+    types = [param.ty for param in mod["main"].params]
+    return [(4 * draw.random([int(n) for n in ty.shape])).astype(str(ty.dtype)) for ty in types]
+
+
+@pytest.mark.parametrize("name", UPDATES)
+def test_an_update_is_one_kernel_per_weight_with_the_bits_of_separate_ones(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    optimizer, options = UPDATES[name]
+    step = _step(optimizer, **options)
+    kernels = _kernels(step)
+    updates = kernels[-2:]
+    assert all(kernel.startswith("joined") for kernel in updates), kernels
+    assert sum(kernel.startswith("joined") for kernel in kernels) == 2
+    inputs = _inputs(step)
+    joined = _results(step, inputs)
+    monkeypatch.setattr(compilation, "kernel_passes", lambda: kernel_passes()[:-1])
+    for one, other in zip(joined, _results(step, inputs), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("master", [False, True])
+def test_half_precision_is_rounded_as_between_separate_kernels(
+    master: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = _step("adamw", dtype="float16", master=master)
+    inputs = _inputs(step)
+    joined = _results(step, inputs)
+    monkeypatch.setattr(compilation, "kernel_passes", lambda: kernel_passes()[:-1])
+    for one, other in zip(joined, _results(step, inputs), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_kernel_does_not_wait_for_another_kind_of_kernel() -> None:
+    @I.ir_module
+    class Module:
+        @R.function
+        def main(x: R.Tensor((8, 8), "float32"), w: R.Tensor((8, 8), "float32")) -> R.Tuple(
+            R.Tensor((8, 8), "float32"), R.Tensor((8, 8), "float32")
+        ):
+            with R.dataflow():
+                a = R.multiply(x, x)
+                b = R.matmul(x, w)
+                c = R.add(a, b)
+                d = R.exp(c)
+                R.output(a, d)
+            return (a, d)
+
+    kernels = _kernels(Module)
+    assert kernels == ["multiply", "matmul", "joined"]
+
+
+def test_results_of_a_group_that_are_read_between_end_it() -> None:
+    @I.ir_module
+    class Module:
+        @R.function
+        def main(x: R.Tensor((4, 8), "float32"), y: R.Tensor((8,), "float32")) -> R.Object:
+            with R.dataflow():
+                a = R.multiply(x, x)
+                b = R.exp(a)
+                c = R.exp(y)
+                d = R.add(b, c)
+                e = R.sqrt(b)
+                R.output(d, e)
+            return (d, e)
+
+    kernels = _kernels(Module)
+    assert kernels == ["joined", "tir_exp1", "add", "tir_sqrt"]
+    inputs = [np.ones((4, 8), "float32"), np.zeros(8, "float32")]
+    first, second = _results(Module, inputs)
+    np.testing.assert_allclose(first, np.full((4, 8), np.e + 1), rtol=1e-6)
+    np.testing.assert_allclose(second, np.full((4, 8), np.sqrt(np.e)), rtol=1e-6)
