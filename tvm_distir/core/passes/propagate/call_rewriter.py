@@ -16,6 +16,7 @@ from tvm.relax.script.builder.distributed.ir import call_tir as dist_call_tir
 from tvm_distir.core.ir.handles import handle
 from tvm_distir.core.ir.placement import R, placement_of
 from tvm_distir.core.propagation.graph.packed_rules import PACKED_HANDLES, distributed_name
+from tvm_distir.core.rewriting.dims import dims_remedy
 from tvm_distir.core.rewriting.nodes import make_call, scalar_of
 from tvm_distir.support import PropagationError
 
@@ -80,14 +81,14 @@ class Calls:
             scalar = np.array(CREATED[name], dtype=str(old.attrs.dtype))
             placed = values.constant(scalar_of(scalar), mesh)
             return ir.Call(ir.Op.get("relax.full"), [old.args[0], placed], old.attrs)
-        value = None if CALL_TIR.same_as(old.op) else _evaluated(old)
+        sizes = [str(v.name) for v in relax.analysis.free_symbolic_vars(old)]
+        value = None if sizes else _evaluated(old)
         if value is None:
             raise PropagationError(
                 "DIST0417",
-                f"{name} creates a tensor of a size that is not known, or by a kernel",
+                f"{name} creates a tensor of a size that is not known",
                 location=values.g.location(k),
-                remedy="Give symbolic dims their sizes (td.bind_dims); write a kernel as an op, or "
-                "pass its result in as an argument.",
+                remedy=dims_remedy(sizes) if sizes else "Pass its result in as an argument.",
             )
         placed = values.constant(value, mesh)
         layout = values.decision.gives(values.inst, k, 0, mesh)
@@ -97,13 +98,11 @@ class Calls:
 
 
 def _evaluated(call: ir.Call) -> Any:
-    """Return the constant that a call without tensor operands creates; None for unknown sizes."""
+    """Return the constant that a call without tensor operands creates; None if it cannot run."""
     bounds: list[Any] = [getattr(a, "value", None) for a in call.args]
     if str(call.op.name) == "relax.arange" and all(isinstance(b, int | float) for b in bounds):
         dtype = str(call.attrs.dtype)
         return relax.const(np.arange(*bounds).astype(dtype), dtype)  # compiles nothing
-    if relax.analysis.free_symbolic_vars(call):
-        return None
     builder = relax.BlockBuilder()
     with builder.function("main", []):
         builder.emit_func_output(builder.emit(call))
