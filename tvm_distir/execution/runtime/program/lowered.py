@@ -72,9 +72,10 @@ class LoweredProgram:
 
     def __init__(self, mod: ir.IRModule, dispatch: str = TVM) -> None:
         check_module(mod, "the distributed program")
-        library = library_of(dispatch, target_in_scope().keys)
+        keys = target_in_scope().keys
+        library = library_of(dispatch, keys)
         with compile_turn():  # a pipelined step is expanded
-            self.mod = dispatch_kernels(ExpandSchedule()(mod), library)
+            self.mod = dispatch_kernels(ExpandSchedule()(mod), library, "gpu" in keys)
         self.entries = entries(self.mod)
 
     def with_donation(self, donate: Sequence[str]) -> LoweredProgram:
