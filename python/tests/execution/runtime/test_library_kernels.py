@@ -15,6 +15,7 @@ import pytest
 from tvm import relax
 
 import tvm_distir as td
+from tvm_distir.core.ir.operators import attention_ops
 from tvm_distir.execution.runtime.dispatch import packed_names, registration
 from tvm_distir.execution.runtime.dispatch.kernel_dispatch import SERVED, dispatch_kernels
 from tvm_distir.support.errors.tree import DependencyError, EngineError
@@ -281,6 +282,35 @@ def test_engines_call_the_kernels(engine: str) -> None:
     report = td.verify(mod, plan, engine=engine, dispatch="torch")
     report.check()
     assert report.max_abs_diff > 0  # another order of summation than that of TVM
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("heads", [4, 2])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_gradients_of_attention_call_a_kernel(dtype: str, heads: int, causal: bool) -> None:
+    pytest.importorskip("torch")
+
+    def build(q: Any, k: Any, v: Any, grad: Any) -> Any:
+        found = attention_ops.attention(q, k, v, scale=0.3, causal=causal)
+        found = relax.BlockBuilder.current().emit(found)
+        o, lse = (relax.TupleGetItem(found, n) for n in (0, 1))
+        grads = attention_ops.attention_backward(q, k, v, o, grad, lse, scale=0.3, causal=causal)
+        grads = relax.BlockBuilder.current().emit(grads)
+        items = [relax.TupleGetItem(grads, n) for n in range(3)]
+        return relax.Tuple([o, lse, *items])
+
+    shapes = [ATTENTION, (4, 6, heads, 8), (4, 6, heads, 8), ATTENTION]
+    mod = td.distribute(module(build, *shapes, dtype=dtype), ONE)
+    assert packed_calls(dispatch_kernels(mod, "torch")) == ["flash", "flash_backward"]
+    assert "flash" not in packed_calls(dispatch_kernels(mod, "torch", on_gpu=True))
+    rng = np.random.default_rng(0)
+    inputs = [rng.standard_normal(shape).astype(dtype) for shape in shapes]
+    expected, results = (
+        td.run(mod, inputs, engine="virtual", dispatch=library) for library in ("tvm", "torch")
+    )
+    for got, value in zip(results, expected, strict=True):
+        assert got.dtype == value.dtype
+        assert np.allclose(got, value, atol=2e-6)
 
 
 def test_training_steps_call_the_kernels() -> None:

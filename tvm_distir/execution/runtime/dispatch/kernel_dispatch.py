@@ -12,11 +12,19 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from tvm import ir, relax, tirx
 
 from tvm_distir.core.ir import relax_functions
-from tvm_distir.core.rewriting import all_bindings, replaced_calls
+from tvm_distir.core.ir.operators import (
+    ATTENTION_BACKWARD_OP,
+    ATTENTION_OP,
+    AttentionOptions,
+    attention_operands,
+    attention_sinks,
+)
+from tvm_distir.core.rewriting import Replacements, all_bindings, replaced_calls
 from tvm_distir.transforms import WRITTEN_ATTENTION
 
 from .contractions import contraction_of
@@ -110,6 +118,31 @@ def _attention(writer: _Writer, call: ir.Call) -> ir.Call | None:
     return writer.packed(name, operands, settings, (call.ty, range(4)), dtype)
 
 
+def _same_sizes(first: Sequence[ir.Expr], second: Sequence[ir.Expr]) -> bool:
+    pairs = zip(first, second, strict=True)
+    return all(isinstance(n, tirx.IntImm) and n == m for n, m in pairs)
+
+
+def _flash(writer: _Writer, call: ir.Call) -> ir.Call | None:
+    """Write attention with log-sum-exps, or its gradients, where PyTorch has a kernel of it."""
+    options, (tensors, *more) = AttentionOptions.of(call), attention_operands(call)
+    q, k, v = (x.ty for x in tensors[:3])
+    plain = AttentionOptions(options.scale, options.causal) == options
+    if not plain or [*more, attention_sinks(call)] != [None] * 3:
+        return None
+    if writer.computed_type(tensors[:5], q) is None or not _same_sizes(
+        [q.shape[3], k.shape[2]], [v.shape[3], v.shape[2]]
+    ):
+        return None
+    views = [viewed(writer.builder, x, _order(x)) for x in tensors]
+    settings = [tirx.FloatImm("float64", options.scale), _int(int(options.causal))]
+    name = "flash" if len(tensors) == 3 else "flash_backward"
+    args = [*(x for x, _ in views), *settings, *(order for _, order in views)]
+    return relax.op.call_dps_packed(
+        PREFIXES[writer.library] + name, args, out_ty=list(call.ty.fields)
+    )
+
+
 def _is_for_blas(call: ir.Call, orders: Sequence[Sequence[int]], transposed: bool) -> bool:
     """Return whether a convolution is a product of some size: TVM is better at small groups."""
     groups, shape = int(call.attrs.groups), [call.args[1].ty.shape[dim] for dim in orders[1]]
@@ -163,6 +196,8 @@ SERVED: Mapping[str, tuple[Write, tuple[str, ...]]] = {
     "relax.dist.expert_matmul": (_product, _BOTH),
     "relax.nn.attention": (_attention, _BOTH),
     "relax.nn.attention_bias": (_attention, _BOTH),
+    ATTENTION_OP: (_flash, (TORCH,)),
+    ATTENTION_BACKWARD_OP: (_flash, (TORCH,)),
     **{f"relax.nn.{name}": (_convolution, _BOTH) for name in _CONVOLUTIONS},
     "relax.grad.take_backward": (_take_backward, (TORCH,)),
 }
@@ -176,6 +211,30 @@ def _replacement(
     return write(_Writer(builder, library), call)
 
 
+def _table(library: str, on_gpu: bool) -> tuple[Replacements, Replacements]:
+    """Return what replaces attention that returns log-sum-exps, and what replaces other ops.
+
+    Where no kernel serves such attention it is written out, for its products.
+    """
+    table: Replacements = {
+        name: partial(_replacement, write, library)
+        for name, (write, libraries) in SERVED.items()
+        if library in libraries
+    }
+    written = dict(WRITTEN_ATTENTION)
+    for name in (ATTENTION_OP, ATTENTION_BACKWARD_OP):
+        if name in table and not on_gpu:  # PyTorch's op is of CPUs
+            written[name] = partial(_first, table[name], written[name])
+    return written, {**table, "relax.permute_dims": composed}
+
+
+def _first(*args: Any) -> Any:
+    """Return what the first writer that serves a call returns."""
+    *writers, builder, call = args
+    results = (write(builder, call) for write in writers)
+    return next(result for result in results if result is not None)
+
+
 def called_library(mod: ir.IRModule) -> str:
     """Return the library whose packed functions a module calls; ``tvm`` where it calls none."""
     for _, fn in relax_functions(mod):
@@ -186,7 +245,7 @@ def called_library(mod: ir.IRModule) -> str:
     return TVM
 
 
-def dispatch_kernels(mod: ir.IRModule, library: str) -> ir.IRModule:
+def dispatch_kernels(mod: ir.IRModule, library: str, on_gpu: bool = False) -> ir.IRModule:
     """Replace products, attention and convolutions by calls of a library's kernels.
 
     Before: ``y = R.matmul(x, w)``. After, with PyTorch:
@@ -200,6 +259,8 @@ def dispatch_kernels(mod: ir.IRModule, library: str) -> ir.IRModule:
         The module, at level 5. It is not changed.
     library : str
         ``torch``, ``numpy``, or ``tvm``, which changes nothing.
+    on_gpu : bool
+        Whether the target is a GPU.
 
     Returns
     -------
@@ -208,11 +269,5 @@ def dispatch_kernels(mod: ir.IRModule, library: str) -> ir.IRModule:
     """
     if library == TVM:
         return mod
-    # Attention that returns log-sum-exps is written out first, for its products.
-    table = {
-        name: partial(_replacement, write, library)
-        for name, (write, libraries) in SERVED.items()
-        if library in libraries
-    }
-    written = replaced_calls(mod, WRITTEN_ATTENTION)
-    return merge_permutations(replaced_calls(written, {**table, "relax.permute_dims": composed}))
+    attention, others = _table(library, on_gpu)
+    return merge_permutations(replaced_calls(replaced_calls(mod, attention), others))

@@ -19,6 +19,9 @@ from tvm.runtime import Tensor
 
 from .packed_names import CAUSAL
 
+_FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
 
 def _view(tensor: Tensor, order: Sequence[int]) -> torch.Tensor:
     """Return a tensor with its dims in an order."""
@@ -95,6 +98,50 @@ def attention(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: int, *order
     attend(q, k, v, None, scale, causal, *orders)
 
 
+def _flash_operands(tensors: Sequence[Tensor], orders: Sequence[Any]) -> list[torch.Tensor]:
+    """Return queries, keys and values with as many heads, and what has the heads of queries."""
+    views = [_view(x, order).transpose(1, 2) for x, order in zip(tensors, orders)]
+    group = views[0].shape[1] // views[1].shape[1]
+    if group > 1:
+        views[1:3] = [x.repeat_interleave(group, 1) for x in views[1:3]]
+    return views
+
+
+def flash(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: int, *rest: Any) -> None:
+    """Write attention and its log-sum-exps; ``rest`` is the orders, and then both results."""
+    *orders, out, sums = rest
+    operands = _flash_operands((q, k, v), orders)
+    result, found = _FLASH(*operands, 0.0, bool(causal), scale=scale)
+    from_dlpack(out).copy_(result.transpose(1, 2))
+    from_dlpack(sums).copy_(found)
+
+
+def flash_backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    do: Tensor,
+    lse: Tensor,
+    scale: float,
+    causal: int,
+    *rest: Any,
+) -> None:
+    """Write the gradients of attention; ``rest`` is the orders, and then the results."""
+    *orders, sums_order = rest[:6]
+    queries, keys, values, result, grad = _flash_operands((q, k, v, o, do), orders)
+    sums = _view(lse, sums_order)
+    grads = _FLASH_BACKWARD(
+        grad, queries, keys, values, result, sums, 0.0, bool(causal), scale=scale
+    )
+    for found, out in zip(grads, rest[6:]):
+        target = from_dlpack(out).transpose(1, 2)
+        heads = target.shape[1]
+        if found.shape[1] != heads:  # the gradients of heads that share keys are summed
+            found = found.unflatten(1, (heads, -1)).sum(2)
+        target.copy_(found)
+
+
 def convolution(
     data: Tensor,
     weight: Tensor,
@@ -143,6 +190,8 @@ FUNCTIONS = {
     "product": product,
     "attention": attention,
     "attention_bias": attend,
+    "flash": flash,
+    "flash_backward": flash_backward,
     "convolution": convolution,
     "take_backward": take_backward,
 }

@@ -75,9 +75,11 @@ class LoweredProgram:
 
     def __init__(self, mod: ir.IRModule, dispatch: str = TVM) -> None:
         check_module(mod, "the distributed program")
-        library = library_of(dispatch, target_in_scope().keys)
+        keys = target_in_scope().keys
+        library = library_of(dispatch, keys)
         with compile_turn():  # a pipelined step is expanded
-            self.mod = dispatch_kernels(ExpandSchedule()(plain_calls(mod)), library)
+            expanded = ExpandSchedule()(plain_calls(mod))
+            self.mod = dispatch_kernels(expanded, library, "gpu" in keys)
         self.entries = entries(self.mod)
 
         self._libraries: dict[tuple[str, str], tvm.runtime.Module] = {}
