@@ -20,7 +20,7 @@ from typing import Any
 
 from tvm import ir, relax, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
-from tvm.tirx.stmt_functor import renew_defs
+from tvm.s_tir import renew_defs
 
 from tvm_distir.core.ir.handles import handle
 from tvm_distir.core.ir.types import flat_types, relax_functions, tensor_type
