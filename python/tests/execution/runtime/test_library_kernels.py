@@ -47,6 +47,8 @@ ATTENTION = (4, 6, 4, 8)
 CASES = {
     "matrix": (relax.op.matmul, [(8, 6), (6, 10)], "product"),
     "batches": (relax.op.matmul, [(4, 1, 5, 6), (3, 6, 2)], "product"),
+    "experts": (relax.op.matmul, [(4, 6), (3, 6, 5)], "product"),
+    "experts of samples": (relax.op.matmul, [(2, 4, 6), (3, 1, 6, 5)], "product"),
     "vector": (relax.op.matmul, [(4, 6), (6,)], "product"),
     "attention": (relax.op.nn.attention, [ATTENTION] * 3, "attention"),
     "causal": (
