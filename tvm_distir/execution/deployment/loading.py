@@ -138,8 +138,8 @@ def load(folder: str | os.PathLike[str], check: bool = False) -> Deployment:
     where = Path(os.path.realpath(folder))
     manifest = read_manifest(where)
     check_built_with(manifest, where)
-    check_installed(manifest.dispatch)
     check_machine_runs(manifest.target, str(where))
+    check_installed(manifest.dispatch)
     for name, (size, _) in manifest.files.items():
         path = where / name
         if not path.is_file():

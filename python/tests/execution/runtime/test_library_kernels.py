@@ -372,7 +372,8 @@ def test_a_folder_names_the_library_of_its_kernels(
 
 
 def test_the_library_fits_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert packed_names.library_of("auto", ["cuda", "gpu"]) == "tvm"
+    assert packed_names.library_of("auto", ["cuda", "gpu"]) == "torch"  # where it runs
+    assert packed_names.library_of("auto", ["metal", "gpu"]) == "tvm"
     with pytest.raises(EngineError, match=r"DIST0623 .*on CPUs"):
         packed_names.library_of("numpy", ["cuda", "gpu"])
     for installed_spec, expected in ((None, "numpy"), (object(), "torch")):

@@ -19,6 +19,10 @@ CAUSAL = (None, "TopLeft", "BottomRight")
 """Causal masks of ``nn.attention``, by the number that a packed function gets."""
 
 
+CUDA = "cuda"
+"""Key of the targets whose memory PyTorch shares."""
+
+
 def has_torch() -> bool:
     """Return whether PyTorch is installed, without importing it."""
     return importlib.util.find_spec("torch") is not None
@@ -35,7 +39,8 @@ def check_dispatch(dispatch: str) -> None:
 def library_of(dispatch: str, target_keys: Iterable[str]) -> str:
     """Return the library of a choice, for a target.
 
-    ``auto`` is PyTorch for CPUs where it is installed, else NumPy; on GPUs it is TVM.
+    ``auto`` is PyTorch for CPUs where it is installed, else NumPy. For CUDA it is PyTorch, which
+    must be installed where the program runs, not where it is compiled, and TVM on other GPUs.
 
     Raises
     ------
@@ -45,7 +50,9 @@ def library_of(dispatch: str, target_keys: Iterable[str]) -> str:
     check_dispatch(dispatch)
     on_gpu = "gpu" in target_keys
     if dispatch == AUTO:
-        return TVM if on_gpu else TORCH if has_torch() else NUMPY
+        if on_gpu:
+            return TORCH if CUDA in target_keys else TVM
+        return TORCH if has_torch() else NUMPY
     if dispatch == NUMPY and on_gpu:
         problem = "the kernels of NumPy run on CPUs, and the target is a GPU"
         remedy = 'Give "torch", or "tvm".'
@@ -61,5 +68,6 @@ def library_named(function: str) -> str | None:
 def check_installed(library: str) -> None:
     """Refuse (DIST0111) a library that is not installed."""
     if library == TORCH and not has_torch():
-        problem = "the program calls kernels of PyTorch, which is not installed"
+        problem = "the program calls kernels of PyTorch, which is not installed (a program that "
+        problem += 'is compiled with dispatch="tvm" calls none)'
         raise missing_extra(problem, "dispatch", "torch")

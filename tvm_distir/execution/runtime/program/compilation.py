@@ -25,6 +25,7 @@ from tvm_distir.support import DistIRError, EngineError, ForkSafeLock
 from tvm_distir.transforms import kernel_passes, repair_kernels
 
 from .gpu_passes import check_threads, gpu_passes
+from .permuted_products import read_permuted
 from .shared_kernels import SharedKernels
 from .targets import target_in_scope
 
@@ -190,6 +191,8 @@ def compile_module(
         with compile_turn():
             # else TVM hands storage of a branch to what follows it
             mod = outline_branches(plain_calls(mod))
+            if "gpu" in target.keys:
+                mod = read_permuted(mod)
             with target:
                 ready = tvm.transform.Sequential(kernel_passes())(mod)
             return _build(ready, target, kernels)

@@ -19,6 +19,8 @@ from tvm_distir.core.rewriting import all_bindings
 from tvm_distir.support import EngineError
 from tvm_distir.transforms import register_gpu_reducers, repair_kernels
 
+from .tensor_cores import TensorCoreProduct
+
 
 def _is_projection(fn: ir.BaseFunc) -> bool:
     """Return whether a function is a group of fused ops that calls no kernel."""
@@ -75,7 +77,13 @@ def gpu_passes() -> list[ir.transform.Pass]:
     """
     register_gpu_reducers()
     gpu = dlight.gpu
-    rules = (gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction())
+    rules = (
+        TensorCoreProduct(),
+        gpu.Matmul(),
+        gpu.GEMV(),
+        gpu.Reduction(),
+        gpu.GeneralReduction(),
+    )
     return [
         relax.transform.AnnotateTIROpPattern(),
         relax.transform.FoldConstant(),
