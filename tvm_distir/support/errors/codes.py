@@ -158,7 +158,7 @@ CODES: dict[str, str] = {
     "DIST0633": "the place of a process in its job is not known",
     "DIST0640": "a deployed folder is missing or invalid, or cannot be written",
     "DIST0641": "a weight file cannot be read",
-    "DIST0642": "a checkpoint cannot be written",
+    "DIST0642": "a checkpoint, or a file of weights or losses, cannot be written",
     "DIST0643": "the devices of a program cannot be divided among the hosts",
     "DIST0690": "verify: the distributed program computes another result than the original",
     "DIST0691": "verify: the collectives that ran differ from those of the exported program",

@@ -161,7 +161,8 @@ def lowered_program(mod: ir.IRModule, dispatch: str | None = None) -> LoweredPro
     check_module(mod, "the distributed program")
     nodes = [node for pair in mod.functions.items() for node in pair]
     nodes += [mod.attrs, *(info for infos in mod.global_infos.values() for info in infos)]
-    key = (dispatch, tuple(0 if node is None else node.__chandle__() for node in nodes))
+    target = str(target_in_scope())
+    key = (dispatch, target, tuple(0 if node is None else node.__chandle__() for node in nodes))
     with _turn():
         if key in _PROGRAMS:
             _PROGRAMS.move_to_end(key)
