@@ -19,6 +19,7 @@ from .runtime.program.targets import as_target as as_target
 from .runtime.program.timing import measure as measure
 from .serving.folder_runs import ServeOptions as ServeOptions
 from .serving.folder_runs import serve as serve
+from .serving.rate_schedule import RateSchedule as RateSchedule
 from .serving.session import Session as Session
 from .verification.random_inputs import draw_inputs as draw_inputs
 from .verification.report import VerifyReport as VerifyReport

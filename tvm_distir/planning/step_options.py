@@ -61,6 +61,8 @@ class TrainingOptions:
         version 2, as trainers do); needs --train.
     frozen : sequence of str
         Freeze the weights that match PATTERN, e.g. wte.*; needs --train; repeatable.
+    rate_input : bool, optional
+        Make the learning rate an input of each step, `rate`, for a schedule; needs --train.
     """
 
     loss: str = option(TRAIN, "NAME", default="cross_entropy")
@@ -69,6 +71,7 @@ class TrainingOptions:
     loss_scale: str | float = option(TRAIN, "S", default=1.0)
     master: bool | None = option(TRAIN)
     frozen: Sequence[str] = option(TRAIN, "PATTERN", default=(), flag="--freeze", repeated=True)
+    rate_input: bool | None = option(TRAIN)
 
     def keywords(self) -> dict[str, Any]:
         """Return the keywords of ``train_step`` (UsageError DIST0152, DIST0351)."""

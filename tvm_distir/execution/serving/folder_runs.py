@@ -24,6 +24,8 @@ from tvm_distir.execution.runtime.program.run_trace import RankTrace
 from tvm_distir.execution.runtime.program.tensors import Array
 
 from .checkpoints import Checkpoints, state_names
+from .loss_file import LossFile
+from .rate_schedule import RateSchedule
 from .step_data import StepData, first_values
 from .step_ports import without_state
 
@@ -50,6 +52,10 @@ class ServeOptions:
         Whether outputs stay on their ranks.
     trace : Path or None
         The JSON file for the kernels and collectives of all steps.
+    losses : Path or None
+        The CSV file to which the outputs of one number are appended after each step.
+    rate : RateSchedule or None
+        The schedule of the input ``rate``.
     """
 
     inputs: Path | None = None
@@ -60,6 +66,8 @@ class ServeOptions:
     resume: Path | None = None
     sharded: bool = False
     trace: Path | None = None
+    losses: Path | None = None
+    rate: RateSchedule | None = None
 
 
 @dataclass
@@ -141,7 +149,7 @@ class _ServedRun:
         self._run.prepare()
         self._warn_of_hosts()
         names = state_names(entries, list(self._state.values()))
-        data = StepData(options.inputs, options.steps, options.repeat, names)
+        data = StepData(options.inputs, options.steps, options.repeat, names, options.rate)
         checkpoints = Checkpoints(
             self._run,
             entries,
@@ -173,6 +181,7 @@ class _ServedRun:
         fixed = first_values(self._program, self._program.stored)
         if start is not None:
             result.first_step = self._resume(fixed, start, data)
+        losses = self._losses(result.first_step, start is not None and bool(self._state))
         session, state = None, dict[int, object]()
         if self._entry is not None:
             session = self._run.session(self._entry, trace)
@@ -183,6 +192,8 @@ class _ServedRun:
             full = self._outputs(results)
             for index, array in full.items():
                 result.outputs.setdefault(index, []).append(array)
+            if losses is not None:
+                losses.add(step, full)
             if report is not None:
                 report(self._run.process, step, full)
             if step == data.count or (options.every and step % options.every == 0):
@@ -223,6 +234,12 @@ class _ServedRun:
         ended = wait_for_end(self._member, entries, results, "whole")
         full = gather_outputs(entries, collect(self._member, entries, results, ended))
         return dict(zip(positions, full))
+
+    def _losses(self, first_step: int, is_resumed: bool) -> LossFile | None:
+        path = self._options.losses
+        if path is None or self._run.process != 0:
+            return None
+        return LossFile(path, first_step, is_resumed)
 
     # State ----------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from tvm_distir.support import EngineError, ForkSafeLock
 
 from .checkpoint_folder import save_state
 from .checkpoints import state_names
+from .rate_schedule import RATE, RateSchedule
 from .resident_tensors import ResidentTensors
 from .step_data import first_values
 from .step_ports import StepPorts
@@ -58,6 +59,9 @@ class Session:
         An engine whose ranks are in this process: ``"threads"`` or ``"virtual"``.
     dispatch : str
         See :func:`tvm_distir.run`.
+    rate : str or callable, optional
+        The learning rate of a step with ``rate_input``: a :class:`RateSchedule`, its text, or
+        another function of the number of the step, 1 for the first.
 
     Attributes
     ----------
@@ -96,6 +100,7 @@ class Session:
         *,
         engine: str | Engine = "threads",
         dispatch: str = AUTO,
+        rate: str | Callable[[int], float] | None = None,
     ) -> None:
         self._engine = _local_engine(make_engine(engine, dispatch))
         if isinstance(program, str | os.PathLike):
@@ -112,7 +117,11 @@ class Session:
         self._turn, self._run_name = ForkSafeLock(), secrets.token_hex(8)
         first = first_values(self._program, known)
         self._tensors: ResidentTensors | None = ResidentTensors(self._program, self._ports, first)
-        self.inputs = tuple(port.name for port in self._ports.batch.values())
+        self._rate = RateSchedule.read(rate) if isinstance(rate, str) else rate
+        names = [port.name for port in self._ports.batch.values()]
+        if rate is not None and RATE not in names:
+            raise bad_input(f'there is no input "{RATE}"', "Make the step with rate_input=True.")
+        self.inputs = tuple(n for n in names if rate is None or n != RATE)
         self.steps = 0
 
     def __enter__(self) -> Session:
@@ -159,8 +168,12 @@ class Session:
         """
         check_outputs(outputs)
         is_torch = any(hasattr(value, "detach") for value in (*batch, *named.values()))
-        reported, values = self._ports.reported, self._all_inputs(batch, named)
+        reported = self._ports.reported
         with self._turn():
+            if self._rate is not None:
+                rate = np.asarray(self._rate(self.steps + 1), "float32")
+                named = {RATE: rate, **named}
+            values = self._all_inputs(batch, named)
             results = self._resident.step(self._engine, values)
             self.steps += 1
         if outputs == "sharded":

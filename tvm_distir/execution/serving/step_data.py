@@ -23,6 +23,8 @@ from tvm_distir.execution.runtime.program.sharded import ShardedArray, Stored
 from tvm_distir.execution.runtime.program.tensors import Array
 from tvm_distir.support import EngineError, OutputError
 
+from .rate_schedule import RATE, RateSchedule
+
 _READ_ELEMENTS = 1 << 18
 _SAMPLES, _SAMPLE_ELEMENTS = 64, 1024
 
@@ -134,19 +136,30 @@ class StepData:
         How often the steps are repeated.
     state : collection of str
         The names of the inputs that are state.
+    rate : RateSchedule, optional
+        The schedule of the input ``rate``.
 
     Raises
     ------
     EngineError
-        DIST0602 where the arrays of ``steps`` have different first dims, or one is state.
+        DIST0602 where the arrays of ``steps`` have different first dims, one is state, or files
+        have rates beside a schedule.
     """
 
     def __init__(
-        self, inputs: Path | None, steps: Path | None, repeat: int, state: Collection[str]
+        self,
+        inputs: Path | None,
+        steps: Path | None,
+        repeat: int,
+        state: Collection[str],
+        rate: RateSchedule | None = None,
     ) -> None:
         self._same = {} if inputs is None else dict(open_weights(inputs))
         self._varying = {} if steps is None else dict(open_weights(steps))
         self._state, self._inputs, self._steps = frozenset(state), inputs, steps
+        self._rate = rate
+        if rate is not None and RATE in {*self._same, *self._varying}:
+            raise _unfit(steps or inputs, f'it has "{RATE}" beside a schedule', "Leave one out.")
         counts = {int(array.shape[0]) if array.shape else 0 for array in self._varying.values()}
         if len(counts) > 1:
             raise _unfit(
@@ -167,15 +180,17 @@ class StepData:
     def of_step(self, step: int) -> dict[str, Any]:
         """Return the inputs of a step, 1 for the first one, by name."""
         row = (step - 1) % self._length
-        return {**self._same, **{k: StepArray(v, row) for k, v in self._varying.items()}}
+        rate = {} if self._rate is None else {RATE: self._rate.array(step)}
+        return {**self._same, **{k: StepArray(v, row) for k, v in self._varying.items()}, **rate}
 
     def checksums(self, step: int) -> dict[str, str]:
-        """Return a checksum of each input of a step that is no state.
+        """Return a checksum of each input of a step that is no state, and no rate of a schedule.
 
         Of arrays of more than 262,144 elements a sample of 64 runs of neighbors is read.
         """
         inputs = {plain_name(name): array for name, array in self.of_step(step).items()}
-        return {k: _checksum(v) for k, v in inputs.items() if k not in self._state}
+        omitted = self._state if self._rate is None else self._state | {RATE}
+        return {k: _checksum(v) for k, v in inputs.items() if k not in omitted}
 
     def resume(self, location: Path, step: int, data: Mapping[str, str], is_first: bool) -> None:
         """Check that a run goes on with its own data, and take no state from files any more.
@@ -217,7 +232,7 @@ class StepData:
             )
         here = self.checksums(step)
         other = sorted(name for name in {*here, *data} if here.get(name) != data.get(name))
-        if other:
+        if other and data:  # a session knows no data of a run
             raise OutputError(
                 "DIST0160",
                 f'"{other[0]}" of step {step} has other values than in the run that is resumed',

@@ -29,6 +29,7 @@ from . import (
     deploy,
     explain,
     export_plan,
+    export_weights,
     opt,
     run,
     search,
@@ -58,7 +59,7 @@ EXIT_PIPE_CLOSED = 141
 
 _COMMANDS = (
     analyze, compare, ui, search, sweep, serve_analyze, serve_search, explain, verify, opt, convert,
-    export_plan, simulate, deploy, run, systems, calibrate,
+    export_plan, simulate, deploy, run, export_weights, systems, calibrate,
 )  # fmt: skip
 
 

@@ -20,9 +20,17 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from tvm_distir.execution import RateSchedule
+
 
 def _path(text: str, _option: str) -> Path:
     return Path(text)
+
+
+def _schedule(text: str, location: str) -> RateSchedule:
+    from tvm_distir.execution import RateSchedule
+
+    return RateSchedule.read(text, location)
 
 
 @dataclass(frozen=True)
@@ -66,7 +74,12 @@ class JobRunOptions(RunOptions):
         Write a checkpoint every N steps (default: after the last step only).
     resume : Path, optional
         Continue from a checkpoint, or from the last one of a folder of checkpoints. Steps that it
-        has done are skipped.
+        has done are skipped. A folder that is no training step runs with its weights.
+    losses : Path, optional
+        Append the loss of each step to a .csv file.
+    rate : RateSchedule, optional
+        Set the input `rate` of each step: a number, or constant, linear or cosine with
+        peak=R,warmup=N,steps=N,final=R after a colon.
     reduce : str, optional
         Reduce in rank order with the same bits everywhere (ordered, the default on CPUs) or by
         gloo or NCCL (library, the default on GPUs).
@@ -83,6 +96,8 @@ class JobRunOptions(RunOptions):
     checkpoints: Path | None = option("run", "DIR", _path, frequent=True)
     every: int = option("run", "N", parse_count, default=0, frequent=True)
     resume: Path | None = option("run", "DIR", _path, frequent=True)
+    losses: Path | None = option("run", "FILE.csv", _path, frequent=True)
+    rate: RateSchedule | None = option("run", "R", _schedule)
     reduce: str | None = option("run", "R")
     check: bool = option("run", default=False)
     timeout_s: float = option("run", "S", parse_number, usual="300")

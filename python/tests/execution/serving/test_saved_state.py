@@ -68,6 +68,18 @@ def test_the_state_of_a_checkpoint_replaces_that_of_the_folder(tmp_path, process
         _run(process, None)._resume({}, lacking, data)
 
 
+def test_a_folder_without_state_takes_the_weights_of_a_checkpoint(tmp_path) -> None:
+    """And none of its steps are done before."""
+    save(tmp_path, 4, TWO_BY_TWO)
+    run, fixed = _run(0, None), dict[int, Any]()
+    run._state = {}
+    assert run._resume(fixed, read_checkpoint(tmp_path), SimpleNamespace()) == 0
+    assert {k: v.shape for k, v in fixed.items()} == {0: (7, 6), 1: (5,), 2: ()}
+    run._program = SimpleNamespace(entries=[replace(TWO_BY_TWO, inputs=TWO_BY_TWO.inputs[1:])])
+    with pytest.raises(EngineError, match=r'DIST0641 .*the program has no weight "a_weight"'):
+        run._resume({}, read_checkpoint(tmp_path), SimpleNamespace())
+
+
 def test_state_is_zero_at_first_or_a_copy_of_its_weight_where_the_folder_says_so() -> None:
     state = StepState(zeros=(1, 2), masters={4: 0})
     port = replace(TWO_BY_TWO.inputs[0], index=4)

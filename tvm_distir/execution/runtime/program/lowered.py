@@ -166,8 +166,10 @@ def lowered_program(mod: ir.IRModule, dispatch: str = TVM) -> LoweredProgram:
     check_module(mod, "the distributed program")
     nodes = [node for pair in mod.functions.items() for node in pair]
     nodes += [mod.attrs, *(info for infos in mod.global_infos.values() for info in infos)]
-    library = library_of(dispatch, target_in_scope().keys)
-    key = (library, tuple(0 if node is None else node.__chandle__() for node in nodes))
+    target = target_in_scope()
+    library = library_of(dispatch, target.keys)
+    addresses = tuple(0 if node is None else node.__chandle__() for node in nodes)
+    key = (library, str(target), addresses)
     with _turn():
         if key in _PROGRAMS:
             _PROGRAMS.move_to_end(key)
