@@ -67,6 +67,10 @@ _OF_PARAMETER = {
 }
 
 
+_LATER = (When.BACKWARD, When.WEIGHT, When.ACCUMULATE)
+"""Phases of a micro-batch that read what its forward pass saves."""
+
+
 class StageBody:
     """Bindings of a stage.
 
@@ -129,25 +133,28 @@ class StageBody:
             self.when[handle(var)] = _OF_PARAMETER.get(slot.partition(":")[0], kind)
         self.carried = [slot for slot in self.results if slot in varying_results]
         self.bindings: dict[When, list[Binding]] = {when: [] for when in When}
-        for binding in bindings:
-            when = self._when(mod, binding.value)
-            if when == When.ACCUMULATE and self._phase(mod, binding.value) == EACH_PHASE:
+        reads = [variables(b.value) for b in bindings]
+        for binding, read in zip(bindings, reads, strict=True):
+            callee = callee_of(binding.value)
+            phase = "" if callee is None else phase_of(mod[callee])
+            when = _OF_FUNCTION[phase] if phase else self._latest(read)
+            if phase == EACH_PHASE:
                 self.each.add(binding.var)
-            if when == When.BEGIN and self._phase(mod, binding.value) == COUNT_PHASE:
+            if phase == COUNT_PHASE:
                 self.counted[binding.var] = self._needed(bindings, binding)
             self.when[handle(binding.var)] = when
-        self._put_off(bindings)
+        self._put_off(bindings, reads)
         count_vars = {b.var for needed in self.counted.values() for b in needed}
         self.runs = [(self.when[handle(b.var)], b.var in count_vars) for b in bindings]
-        for binding, (when, _) in zip(bindings, self.runs, strict=True):
+        read_later: dict[When, list[Expr]] = {when: [] for when in _LATER}
+        for binding, (when, _), read in zip(bindings, self.runs, reads, strict=True):
             self.bindings[when].append(binding)
-        later = (When.BACKWARD, When.WEIGHT, When.ACCUMULATE)
-        read = (v for when in later for b in self.bindings[when] for v in variables(b.value))
-        handed = {self.params[slot] for slot in self.carried}
+            if when in read_later:
+                read_later[when] += read
+        handed = {handle(self.params[slot]) for slot in self.carried}
+        saved = {handle(v): v for when in _LATER for v in read_later[when]}
         self.stash = [
-            v
-            for v in dict.fromkeys(read)
-            if self.when.get(handle(v)) == When.FORWARD and v not in handed
+            saved[key] for key in saved if self.when.get(key) == When.FORWARD and key not in handed
         ]
 
     def _needed(self, bindings: Sequence[Binding], last: Binding) -> list[Binding]:
@@ -159,26 +166,19 @@ class StageBody:
                 read.update(variables(binding.value))
         return needed[::-1]
 
-    def _put_off(self, bindings: Sequence[Binding]) -> None:
+    def _put_off(self, bindings: Sequence[Binding], reads: Sequence[Sequence[Expr]]) -> None:
         """Move bindings that only the end reads behind all micro-batches."""
         sent = [r for slot, r in self.results.items() if slot.partition(":")[0] in PASSED]
         early = {handle(v) for result in sent for v in variables(result)}
-        for binding in reversed(bindings):
+        for binding, read in zip(reversed(bindings), reversed(reads), strict=True):
             key = handle(binding.var)
             if self.when[key] == When.BEGIN and key not in early:
                 self.when[key] = When.END
             if self.when[key] != When.END:
-                early.update(map(handle, variables(binding.value)))
+                early.update(map(handle, read))
 
-    def _when(self, mod: ir.IRModule, value: Expr) -> When:
-        phase = self._phase(mod, value)
-        if phase:
-            return _OF_FUNCTION[phase]
-        read = (self.when.get(handle(v)) for v in variables(value))
-        latest = max((when for when in read if when is not None), default=When.BEGIN)
+    def _latest(self, read: Iterable[Expr]) -> When:
+        """Return when the last of what a binding reads is there."""
+        known = (self.when.get(handle(v)) for v in read)
+        latest = max((when for when in known if when is not None), default=When.BEGIN)
         return When.END if latest == When.ACCUMULATE else latest
-
-    def _phase(self, mod: ir.IRModule, value: Expr) -> str:
-        """Return the phase of the function that a value calls, or an empty string."""
-        callee = callee_of(value)
-        return "" if callee is None else phase_of(mod[callee])

@@ -253,10 +253,12 @@ def merge(plans: Sequence[tuple[str, Plan]]) -> Plan:
                 filled[axis] = filled[axis] or title
             rules_of.setdefault(target, []).append(rule)
             stationary, moving = _stationary(rules_of[target])
-            rules[target] = replace(
-                old, placement=tuple(labels), stationary=stationary, moving=moving,
-                segments=old.segments or rule.segments,
-            )  # fmt: skip
+            filling, segments = tuple(labels), old.segments or rule.segments
+            have = old.placement, old.stationary, old.moving, old.segments
+            if (filling, stationary, moving, segments) != have:
+                rules[target] = replace(
+                    old, placement=filling, stationary=stationary, moving=moving, segments=segments
+                )
     faults = faults_of_plan("strategy")
     for conflict in conflicts.values():
         faults.add(conflict)

@@ -127,10 +127,12 @@ def with_updates(mod: ir.IRModule, plan: Plan) -> Plan:
         str(gv.name_hint): fn for gv, fn in mod.functions.items() if isinstance(fn, relax.Function)
     }
     for name, fn in functions.items():
-        updated, states = training_notes(fn, "updated"), training_notes(fn, "states")
-        gathered_twice = training_notes(fn, "again")
+        updated = training_notes(fn, "updated")
+        if not updated:
+            continue
+        states, gathered_twice = training_notes(fn, "states"), training_notes(fn, "again")
         find = _Finder.of(rules, name)
-        for parameter in param_names(fn) if updated else ():
+        for parameter in param_names(fn):
             rule = find(parameter)
             if rule is None or parameter not in updated:
                 continue
@@ -156,7 +158,7 @@ def _between_stages(mod: ir.IRModule, rules: Sequence[PlanRule]) -> list[PlanRul
     pipeline = Pipeline.of(mod)
     if pipeline is None:
         return []
-    stages, rules_of = pipeline.stages, {}
+    stages, rules_of, finders = pipeline.stages, {}, dict[str, _Finder]()
     meshes, ranks = pipeline.schedule.meshes, pipeline.schedule.rank_of
     count = len(stages)
     beside = [(i, j) for i in range(count) for j in (i - 1, i + 1) if 0 <= j < count]
@@ -166,7 +168,10 @@ def _between_stages(mod: ir.IRModule, rules: Sequence[PlanRule]) -> list[PlanRul
         maker, reader = mod[stages[source].function], mod[stages[target].function]
         kind = ACTIVATION if source < target else GRADIENT
         names = dict(zip(stages[target].params, param_names(reader), strict=True))
-        find = _Finder.of(rules, stages[target].function)
+        function = stages[target].function
+        if function not in finders:
+            finders[function] = _Finder.of(rules, function)
+        find = finders[function]
         values = unpack(maker.attrs[STAGE_KIND_ATTR]["values"])
         for slot, value in zip(stages[source].results, values, strict=True):
             rule = find(names[slot]) if slot.startswith(f"{kind}:") else None

@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+import functools
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from tvm import ir, relax
@@ -30,6 +32,8 @@ UNBOUNDED = 1 << 60
 
 
 Key = tuple[Any, ...]
+Runs = Callable[[], Mapping[Var, Key]]
+"""A function to when the variables of pipeline stages are computed."""
 
 
 @module_pass("local")
@@ -111,7 +115,7 @@ def BucketGathers(bucket_bytes: int = BUCKET_BYTES, *, units: bool = False) -> R
 def _merged(
     mod: ir.IRModule, kinds: tuple[str, ...], bucket_bytes: int, **options: Any
 ) -> ir.IRModule:
-    runs = _runs(mod)
+    runs = functools.cache(partial(_runs, mod))  # only what can be in a bucket asks for it
     step = FunctionStep(
         _Buckets, kinds, joined=kinds, bucket_bytes=bucket_bytes, runs=runs, **options
     )
@@ -149,7 +153,7 @@ class _Buckets(Editor):
         self,
         joined: tuple[str, ...],
         bucket_bytes: int,
-        runs: Mapping[Any, Key],
+        runs: Runs,
         alone: bool = False,
         private: bool = False,
         weights: Mapping[str, Collection[int]] | None = None,
@@ -205,7 +209,7 @@ def _fill(
     joined: tuple[str, ...],
     most_bytes: int,
     operands: Collection[Any] | None,
-    runs: Mapping[Var, Key],
+    runs: Runs,
 ) -> dict[Var, Bucket]:
     """Return the buckets of two or more collectives, by the variables of their members.
 
@@ -238,7 +242,7 @@ def _fill(
             if deps:
                 waits[var] = deps
             continue
-        key, operand = _key(var, value, kind, runs.get(var, ())), value.args[0]
+        key, operand = _key(var, value, kind, runs().get(var, ())), value.args[0]
         if key in open_:
             bucket = buckets[open_[key]]
             repeated = kind == "all_gather" and operand in bucket.operands

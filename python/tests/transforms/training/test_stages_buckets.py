@@ -17,6 +17,7 @@ from tests.transforms.training.pipeline_models import schedule_of
 from tvm_distir.core.ir.operators.ops import dist_op_name
 from tvm_distir.core.plan.schedules.notes import Pipeline
 from tvm_distir.planning.strategies.composition import make_plan
+from tvm_distir.transforms.optimize import bucket
 from tvm_distir.transforms.optimize.bucket import BucketGathers, BucketReductions
 from tvm_distir.transforms.stage_body import StageBody
 
@@ -65,6 +66,23 @@ def test_a_step_with_buckets_runs_and_sends_what_is_predicted() -> None:
         ran.append(_sums(report.collectives))
         predicted.append(_sums(td.simulate(td.export(mod), "dgx-a100").collectives))
     assert ran[0] == ran[1] and predicted[0] == predicted[1] == ran[0]
+
+
+def test_phases_are_assigned_once_per_kind_of_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first, the last, and all stages in between, however many these are."""
+    assigned: list[str] = []
+
+    def counted(mod: ir.IRModule, note: Any, *arguments: Any, **options: Any) -> StageBody:
+        assigned.append(note.function)
+        return StageBody(mod, note, *arguments, **options)
+
+    monkeypatch.setattr(bucket, "StageBody", counted)
+    mod = td.zoo.gpt(**SIZES, layers=5, batch=4)
+    step = td.train_step(mod, optimizer="sgd", schedule=schedule_of("1f1b", 5, 2))
+    plan = make_plan(step, "pipeline:micro_batches=2+megatron", {"pp": 5, "tp": 2})
+    local = td.distribute(step, plan)
+    BucketReductions()(local)
+    assert len(assigned) == len(set(assigned)) == 3
 
 
 def _sums(collectives: Any) -> int:
