@@ -67,6 +67,8 @@ class Study(StepOptions):
     ----------
     exporter : callable
         Makes the program of the distributed module.
+    make_step : callable
+        Makes the training step of the model, as :func:`.train_step` does.
     decided : (IRModule, Decision), optional
         The annotated step, and the decision that the labels of the plan record: they are not read.
     levels : dict, optional
@@ -79,6 +81,7 @@ class Study(StepOptions):
     """
 
     exporter: Callable[[ir.IRModule], Program] = export
+    make_step: Callable[..., ir.IRModule] = train_step
     decided: tuple[ir.IRModule, Decision] | None = None
     levels: dict[str, ir.IRModule] | None = None
     loaded: dict[object, Model] = field(default_factory=dict)
@@ -304,7 +307,7 @@ class Study(StepOptions):
 
     def _train_step(self, recompute: Recompute) -> ir.IRModule:
         with self.watch.stage("train"):
-            return train_step(
+            return self.make_step(
                 self.forward, recompute=recompute, system=self.known_system,
                 schedule=self._schedule, recomputed_ops=self.recomputed_ops,
                 **(self.training() or {}),

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +19,7 @@ from tvm_distir.performance import Profile, Program
 from tvm_distir.planning.search.layers import layer_ends
 from tvm_distir.planning.study import Study
 from tvm_distir.support import UsageError, parse_int
+from tvm_distir.transforms import train_step
 
 from .cache import kept_program
 from .configuration import DIM, Configuration, refused
@@ -31,6 +32,9 @@ CUTS = ("layers", "work")
 """The methods of dividing models into stages."""
 SHOWN = ("layers", "hidden", "heads", "seq", "vocab")
 """Sizes of models of the zoo that results always have columns of."""
+
+RECENT = 32
+"""Models and training steps that are kept for the rows that follow."""
 
 
 @dataclass(frozen=True)
@@ -137,13 +141,37 @@ class ProgramPipeline:
                 dims["positions"] = str(seq)
         return zoo.config(name, {**dims, "batch": str(row.micro_batch * row.dp)})
 
+    @cached_property
+    def _made(self) -> dict[str, ir.IRModule]:
+        """Return the latest models and steps: rows that differ in their plans only share them."""
+        return {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state without modules, for workers."""
+        return {key: value for key, value in self.__dict__.items() if key != "_made"}
+
+    def _recent(self, key: str, make: Callable[[], ir.IRModule]) -> ir.IRModule:
+        """Return the module of a key, which is made where it is none of the latest."""
+        made = self._made
+        module = made.pop(key, None)
+        made[key] = module = make() if module is None else module
+        if len(made) > RECENT:
+            del made[next(iter(made))]
+        return module
+
+    def _forward(self, row: Configuration) -> tuple[str, Callable[[], ir.IRModule]]:
+        """Return all that the model of a row depends on, and what makes it."""
+        if self.zoo is not None:
+            name, sizes = self.zoo[0], vars(self.config(row))
+            return repr(sizes), lambda: zoo.build(name, sizes)
+        dims = {name.removeprefix(DIM): int(value) for name, value in row.sizes}
+        batch, dims = row.micro_batch * row.dp, {**self.dims, **dims}
+        study = Study(self.model, batch=batch, dims=dims)
+        return repr((batch, dims)), lambda: study.forward
+
     def forward(self, row: Configuration) -> ir.IRModule:
         """Return the model of a row with the samples of a micro-batch."""
-        if self.zoo is not None:
-            return zoo.build(self.zoo[0], vars(self.config(row)))
-        dims = {name.removeprefix(DIM): int(value) for name, value in row.sizes}
-        batch = row.micro_batch * row.dp
-        return Study(self.model, batch=batch, dims={**self.dims, **dims}).forward
+        return self._recent(*self._forward(row))
 
     def study(self, row: Configuration) -> Study:
         """Return the study of the step of a row, which is predicted.
@@ -156,12 +184,18 @@ class ProgramPipeline:
         """
         training = self.train is not None
         row.check(training)
-        model = self.forward(row)
+        key, make = self._forward(row)
+        model = self._recent(key, make)
+
+        def make_step(forward: ir.IRModule, **options: Any) -> ir.IRModule:
+            step = f"{key} {options['recompute']} {options['schedule']}"
+            return self._recent(step, lambda: train_step(forward, **options))
+
         return Study(
             model, strategy=row.strategy(self.strategy, training), mesh=row.mesh(training),
             system=self.system, train=self.train, recompute=row.recompute,
             schedule=self._schedule(row, model) if training else None, decide=self.decide,
-            bucket_bytes=0, ahead_bytes=0,
+            bucket_bytes=0, ahead_bytes=0, make_step=make_step,
         )  # fmt: skip
 
     def program(self, row: Configuration) -> Program:
