@@ -8,7 +8,7 @@ import enum
 import hashlib
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import fields
 from pathlib import PurePath
 from typing import Any, NamedTuple, TypeVar, cast
@@ -51,10 +51,13 @@ class StageMemo:
     ----------
     most : int
         The number of results to keep; the oldest are forgotten first.
+    stages : collection of str, optional
+        The stages whose results are kept; None: all.
     """
 
-    def __init__(self, most: int = MOST_STAGES) -> None:
+    def __init__(self, most: int = MOST_STAGES, stages: Collection[str] | None = None) -> None:
         self.most = most
+        self.stages = stages
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
 
     def result(self, stage: str, inputs: object, make: Callable[[], T]) -> T:
@@ -69,6 +72,8 @@ class StageMemo:
         make : callable
             Computes the result, which nobody modifies.
         """
+        if self.stages is not None and stage not in self.stages:
+            return make()
         key = _Key()
         context = tvm.transform.PassContext.current()
         try:

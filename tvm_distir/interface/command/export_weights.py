@@ -5,25 +5,15 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 from tvm_distir.support import UsageError
 
 from .outputs import Outputs
 from .terminal import print_result
 
-if TYPE_CHECKING:
-    from .help import Commands
 
-
-def add_parser(commands: Commands) -> None:
-    """Add the sub-command."""
-    parser = commands.add_parser(
-        "export-weights",
-        help="Write the weights of a checkpoint to a safetensors file.",
-        description="Write the weights of a checkpoint, under their names in the model, to one "
-        "safetensors file, which PyTorch's load_state_dict takes.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the sub-command."""
     parser.add_argument(
         "checkpoint",
         metavar="CHECKPOINT",
@@ -33,7 +23,6 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument(
         "-o", dest="out", metavar="FILE", required=True, help="Write to a .safetensors file."
     )
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

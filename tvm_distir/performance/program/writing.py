@@ -12,6 +12,7 @@ from typing import Any
 from .parts import COMMON_KEYS, EXTRA_KEYS, Entry, Function, Op, Value
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+_SCALARS = (int, str, bool, float)
 _DEEPEST = 3
 """Depth of JSON down to which each key has a line of its own."""
 
@@ -25,6 +26,8 @@ def plain(part: Any) -> Any:
     >>> plain((Phase("forward", "f", (0, 1), (2,)),))
     [{'name': 'forward', 'function': 'f', 'inputs': [0, 1], 'outputs': [2]}]
     """
+    if part is None or type(part) in _SCALARS:
+        return part
     if isinstance(part, Value):
         return _value(part)
     if isinstance(part, Op):

@@ -94,10 +94,14 @@ class TemplateLearner:
             yield from self._parts(rows[part], depth - 1)
 
     def _equal(self, rows: Ints) -> list[Ints]:
-        """Return the rows of equal sizes, which differ in their micro-batches."""
-        sizes = self.symbols.values[:-1, rows]
+        """Return the rows of equal sizes, which differ in their micro-batches.
+
+        Steps of a single micro-batch, which accumulate nothing, are separate.
+        """
+        sizes = self.symbols.values[:, rows]
+        sizes[-1] = sizes[-1] > 1
         _, number = np.unique(sizes, axis=1, return_inverse=True)
-        number = number.ravel() if sizes.size else np.zeros(rows.size, np.int64)
+        number = number.ravel()
         return [rows[number == group] for group in range(int(number.max(initial=0)) + 1)]
 
     def _single(self, rows: Ints) -> RowGroup:

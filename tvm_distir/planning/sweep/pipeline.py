@@ -17,6 +17,7 @@ from tvm_distir.hardware import System
 from tvm_distir.models import check_zoo_dims, model_file, model_keys, zoo
 from tvm_distir.performance import Profile, Program
 from tvm_distir.planning.search.layers import layer_ends
+from tvm_distir.planning.stage_memo import StageMemo
 from tvm_distir.planning.study import Study
 from tvm_distir.support import UsageError, parse_int
 
@@ -31,6 +32,9 @@ CUTS = ("layers", "work")
 """The methods of dividing models into stages."""
 SHOWN = ("layers", "hidden", "heads", "seq", "vocab")
 """Sizes of models of the zoo that results always have columns of."""
+
+RECENT = 32
+"""Models and training steps that are kept for the rows that follow."""
 
 
 @dataclass(frozen=True)
@@ -137,13 +141,24 @@ class ProgramPipeline:
                 dims["positions"] = str(seq)
         return zoo.config(name, {**dims, "batch": str(row.micro_batch * row.dp)})
 
+    @cached_property
+    def _memo(self) -> StageMemo:
+        """Return the latest models and steps: rows that differ in their plans only share them."""
+        return StageMemo(RECENT, ("model", "train"))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state without modules, for workers."""
+        return {key: value for key, value in self.__dict__.items() if key != "_memo"}
+
     def forward(self, row: Configuration) -> ir.IRModule:
         """Return the model of a row with the samples of a micro-batch."""
         if self.zoo is not None:
-            return zoo.build(self.zoo[0], vars(self.config(row)))
+            name, sizes = self.zoo[0], vars(self.config(row))
+            return self._memo.result("model", (name, sizes), lambda: zoo.build(name, sizes))
         dims = {name.removeprefix(DIM): int(value) for name, value in row.sizes}
-        batch = row.micro_batch * row.dp
-        return Study(self.model, batch=batch, dims={**self.dims, **dims}).forward
+        batch, dims = row.micro_batch * row.dp, {**self.dims, **dims}
+        study = Study(self.model, batch=batch, dims=dims)
+        return self._memo.result("model", (batch, dims), lambda: study.forward)
 
     def study(self, row: Configuration) -> Study:
         """Return the study of the step of a row, which is predicted.
@@ -161,7 +176,7 @@ class ProgramPipeline:
             model, strategy=row.strategy(self.strategy, training), mesh=row.mesh(training),
             system=self.system, train=self.train, recompute=row.recompute,
             schedule=self._schedule(row, model) if training else None, decide=self.decide,
-            bucket_bytes=0, ahead_bytes=0,
+            bucket_bytes=0, ahead_bytes=0, memo=self._memo,
         )  # fmt: skip
 
     def program(self, row: Configuration) -> Program:

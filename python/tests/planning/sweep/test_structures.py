@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,11 @@ from tvm_distir.performance.program.size_formulas import FormulaFit, evaluate
 from tvm_distir.performance.simulation.op_costs import OpCosts
 from tvm_distir.performance.simulation.pipeline.rank_arrays import StageSteps
 from tvm_distir.performance.simulation.pipeline.rank_classes import RankClasses
-from tvm_distir.planning.sweep import sweep_run
+from tvm_distir.planning import study
+from tvm_distir.planning.sweep import pipeline, sweep_run
 from tvm_distir.planning.sweep.cache import kept_program
 from tvm_distir.planning.sweep.configuration import Configuration
+from tvm_distir.planning.sweep.partition import FEW
 from tvm_distir.planning.sweep.pipeline import ProgramPipeline
 from tvm_distir.support.errors.tree import SimulationError
 
@@ -33,6 +36,18 @@ GRID = {
     "tp": [2], "pp": [2], "dp": [1], "recompute": ["full"],
     "hidden": [128, 192, 256, 320], "vocab": [512, 768, 1024], "micro_batches": [2, 4, 6],
 }  # fmt: skip
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> list[Any]:
+    """Record the calls that a module makes of a function."""
+    calls, function = list[Any](), getattr(module, name)
+
+    def recorded(*arguments: Any, **options: Any) -> Any:
+        calls.append(arguments)
+        return function(*arguments, **options)
+
+    monkeypatch.setattr(module, name, recorded)
+    return calls
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +109,42 @@ def test_samples_are_kept_on_disk(swept: Any, cache: Path, monkeypatch: pytest.M
     monkeypatch.setattr(sweep_run.SweepRun, "_checked", lambda *_: [])
     again = td.sweep(MODEL, GRID, SYSTEM, train=TRAIN, cache=cache)
     assert again.rows == swept.rows
+
+
+def test_a_single_micro_batch_is_a_structure_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its step accumulates nothing; the steps that do have a common structure all the same."""
+    made = counted(monkeypatch, pipeline, "kept_program")
+    grid = {"tp": [1, 2], "pp": [1, 2], "micro_batches": [1, 2, 3, 4, 6, 8]}
+    result = td.sweep(MODEL, grid, SYSTEM, train=TRAIN, cache=tmp_path)
+    ways = [row["way"] for row in result.to_dicts()]
+    assert ways == 4 * ["row", *5 * ["structure"]]
+    assert [each.equal for each in result.checked] == [True]
+    assert len(made) == 4 * (1 + FEW) + 1
+
+
+def test_rows_that_differ_in_their_plans_share_models_and_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = counted(monkeypatch, study, "train_step")
+    grid = {"tp": [1, 2, 4], "dp": [2], "zero": [0, 1], "pp": [2]}
+    rows = td.sweep(MODEL, grid, SYSTEM, train=TRAIN, cache=tmp_path).to_dicts()
+    assert {row["status"] for row in rows} == {"ok"} and len(rows) == 6
+    assert len(steps) == 1
+    for row in rows[1::3]:
+        single = {name: [row[name]] for name in grid}
+        (separate,) = td.sweep(MODEL, single, SYSTEM, train=TRAIN, cache=tmp_path / "x").to_dicts()
+        assert separate == row
+
+
+def test_the_models_of_rows_are_kept_for_few_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "RECENT", 2)
+    rows = ProgramPipeline(MODEL, td.System.load(SYSTEM), TRAIN)
+    models = [rows.forward(Configuration(micro_batch=n)) for n in (1, 2, 1, 3, 1, 2)]
+    assert models[0].same_as(models[2]) and models[0].same_as(models[4])
+    assert not models[1].same_as(models[5])
+    assert pickle.loads(pickle.dumps(rows)) == rows
 
 
 @pytest.mark.parametrize(
