@@ -1,6 +1,8 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
 
+from .aliases import ParamAliases as ParamAliases
+from .aliases import param_aliases as param_aliases
 from .levels import check_level as check_level
 from .levels import level_of as level_of
 from .liveness import last_reads as last_reads

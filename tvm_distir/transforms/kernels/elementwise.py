@@ -33,6 +33,11 @@ class Elementwise:
     params: tuple[ir.Var, ...]
     stages: tuple[tuple[ir.Var, Expr], ...]
 
+    @property
+    def computes(self) -> bool:
+        """Return whether the kernel does more than to copy an operand."""
+        return any(not isinstance(value, ir.TensorLoad) for _, value in self.stages)
+
     @staticmethod
     def of(fn: tirx.PrimFunc) -> Elementwise | None:
         """Return an elementwise kernel of static shapes, or None for other kernels."""

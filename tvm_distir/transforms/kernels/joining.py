@@ -25,6 +25,9 @@ import tvm_ffi
 from tvm import ir, relax, tirx
 from tvm.relax import Binding, Expr, Var
 
+from tvm_distir.core.analysis import ParamAliases, param_aliases
+from tvm_distir.core.ir import relax_functions
+from tvm_distir.core.ir.attributes import donated_params
 from tvm_distir.core.rewriting import (
     BlockWriter,
     all_bindings,
@@ -57,11 +60,11 @@ class _Groups:
         self._made: dict[Var, int] = {}  # groups by their results
         self._read: dict[Var, int] = {}  # groups by their operands
 
-    def find(self, rows: Sequence[Binding]) -> dict[int, list[int]]:
-        """Return the positions of each group of more than one kernel, by the last of them."""
+    def find(self, rows: Sequence[Binding], least: int) -> dict[int, list[int]]:
+        """Return the positions of each group of so many kernels or more, by the last of them."""
         for position, binding in enumerate(rows):
             self._add(position, binding.var, binding.value)
-        return {max(group): sorted(group) for group in self._positions if len(group) > 1}
+        return {max(group): sorted(group) for group in self._positions if len(group) >= least}
 
     def _add(self, position: int, var: Var, value: Expr) -> None:
         kernel = elementwise(value, self.kernels)
@@ -109,8 +112,15 @@ def elementwise(value: Expr, kernels: Kernels) -> Elementwise | None:
 class _Joiner:
     """Rewriter of a function, which adds kernels to the module of the builder."""
 
-    def __init__(self, builder: relax.BlockBuilder, fn: relax.Function, kernels: Kernels) -> None:
-        self.builder, self.fn, self.kernels = builder, fn, kernels
+    def __init__(
+        self,
+        builder: relax.BlockBuilder,
+        fn: relax.Function,
+        kernels: Kernels,
+        aliases: ParamAliases | None,
+    ) -> None:
+        self.builder, self.fn, self.kernels, self.aliases = builder, fn, kernels, aliases
+        self.donated = {fn.params[i]: i for i in donated_params(fn)}
         self.reads = Counter(v for b in all_bindings(fn.body) for v in variables(b.value))
         self.reads.update(variables(fn.body.body))
 
@@ -119,7 +129,7 @@ class _Joiner:
         blocks, changed = [], False
         for block in self.fn.body.blocks:
             rows = list(block.bindings)
-            groups = _Groups(self.kernels).find(rows)
+            groups = _Groups(self.kernels).find(rows, 1 if self.donated else 2)
             if groups:
                 changed = True
                 block = self._block(rows, groups, isinstance(block, relax.DataflowBlock))
@@ -159,17 +169,58 @@ class _Joiner:
             if not isinstance(var, relax.DataflowVar) or self.reads[var] > inner[var]
         ]
         operands = [var for var in numbers if var not in made]
-        by_number = dict.fromkeys(numbers[var] for var in results)
-        kernel = joined_kernel(members, [numbers[var] for var in operands], by_number)
+        overwritten = self._overwritten(rows, operands, results)
+        if len(rows) == 1 and not overwritten:
+            writer.bindings.append(rows[0])
+            return
+        kernel = joined_kernel(
+            members,
+            [numbers[var] for var in operands],
+            {numbers[var]: numbers.get(overwritten.get(var)) for var in results},
+        )
         name = self.builder.add_func(kernel, "joined")
-        types = [made[var].ty for var in results]
-        call = self.builder.normalize(relax.op.call_tir(name, relax.Tuple(operands), types))
+        types, args = [made[var].ty for var in results], relax.Tuple(operands)
+        value = relax.op.call_tir(name, args, types)
+        if overwritten:
+            at = [operands.index(overwritten[v]) if v in overwritten else -1 for v in results]
+            value = relax.op.call_tir_inplace(name, args, at, types)
+        call = self.builder.normalize(value)
         if len(results) == 1:
             writer.bind(results[0], call)
             return
         computed = writer.add(call, "joined")
         for n, var in enumerate(results):
             writer.bind(var, self.builder.normalize(relax.TupleGetItem(computed, n)))
+
+    def _overwritten(
+        self, rows: Sequence[Binding], operands: Sequence[Var], results: Sequence[Var]
+    ) -> dict[Var, Var]:
+        """Return the operands in whose memory results are written, by the results.
+
+        They are donated parameters that nothing reads later, and that no other operand may share
+        memory with. A result takes the nearest of those that it is computed of.
+        """
+        aliases, free = self.aliases, set[Var]()
+        if aliases is None or not self.donated:
+            return {}
+        last = max(aliases.numbers[row.var] for row in rows)
+        for var in operands:
+            number = self.donated.get(var)
+            others = (v for v in operands if not v.same_as(var))
+            if number is not None and number not in aliases.union(others):
+                if aliases.last_read.get(number, last + 1) <= last:
+                    free.add(var)
+        values, chosen = {row.var: row.value for row in rows}, dict[Var, Var]()
+        for result in results:
+            layer: list[Var] = [result]
+            while layer and result not in chosen:
+                layer = [v for var in layer if var in values for v in variables(values[var])]
+                for var in layer:
+                    if var in free and tvm_ffi.structural_equal(var.ty, result.ty):
+                        chosen[result] = var
+                        free.remove(var)
+                        break
+        return chosen
 
 
 def _join_all(mod: ir.IRModule, _: tvm.transform.PassContext) -> ir.IRModule:
@@ -180,18 +231,20 @@ def _join_all(mod: ir.IRModule, _: tvm.transform.PassContext) -> ir.IRModule:
     }
     kernels = {gv: kernel for gv, kernel in found.items() if kernel is not None}
     builder = relax.BlockBuilder(mod)
+    relaxed = dict(relax_functions(mod))
+    computing = {gv for gv, kernel in kernels.items() if kernel.computes}
+    donates = any(map(donated_params, relaxed.values()))
+    aliases = param_aliases(mod, computing) if donates else {}
     joined = {
-        gv: _Joiner(builder, fn, kernels).run()
-        for gv, fn in mod.functions.items()
-        if isinstance(fn, relax.Function)
+        gv: _Joiner(builder, fn, kernels, aliases.get(gv)).run() for gv, fn in relaxed.items()
     }
     if all(fn.same_as(mod[gv]) for gv, fn in joined.items()):
         return mod
     called = set[ir.GlobalVar]()
     for fn in joined.values():
         tvm_ffi.structural_walk(fn, [(ir.GlobalVar, called.add)])
-    functions = {**builder.get().functions, **joined}
     unused = kernels.keys() - called
+    functions = {**builder.get().functions, **joined}
     return with_functions(mod, {gv: fn for gv, fn in functions.items() if gv not in unused})
 
 

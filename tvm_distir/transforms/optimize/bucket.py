@@ -13,6 +13,7 @@ from tvm import ir, relax
 from tvm.relax import Expr, Var
 
 from tvm_distir.core.ir import is_private, known_shape, mesh_key
+from tvm_distir.core.ir.attributes import PIPELINE_ATTR
 from tvm_distir.core.ir.operators import REDUCTIONS, call_axes
 from tvm_distir.core.passes import Rewrite, module_pass
 from tvm_distir.core.plan import Pipeline, StageNote
@@ -91,7 +92,9 @@ def BucketGathers(bucket_bytes: int = BUCKET_BYTES, *, units: bool = False) -> R
         Maximum size of a bucket after the gather; larger tensors are gathered separately.
     units : bool
         Whether each private function has buckets of the weights that it gathers, of any size, as
-        FSDP gathers a block. No other gathers are merged then.
+        FSDP gathers a block. Of other gathers, those of values that an entry only returns, as
+        weights that ZeRO updates as shards, are merged into buckets of 25 MiB then; those of a
+        pipeline stage are not.
 
     Returns
     -------
@@ -107,7 +110,10 @@ def BucketGathers(bucket_bytes: int = BUCKET_BYTES, *, units: bool = False) -> R
             for gv, fn in calls.functions.items()
             if is_private(fn) and calls.of[gv]
         }
-        return _merged(mod, ("all_gather",), UNBOUNDED, weights=weights)
+        mod = _merged(mod, ("all_gather",), UNBOUNDED, weights=weights)
+        if mod.attrs is not None and PIPELINE_ATTR in mod.attrs:
+            return mod
+        return _merged(mod, ("all_gather",), BUCKET_BYTES, returned=True)
 
     return bucket_gathers
 
@@ -157,8 +163,10 @@ class _Buckets(Editor):
         alone: bool = False,
         private: bool = False,
         weights: Mapping[str, Collection[int]] | None = None,
+        returned: bool = False,
     ) -> None:
         """Take the kinds and sizes of buckets, and which functions and operands have some."""
+        self.returned = returned
         self.joined = joined
         self.bucket_bytes, self.runs = bucket_bytes, runs
         self.alone, self.private, self.weights = alone, private, weights
@@ -170,6 +178,8 @@ class _Buckets(Editor):
         if self.alone and len(axes_of(row[2] for rows in self.scan.blocks for row in rows)) > 1:
             return self.fn
         operands = None if self.weights is None else self._laid_out_weights(self.weights)
+        if self.returned:
+            operands = set() if is_private(self.fn) else self._returned_gathers()
         blocks, changed = [], False
         for block, rows in zip(self.fn.body.blocks, self.scan.blocks, strict=True):
             buckets = _fill(rows, self.joined, self.bucket_bytes, operands, self.runs)
@@ -182,6 +192,12 @@ class _Buckets(Editor):
         if not changed:
             return self.fn
         return with_body(self.fn, self.fn.params, blocks, self.fn.body.body, bool(self.fn.is_pure))
+
+    def _returned_gathers(self) -> set[Any]:
+        """Return the operands of gathers whose results are only returned."""
+        rows = [row for rows in self.scan.blocks for row in rows]
+        read = {used for _, _, value, _ in rows for used in variables(value)}
+        return {v.args[0] for _, var, v, kind in rows if kind == "all_gather" and var not in read}
 
     def _laid_out_weights(self, weights: Mapping[str, Collection[int]]) -> set[Any]:
         """Return the parameters that are weights, and local layout changes of them."""

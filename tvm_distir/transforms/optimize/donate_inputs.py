@@ -1,17 +1,18 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Append to donated caches in place (level 5)."""
+"""Append to donated caches, and update donated weights, in place (level 5)."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tvm import ir, relax
 from tvm.relax import Expr, Var
 
+from tvm_distir.core.analysis import ParamAliases, param_aliases
 from tvm_distir.core.ir import is_private, relax_functions
-from tvm_distir.core.ir.attributes import IO_ATTR
+from tvm_distir.core.ir.attributes import DONATED_ATTR, IO_ATTR
 from tvm_distir.core.ir.operators import kv_append
 from tvm_distir.core.passes import Rewrite, module_pass
 from tvm_distir.core.plan import is_pattern, match_name
@@ -35,12 +36,13 @@ CACHES = ("*_cache",)
 
 @module_pass("local")
 def DonateInputs(inputs: Sequence[str] = CACHES) -> Rewrite:
-    """Append to donated caches in place: a step may overwrite the memory of these inputs.
+    """Write results in place: a step may overwrite the memory of these inputs.
 
-    The result of the append then is the memory of the input, as with ``donate_argnums`` of JAX:
-    the caller passes the result to the next step and reads the old value no more. Caches that
-    reach an append through calls of private functions are followed. Where something else reads the
-    cache too, it is copied as before.
+    The result of an append, or of an elementwise kernel such as an optimizer's update, then is in
+    the memory of the input, as with ``donate_argnums`` of JAX: the caller passes the result to the
+    next step and reads the old value no more. Inputs are followed into private functions; the
+    attribute ``dist.donated`` of a function has the numbers of the parameters. Where something
+    reads the old value later, the result takes memory of its own.
 
     Parameters
     ----------
@@ -56,7 +58,8 @@ def DonateInputs(inputs: Sequence[str] = CACHES) -> Rewrite:
     def donate_inputs(mod: ir.IRModule) -> ir.IRModule:
         functions = dict(mod.functions.items())
         for gv, numbers in _donated(mod, inputs).items():
-            functions[gv] = _with_appends(functions[gv], numbers)
+            fn = _with_appends(functions[gv], numbers)
+            functions[gv] = fn.with_attr(DONATED_ATTR, sorted(numbers))
         return with_functions(mod, functions)
 
     return donate_inputs
@@ -80,15 +83,28 @@ def _donated(mod: ir.IRModule, patterns: Sequence[str]) -> dict[ir.GlobalVar, se
             problem = f'no input is called "{pattern}"'
             remedy = f"The inputs are {', '.join(sorted(set(names)))}."
             raise UsageError("DIST0152", problem, location="DonateInputs", remedy=remedy)
-    calls = CallSites(mod).of
+    sites, aliases = CallSites(mod), param_aliases(mod)
     for gv, fn in reversed(callees_first(mod)):
-        if is_private(fn) and gv in calls:
-            handed_on = []  # arguments that are donated and read nowhere else
-            for caller, call in calls[gv]:
-                tensors = _read_once(members[caller], donated[caller])
-                handed_on.append({i for i, arg in enumerate(call.args) if arg in tensors})
+        if is_private(fn) and gv in sites.of and gv not in sites.barred:
+            handed_on = []
+            for caller, call in sites.of[gv]:
+                params = {members[caller].params[i]: i for i in donated[caller]}
+                handed_on.append(_handed_on(call, params, aliases[caller]))
             donated[gv] = set.intersection(*handed_on)
     return {gv: numbers for gv, numbers in donated.items() if numbers}
+
+
+def _handed_on(call: ir.Call, donated: Mapping[Var, int], aliases: ParamAliases) -> set[int]:
+    """Return the arguments that are donated and that nothing reads besides and behind the call."""
+    number = aliases.call_numbers.get(call)
+    result = set[int]()
+    for position, arg in enumerate(call.args):
+        others = [v for n, other in enumerate(call.args) if n != position for v in variables(other)]
+        param = donated.get(arg)
+        if param is not None and param not in aliases.union(others):
+            if aliases.last_read.get(param) == number:
+                result.add(position)
+    return result
 
 
 def _read_once(fn: relax.Function, donated: set[int]) -> set[Var]:

@@ -121,3 +121,36 @@ def test_other_engines_and_names():
         np.testing.assert_array_equal(new, appended(cache, rest))
     with pytest.raises(EngineError, match=r'DIST0602.*there is no input "cash"'):
         td.run(local, [cache, *rest], donate=["cash"])
+
+
+@pytest.mark.parametrize(
+    ("strategy", "optimizer"),
+    [("data_parallel", "adamw"), ("data_parallel", "lion"), ("zero:stage=1", "adamw")],
+)
+def test_donated_weights_and_states_are_updated_in_place(strategy, optimizer):
+    """The step counter, a scalar, moves, and so do weights that are gathered from new shards."""
+    sizes = {"layers": 2, "hidden": 16, "heads": 2, "vocab": 24, "positions": 8, "seq": 8}
+    step = td.train_step(td.zoo.build("gpt", {**sizes, "batch": 4}), optimizer=optimizer)
+    local = td.distribute(step, td.planning.make_plan(step, strategy, {"dp": 2}))
+    ports = [port for port in local["main"].attrs["dist.io"]["inputs"][:]]
+    rng = np.random.default_rng(0)
+    shapes = [[int(n) for n in port["shape"]] for port in ports]
+    drawn = [
+        rng.integers(0, 3, shape).astype("int32")
+        if str(port["dtype"]) == "int32"
+        else rng.random(shape).astype(str(port["dtype"]))
+        for shape, port in zip(shapes, ports, strict=True)
+    ]
+    names, data = [str(port["name"]) for port in ports[2:]], drawn[:2]
+    _, *state = td.run(local, drawn, outputs="sharded")
+    expected = td.run(local, [*data, *state])
+    before = list(map(addresses, state))
+    loss, *new = td.run(local, [*data, *state], outputs="sharded", donate=names)
+    moved = [n for n, a, b in zip(names, before, new, strict=True) if addresses(b) != a]
+    gathered = [n for n in names if not n.endswith((".m", ".v"))] if "zero" in strategy else []
+    assert moved == (gathered or [n for n in names if n == "step"])
+    results = td.run(local, [*data, *new])
+    np.testing.assert_array_equal(loss.whole(), expected[0])
+    again = td.run(local, [*data, *expected[1:]])
+    for one, other in zip(results, again, strict=True):
+        np.testing.assert_array_equal(one, other)

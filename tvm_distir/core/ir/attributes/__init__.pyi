@@ -7,6 +7,7 @@ from .keys import CODEGEN_ATTR as CODEGEN_ATTR
 from .keys import COMPLETE_ATTR as COMPLETE_ATTR
 from .keys import COMPOSITE_ATTR as COMPOSITE_ATTR
 from .keys import COUNT_PHASE as COUNT_PHASE
+from .keys import DONATED_ATTR as DONATED_ATTR
 from .keys import DROPOUT_KERNEL as DROPOUT_KERNEL
 from .keys import DROPOUT_RATE_ATTR as DROPOUT_RATE_ATTR
 from .keys import EACH_PHASE as EACH_PHASE
@@ -27,6 +28,7 @@ from .keys import STAGE_KIND_ATTR as STAGE_KIND_ATTR
 from .keys import STATIONARY_ATTR as STATIONARY_ATTR
 from .keys import TRAINING_ATTR as TRAINING_ATTR
 from .keys import WEIGHT_PHASE as WEIGHT_PHASE
+from .readers import donated_params as donated_params
 from .readers import num_input as num_input
 from .readers import open_axes_of as open_axes_of
 from .readers import opened_labels as opened_labels

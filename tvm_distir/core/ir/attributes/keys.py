@@ -7,6 +7,9 @@ from __future__ import annotations
 IO_ATTR = "dist.io"
 """Level-5 entry: index, full shape, mesh and placement of every input and output."""
 
+DONATED_ATTR = "dist.donated"
+"""Level-5 function: the numbers of the parameters whose memory kernels may write results to."""
+
 PARTIAL_ATTR = "dist.partial"
 """Private function, levels 3 and 4: which parameters and results are partial sums."""
 

@@ -13,6 +13,7 @@ from tvm.relax import Function
 
 from tvm_distir.core.ir.arrays import unpack
 from tvm_distir.core.ir.attributes.keys import (
+    DONATED_ATTR,
     NUM_INPUT_ATTR,
     OPEN_AXES_ATTR,
     PARAM_NAMES_ATTR,
@@ -29,6 +30,12 @@ def param_names(fn: relax.Function) -> list[str]:
     if names is None or len(names) != len(fn.params):
         return [str(param.name) for param in unpack(fn.params)]
     return list(map(str, unpack(names)))
+
+
+def donated_params(fn: relax.Function) -> list[int]:
+    """Return the numbers of the parameters whose memory kernels may write results to."""
+    attrs: Any = fn.attrs or {}
+    return [int(number) for number in attrs.get(DONATED_ATTR, ())]
 
 
 def training_notes(fn: relax.Function, key: str) -> dict[str, Any]:

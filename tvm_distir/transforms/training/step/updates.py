@@ -138,7 +138,10 @@ class Updates:
         return total
 
     def write(self, groups: Groups, shared: Shared) -> dict[str, Expr]:
-        """Return the new weights and states by name, not emitted yet."""
+        """Return the new weights and states by name.
+
+        What computes an update of a weight of no layer follows each other, so that it is a kernel.
+        """
         result: dict[str, Expr] = {}
         for owner, rows in groups.items():
             if owner is not None:
@@ -146,7 +149,10 @@ class Updates:
                 continue
             for weight, gradient, _ in rows:
                 new = self._updated(self.builder, weight, gradient, shared)
-                result.update(zip([weight.name, *weight.names], new, strict=True))
+                for name, value in zip([weight.name, *weight.names], new, strict=True):
+                    wish = plain_name(name) + UPDATED_SUFFIX
+                    is_bound = isinstance(value, ir.Var)
+                    result[name] = value if is_bound else self.builder.emit_output(value, wish)
         return result
 
     def _updated(
