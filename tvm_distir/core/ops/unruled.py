@@ -30,8 +30,7 @@ _WHY_NONE = {
     "relax.call_py_func": _OUTSIDE,
     "relax.call_tir_inplace": (
         "its kernel overwrites an operand, which others may read",
-        "Run the pass that writes it (relax.transform.DataflowUseInplaceCalls) on the distributed "
-        "module; or give the kernel a buffer for its result and call it by R.call_tir.",
+        "Apply td.distribute or AnnotateSharding, which write it as an R.call_tir of a copy.",
     ),
     "relax.dynamic_strided_slice": _LENGTH,
     "relax.invoke_closure": _CLOSURE,

@@ -49,7 +49,9 @@ def without_closures(mod: ir.IRModule) -> ir.IRModule:
         for gv, fn in relax_functions(mod):
             _refuse_recursion(str(gv.name_hint), fn)
         mod = relax.transform.LambdaLift()(mod)
-    makers = [(gv, fn) for gv, fn in relax_functions(mod) if any(map(_makes, all_bindings(fn.body)))]
+    makers = [
+        (gv, fn) for gv, fn in relax_functions(mod) if any(map(_makes, all_bindings(fn.body)))
+    ]
     if not makers:
         return mod
     functions = dict(mod.functions)
