@@ -8,6 +8,7 @@ from tvm import ir
 
 from .closures import without_closures
 from .functions import inner_made_private
+from .in_place import without_in_place_calls
 from .kernel_operands import with_kernel_operands
 from .partitions import open_partitions, with_composite_ops
 
@@ -27,11 +28,12 @@ def canonical(mod: ir.IRModule) -> ir.IRModule:
     """Return a module at level 1 or 2 in the form that rules and passes know.
 
     Its calls are :func:`plain_calls`, called functions are private, each kernel has a tensor
-    operand, and ``Composite`` functions have the names of their ops.
+    operand and overwrites none, and ``Composite`` functions have the names of their ops.
 
     Raises
     ------
     PropagationError
         As :func:`plain_calls`.
     """
-    return inner_made_private(with_kernel_operands(with_composite_ops(plain_calls(mod))))
+    mod = without_in_place_calls(with_composite_ops(plain_calls(mod)))
+    return inner_made_private(with_kernel_operands(mod))
