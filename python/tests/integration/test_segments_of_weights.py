@@ -10,12 +10,15 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from tvm import ir
 
 import tvm_distir as td
 from tests.models import gpt2_onnx
+from tvm_distir.execution.runtime import Reference
+from tvm_distir.execution.verification.random_inputs import draw_inputs
 from tvm_distir.planning.study import Study
 from tvm_distir.support.errors import ModelError
 
@@ -119,6 +122,29 @@ def test_layers_of_a_file_are_functions_with_the_collectives_of_a_flat_graph(
 @pytest.mark.parametrize("make", [_layer, _private])
 def test_training_steps(make: Callable[[], ir.IRModule]) -> None:
     assert td.verify(td.train_step(make()), PLAN).equal
+
+
+def test_a_session_trains_fused_weights_and_saves_them_in_their_own_order(tmp_path: Path) -> None:
+    """Also for another order of the segments, and none."""
+    step = td.train_step(_layer(), loss="mse", optimizer="adam", rate=0.01)
+    x, targets, *state = draw_inputs(step, seed=0)
+    weights = {"up": 0.3 * state[0], "down": 0.3 * state[1]}
+    reference, losses = Reference(step), []
+    state = [*weights.values(), *(np.zeros_like(array) for array in state[2:])]
+    for _ in range(3):
+        loss, *state = reference.run([x, targets, *state])
+        losses.append(float(loss))
+    session = td.Session(td.distribute(step, td.Plan.from_dict(PLAN)), weights)
+    assert np.array_equal(session.state_dict()["up"], weights["up"])
+    got = [float(session.step(x, targets)[0]) for _ in range(2)]
+    session.save(tmp_path)
+    for plan in (PLAN, {**PLAN, "mesh": {"tp": 4}}, {**PLAN, "rules": []}):
+        other = td.Session(td.distribute(step, td.Plan.from_dict(plan)), weights)
+        other.load(tmp_path)
+        for name, array in session.state_dict(optimizer=True).items():
+            assert np.array_equal(other.state_dict(optimizer=True)[name], array)
+        (loss,) = other.step(x, targets)
+        np.testing.assert_allclose([*got, float(loss)], losses, rtol=1e-5)
 
 
 def test_stablehlo_is_refused() -> None:

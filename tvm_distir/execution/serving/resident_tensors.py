@@ -9,11 +9,12 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import tvm
 
-from tvm_distir.execution.runtime.engines.bound_tensors import BoundTensors
+from tvm_distir.execution.runtime.engines.bound_tensors import BoundTensors, memory_of
 from tvm_distir.execution.runtime.engines.local_engine import LocalEngine
 from tvm_distir.execution.runtime.program.inputs import Inputs, bind_inputs
-from tvm_distir.execution.runtime.program.io_layout import Bounds, EntryFunction
+from tvm_distir.execution.runtime.program.io_layout import Bounds, EntryFunction, Port
 from tvm_distir.execution.runtime.program.local_inputs import LocalInputs
 from tvm_distir.execution.runtime.program.runnable import Runnable
 from tvm_distir.execution.runtime.program.sharded import ShardedArray
@@ -34,9 +35,9 @@ class ResidentTensors:
     """
 
     def __init__(self, program: Runnable, ports: StepPorts, values: Mapping[int, Any]) -> None:
-        self._program, self._ports = program, ports
+        self._program, self._ports, self._entries = program, ports, program.entries
         self._tensors: dict[int, list[Any]] = {
-            rank: [None] * len(entry.inputs) for entry in program.entries for rank in entry.ranks
+            rank: [None] * len(entry.inputs) for entry in self._entries for rank in entry.ranks
         }
         self._spans: list[tuple[int, int]] = []
         self.bind(values)
@@ -45,15 +46,16 @@ class ResidentTensors:
         """Give the ranks their parts of some weights and state, by position."""
         entries = [
             replace(entry, inputs=tuple(p for p in entry.inputs if p.index in values))
-            for entry in self._program.entries
+            for entry in self._entries
         ]
         bound = self._bound(entries, LocalInputs(values))
-        self._spans = bound.spans
-        for entry in self._program.entries:
+        for entry in self._entries:
             slots = [i for i, port in enumerate(entry.inputs) if port.index in values]
             for rank in entry.ranks:
                 for slot, tensor in zip(slots, bound.tensors[rank], strict=True):
                     self._tensors[rank][slot] = tensor
+        tensors = [tensor for by_slot in self._tensors.values() for tensor in by_slot]
+        self._spans = [memory_of(t) for t in tensors if isinstance(t, tvm.runtime.Tensor)]
 
     def _bound(self, entries: Sequence[EntryFunction], local: LocalInputs) -> BoundTensors:
         arrays = {rank: local.of(entry, rank) for entry in entries for rank in entry.ranks}
@@ -79,21 +81,32 @@ class ResidentTensors:
         for rank, pairs in ports.state_slots.items():
             for output, slot in pairs:
                 self._tensors[rank][slot] = results[rank][output]
+        self._reshard(results)
         return {
             rank: [bound.output(results[rank][slot]) for slot in slots]
             for rank, slots in ports.reported_slots.items()
         }
 
+    def _reshard(self, results: Mapping[int, list[Any]]) -> None:
+        """Cut the state again that is not returned as it is taken."""
+        values = {}
+        for output, index in self._ports.resharded.items():
+            ports = [(e, {p.index: k for k, p in enumerate(e.outputs)}) for e in self._entries]
+            holders = [(e, slots[output]) for e, slots in ports if output in slots]
+            values[index] = _joined(holders, [e.outputs[slot] for e, slot in holders], results)
+        if values:
+            self.bind(values)
+
     def full(self, index: int) -> Array:
         """Return a full array, which is a copy, by position."""
-        parts, boxes = dict[int, Array](), dict[int, Bounds]()
-        for entry in self._program.entries:
-            for slot, port in enumerate(entry.inputs):
-                if port.index == index:
-                    parts |= {r: to_array(self._tensors[r][slot]) for r in entry.ranks}
-                    boxes |= {r: entry.bounds(port, r) for r in entry.ranks}
+        holders = [
+            (entry, slot)
+            for entry in self._entries
+            for slot, port in enumerate(entry.inputs)
+            if port.index == index
+        ]
+        full = _joined(holders, [entry.inputs[slot] for entry, slot in holders], self._tensors)
         port = self._ports.resident[index]
-        full = ShardedArray(parts, port.shape, boxes).whole()
         if port.segments is None:
             return full
         ranges = port.segments.targets(0, full.shape[port.segments.dim])
@@ -110,6 +123,19 @@ class ResidentTensors:
                 for slot, port in enumerate(entry.inputs)
                 if port.index in self._ports.resident and port.index not in caches
             }
-            for entry in self._program.entries
+            for entry in self._entries
             for rank in entry.ranks
         }
+
+
+def _joined(
+    holders: Sequence[tuple[EntryFunction, int]],
+    ports: Sequence[Port],
+    tensors: Mapping[int, list[Any]],
+) -> Array:
+    """Return the full array of a port of each entry, whose tensors have a place in each rank."""
+    parts, boxes = dict[int, Array](), dict[int, Bounds]()
+    for (entry, slot), port in zip(holders, ports, strict=True):
+        parts |= {rank: to_array(tensors[rank][slot]) for rank in entry.ranks}
+        boxes |= {rank: entry.bounds(port, rank) for rank in entry.ranks}
+    return ShardedArray(parts, ports[0].shape, boxes).whole()

@@ -74,8 +74,7 @@ class Session:
     ------
     EngineError
         DIST0602 for weights that are missing or do not fit, DIST0605 for an engine of several
-        processes, or state that a program does not return as it takes it; and as
-        :func:`tvm_distir.run`.
+        processes; and as :func:`tvm_distir.run`.
 
     Examples
     --------

@@ -12,7 +12,6 @@ from tvm_distir.execution.runtime.program.input_faults import bad_input
 from tvm_distir.execution.runtime.program.inputs import input_ports
 from tvm_distir.execution.runtime.program.io_layout import Entries, EntryFunction, Port
 from tvm_distir.execution.runtime.program.runnable import Runnable
-from tvm_distir.support import EngineError
 
 RankSlots = Mapping[int, list[tuple[int, int]]]
 
@@ -39,6 +38,8 @@ class StepPorts:
         The places of these outputs among all of a rank.
     state_slots : mapping of int to list of (int, int)
         The places of outputs of each rank, with those of the inputs that they become.
+    resharded : mapping of int to int
+        The outputs that have another placement than the inputs that they become, by position.
     """
 
     resident: Mapping[int, Port]
@@ -49,6 +50,7 @@ class StepPorts:
     reported: tuple[EntryFunction, ...]
     reported_slots: Mapping[int, list[int]]
     state_slots: RankSlots
+    resharded: Mapping[int, int]
 
     @staticmethod
     def of(program: Runnable, known: Collection[int]) -> StepPorts:
@@ -57,8 +59,7 @@ class StepPorts:
         Raises
         ------
         EngineError
-            DIST0602 for state without a first value, DIST0605 for state that is not returned as
-            it is taken.
+            DIST0602 for state without a first value.
         """
         entries, state = program.entries, program.state
         pairs = {**state.inputs, **state.caches}
@@ -72,6 +73,7 @@ class StepPorts:
                 raise bad_input(f"missing: {port.name}; {needed}", "Give it as a weight.", port)
         batch = {i: port for i, port in ports.items() if i not in first}
         reported, _ = without_state(entries, pairs)
+        direct = {o: i for o, i in pairs.items() if _is_kept(entries, o, i)}
         return StepPorts(
             {i: port for i, port in ports.items() if i in first},
             state.optimizer | {*state.caches.values()},
@@ -90,7 +92,8 @@ class StepPorts:
                 for entry in entries
                 for rank in entry.ranks
             },
-            {rank: _pairs_of(e, pairs, rank) for e in entries for rank in e.ranks},
+            {rank: _pairs_of(entry, direct) for entry in entries for rank in entry.ranks},
+            {output: index for output, index in pairs.items() if output not in direct},
         )
 
     def selected(self, extras: bool) -> dict[int, Port]:
@@ -98,24 +101,25 @@ class StepPorts:
         return {i: p for i, p in self.resident.items() if extras or i not in self.extras}
 
 
-def _pairs_of(entry: EntryFunction, pairs: Mapping[int, int], rank: int) -> list[tuple[int, int]]:
+def _is_kept(entries: Entries, output: int, index: int) -> bool:
+    """Return whether each function that takes a state also returns it, as it takes it."""
+    for entry in entries:
+        for port in (p for p in entry.inputs if p.index == index):
+            returned = next((p for p in entry.outputs if p.index == output), None)
+            if returned is None or port.segments is not None:
+                return False
+            if any(entry.bounds(returned, r) != entry.bounds(port, r) for r in entry.ranks):
+                return False
+    return True
+
+
+def _pairs_of(entry: EntryFunction, pairs: Mapping[int, int]) -> list[tuple[int, int]]:
     slots = {port.index: slot for slot, port in enumerate(entry.inputs)}
-    result = []
-    for number, output in enumerate(entry.outputs):
-        if output.index in pairs and pairs[output.index] in slots:
-            slot = slots.pop(pairs[output.index])
-            if entry.bounds(output, rank) != entry.bounds(entry.inputs[slot], rank):
-                raise _not_kept(entry.inputs[slot], "it is returned with another placement")
-            result.append((number, slot))
-    for index in set(pairs.values()) & set(slots):
-        problem = f"{entry.function} takes it, and another function returns its next value"
-        raise _not_kept(entry.inputs[slots[index]], problem)
-    return result
-
-
-def _not_kept(port: Port, problem: str) -> EngineError:
-    remedy = "Place both equally by a rule of the plan, or run each step with td.run."
-    return EngineError("DIST0605", problem, location=f'state "{port.name}"', remedy=remedy)
+    return [
+        (number, slots[pairs[output.index]])
+        for number, output in enumerate(entry.outputs)
+        if pairs.get(output.index) in slots
+    ]
 
 
 def without_state(

@@ -10,7 +10,7 @@ from tvm import ir, relax, te, tirx
 from tvm.relax import BlockBuilder, Expr
 from tvm.script.ir_builder import tirx as T
 
-from tvm_distir.core.ir.operators import IN_PLACE
+from tvm_distir.core.ir.operators import overwrites_cache
 
 from .parallel_loops import is_on_gpu, parallel, written_kernel
 from .written_paged_attention import append_operands, written_append
@@ -18,7 +18,7 @@ from .written_paged_attention import append_operands, written_append
 
 def appended(builder: BlockBuilder, call: ir.Call) -> Expr:
     """Write out an append: into the cache itself if it is donated, else into a copy."""
-    if IN_PLACE not in call.attrs or not bool(call.attrs[IN_PLACE]):
+    if not overwrites_cache(call):
         return written_append(builder, call)
     cache = call.args[0]
     index, rows = append_operands(builder, call)

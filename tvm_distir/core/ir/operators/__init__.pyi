@@ -48,5 +48,6 @@ from .paged_attention_ops import POOLS_DIM as POOLS_DIM
 from .paged_attention_ops import POSITIONS_DIM as POSITIONS_DIM
 from .paged_attention_ops import PagedAttentionOptions as PagedAttentionOptions
 from .paged_attention_ops import kv_append as kv_append
+from .paged_attention_ops import overwrites_cache as overwrites_cache
 from .paged_attention_ops import paged_attention as paged_attention
 from .paged_attention_ops import start_operand as start_operand

@@ -97,6 +97,11 @@ def kv_append(
     return dist_call("kv_append", args, page_size=int(page_size), **attrs)
 
 
+def overwrites_cache(call: ir.Call) -> bool:
+    """Return whether a call of ``kv_append`` writes into the memory of its cache."""
+    return IN_PLACE in call.attrs and bool(call.attrs[IN_PLACE])
+
+
 def paged_attention(
     q: ir.Expr,
     k_cache: ir.Expr,

@@ -5,12 +5,14 @@
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import tvm
 
-from tvm_distir.execution.runtime.program.io_layout import Entries, Port
+from tvm_distir.execution.runtime.program.io_layout import Entries, Port, np_dtype
 from tvm_distir.execution.runtime.program.tensors import (
     Array,
     can_share,
@@ -65,7 +67,7 @@ class BoundTensors:
                 if id(array) not in shared:
                     tensor = share_tensor(array) if can_share(array) else to_tensor(array)
                     shared[id(array)] = tensor
-                    self.spans.append((tensor.data_ptr(), tensor.data_ptr() + array.nbytes))
+                    self.spans.append(memory_of(tensor))
                 tensor = shared[id(array)]
             self.tensors[rank].append(tensor)
         self.spans.sort()
@@ -79,6 +81,12 @@ class BoundTensors:
             if number >= 0 and address < self.spans[number][1]:
                 return array.copy()
         return array
+
+
+def memory_of(tensor: tvm.runtime.Tensor) -> tuple[int, int]:
+    """Return the address of a tensor's memory, and the first one behind it."""
+    size_bytes = math.prod(map(int, tensor.shape)) * np_dtype(str(tensor.dtype)).itemsize
+    return tensor.data_ptr(), tensor.data_ptr() + size_bytes
 
 
 def _ports(

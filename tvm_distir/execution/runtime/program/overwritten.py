@@ -9,7 +9,7 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core.ir.operators import IN_PLACE
+from tvm_distir.core.ir.operators import overwrites_cache
 from tvm_distir.core.rewriting import all_bindings, called_name, callees_first, variables
 
 from .io_layout import Entries
@@ -66,6 +66,6 @@ def _written_operands(value: relax.Expr, written: Mapping[str, set[int]]) -> lis
     if name in _MUTATING_CALLS:
         operands = value.args[1].fields if name == _MUTATING_CALLS[0] else value.args[1:]
         return [operands[int(i)] for i in value.attrs["inplace_indices"] if int(i) >= 0]
-    if name == "dist.kv_append" and IN_PLACE in value.attrs and value.attrs[IN_PLACE]:
+    if name == "dist.kv_append" and overwrites_cache(value):
         return [value.args[0]]
     return []
