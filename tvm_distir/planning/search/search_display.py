@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from tvm_distir.support import Column, DataTable
@@ -99,7 +100,7 @@ def search_headline(result: Any) -> str:
         )
     if result.plans and result.least_s:
         lines.append(f"lower bound of the step time: {units.duration(result.least_s)}")
-        lines += _excess(result)
+        lines += _excess(result.above_bound, result.least_s)
     if result.baseline is not None and result.baseline.time_s and result.plans:
         other, best = result.baseline.time_s, result.plans[0].time_s
         lines.append(
@@ -110,9 +111,8 @@ def search_headline(result: Any) -> str:
     return "\n".join(lines)
 
 
-def _excess(result: Any) -> list[str]:
+def _excess(parts: Mapping[str, float], least_s: float) -> list[str]:
     """Return what makes the fastest plan slower than the lower bound, the largest part first."""
-    least_s, parts = result.least_s, result.above_bound
     names = {
         "kernels_s": "the kernels that the bound counts, and waiting",
         "other_kernels_s": "kernels that it does not count, as their operands may be fused",

@@ -146,7 +146,7 @@ class ProgramPipeline:
         """Return the latest models and steps: rows that differ in their plans only share them."""
         return StageMemo(RECENT, ("model", "train"))
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Return the state without modules, for workers."""
         return {key: value for key, value in self.__dict__.items() if key != "_memo"}
 
