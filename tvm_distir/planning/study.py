@@ -392,7 +392,7 @@ class Study(StepOptions):
         chosen = named[names.index(first) : end]
         specs = [(PassSpec(name), options) for name, options in chosen]
         for spec, options, run_pass in [(spec, by, spec.make(**by)) for spec, by in specs]:
-            name, inputs = spec.name, (spec.name, spec.info.taken(options), mod)
+            name, inputs = spec.name, (spec.name, spec.info.accepted(options), mod)
             with self.watch.stage(name):
                 mod = self._kept("pass", inputs, partial(run_pass, mod))
             if self.levels is not None:

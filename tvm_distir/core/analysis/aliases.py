@@ -96,9 +96,9 @@ def param_aliases(
     mod: ir.IRModule, computing: Collection[ir.GlobalVar] = ()
 ) -> dict[ir.GlobalVar, ParamAliases]:
     """Return the aliases of the parameters of all Relax functions of a module."""
-    found: dict[ir.GlobalVar, ParamAliases] = {}
+    aliases: dict[ir.GlobalVar, ParamAliases] = {}
     results: dict[ir.GlobalVar, Params] = {}
     for gv, fn in callees_first(mod):
-        found[gv] = ParamAliases(fn, results, computing)
-        results[gv] = found[gv].result
-    return found
+        aliases[gv] = ParamAliases(fn, results, computing)
+        results[gv] = aliases[gv].result
+    return aliases

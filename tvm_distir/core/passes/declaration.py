@@ -59,7 +59,7 @@ class PassInfo:
         before = " | ".join(self.takes)
         return before if self.gives is None else f"{before} -> {self.gives}"
 
-    def taken(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def accepted(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments that the factory has options for."""
         known = inspect.signature(self.factory).parameters
         return {key: value for key, value in arguments.items() if key in known}
@@ -83,7 +83,7 @@ class PassInfo:
             DIST0151 where an option is missing that has no default.
         """
         known = inspect.signature(self.factory).parameters
-        values = self.taken(arguments)
+        values = self.accepted(arguments)
         values.update({key: self.options[key].make(value) for key, value in options.items()})
         for key, parameter in known.items():
             if parameter.default is REQUIRED and key not in values:

@@ -8,7 +8,7 @@ from tvm import ir
 
 from .closures import without_closures
 from .functions import inner_made_private
-from .in_place import without_in_place_calls
+from .inplace_calls import without_inplace_calls
 from .kernel_operands import with_kernel_operands
 from .partitions import open_partitions, with_composite_ops
 
@@ -35,5 +35,5 @@ def canonical(mod: ir.IRModule) -> ir.IRModule:
     PropagationError
         As :func:`plain_calls`.
     """
-    mod = without_in_place_calls(with_composite_ops(plain_calls(mod)))
+    mod = without_inplace_calls(with_composite_ops(plain_calls(mod)))
     return inner_made_private(with_kernel_operands(mod))

@@ -85,8 +85,21 @@ class Manifest:
         text = json.dumps(self._to_dict(), indent=1)
         (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
 
-    def _to_dict(self) -> dict[str, object]:
+    def _state_to_dict(self) -> dict[str, object]:
         masters = self.state.masters
+        pairs = [
+            {
+                "output": o,
+                "input": i,
+                "zero": i in self.state.zeros,
+                "optimizer": i in self.state.optimizer,
+                **({"master_of": masters[i]} if i in masters else {}),
+            }
+            for o, i in self.state.inputs.items()
+        ]
+        return {"state": pairs, "caches": [list(pair) for pair in self.state.caches.items()]}
+
+    def _to_dict(self) -> dict[str, object]:
         return {
             "schema_version": SCHEMA_VERSION,
             "built_with": dict(self.built_with),
@@ -95,17 +108,7 @@ class Manifest:
             "overwritten": sorted(self.overwritten),
             "dispatch": self.dispatch,
             **self.communication.to_dict(),
-            "state": [
-                {
-                    "output": o,
-                    "input": i,
-                    "zero": i in self.state.zeros,
-                    "optimizer": i in self.state.optimizer,
-                    **({"master_of": masters[i]} if i in masters else {}),
-                }
-                for o, i in self.state.inputs.items()
-            ],
-            "caches": [list(pair) for pair in self.state.caches.items()],
+            **self._state_to_dict(),
             "entries": [
                 {
                     "function": e.function,

@@ -25,8 +25,8 @@ from tvm_distir.support import shipped_data
 from .config_keys import ConfigKeys
 
 
-class Family(TypedDict, total=False):
-    """What the file has of a family."""
+class ModelFamily(TypedDict, total=False):
+    """Describe how the configurations of a family are read."""
 
     require: dict[str, list[object]]
     ignore: list[str]
@@ -35,7 +35,7 @@ class Family(TypedDict, total=False):
     values: dict[str, object]
 
 
-Families = Mapping[str, Family | str]
+Families = Mapping[str, ModelFamily | str]
 _FAMILIES = shipped_data(__file__, "families.json")
 DECODERS: Families = _FAMILIES["decoders"]
 ENCODERS: Families = _FAMILIES["encoders"]
@@ -87,7 +87,7 @@ def _read(kind: str, families: Families, reading: ConfigKeys, known: Fields) -> 
     return known | _OTHERS[kind](reading, known) if kind in _OTHERS else known
 
 
-def _layer_types(reading: ConfigKeys, family: Family) -> list[str]:
+def _layer_types(reading: ConfigKeys, family: ModelFamily) -> list[str]:
     return list(reading.get("layer_types", [])) if "layers" in family else []
 
 

@@ -63,9 +63,9 @@ def static_shape(buffer: ir.Var) -> tuple[int, ...] | None:
 
 
 def _sources(value: Expr) -> list[ir.Var]:
-    found: list[ir.Var] = []
-    tvm_ffi.structural_walk(value, [(ir.TensorLoad, lambda load: found.append(load.source))])
-    return found
+    variables: list[ir.Var] = []
+    tvm_ffi.structural_walk(value, [(ir.TensorLoad, lambda load: variables.append(load.source))])
+    return variables
 
 
 def _stages(body: tirx.Stmt, shape: tuple[int, ...]) -> list[tuple[ir.Var, Expr]] | None:
@@ -107,8 +107,8 @@ def _stage(nest: tirx.Stmt, shape: tuple[int, ...]) -> tuple[ir.Var, Expr] | Non
     return store.buffer, store.value
 
 
-def _is_same(one: Any, other: Any) -> bool:
-    return bool(one.same_as(other))
+def _is_same(left: Any, right: Any) -> bool:
+    return bool(left.same_as(right))
 
 
 def _reads_position(load: ir.TensorLoad, at: Sequence[ir.Var], shape: tuple[int, ...]) -> bool:

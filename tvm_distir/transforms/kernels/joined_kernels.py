@@ -25,7 +25,7 @@ CHUNK = 64
 
 
 @dataclass(frozen=True)
-class Member:
+class JoinedOp:
     """Kernel of a group, with the numbers of the values that it reads, and of that it computes."""
 
     kernel: Elementwise
@@ -34,13 +34,13 @@ class Member:
 
 
 def joined_kernel(
-    members: Sequence[Member], operands: Sequence[int], results: Mapping[int, int | None]
+    members: Sequence[JoinedOp], operands: Sequence[int], results: Mapping[int, int | None]
 ) -> tirx.PrimFunc:
     """Write the kernels of a group, which have one shape, as one.
 
     Parameters
     ----------
-    members : sequence of Member
+    members : sequence of JoinedOp
         In order.
     operands : sequence of int
         The values that it reads, in the order of its parameters.
@@ -155,7 +155,7 @@ class _Chunk:
         self.start, self.size = start, size
         self.values: dict[int, ir.Var] = {}
 
-    def run(self, members: Sequence[Member]) -> list[tirx.Stmt]:
+    def run(self, members: Sequence[JoinedOp]) -> list[tirx.Stmt]:
         """Return the loops; results are written behind all of them, as they may be operands."""
         loops = list[tirx.Stmt]()
         last = {n: position for position, m in enumerate(members) for n in m.operands}
@@ -172,7 +172,7 @@ class _Chunk:
             loops.append(_loop(i, self.size, [store]))
         return loops
 
-    def _member(self, member: Member) -> list[tirx.Stmt]:
+    def _member(self, member: JoinedOp) -> list[tirx.Stmt]:
         """Return the loops of a kernel, one for each stage."""
         number_of: dict[ir.Var, int] = dict(zip(member.kernel.params, member.operands))
         stages, loops = dict[ir.Var, ir.Var](), list[tirx.Stmt]()

@@ -38,7 +38,7 @@ from tvm_distir.core.rewriting import (
 )
 
 from .elementwise import Elementwise
-from .joined_kernels import Member, joined_kernel
+from .joined_kernels import JoinedOp, joined_kernel
 from .parallel_loops import is_on_gpu
 
 Kernels = Mapping[ir.GlobalVar, Elementwise]
@@ -92,12 +92,12 @@ class _Groups:
 
     def _open(self, owners: Mapping[Var, int], used: Iterable[Var]) -> set[int]:
         """Return the open groups that own some of the variables."""
-        found = set[int]()
+        groups = set[int]()
         for number in [owners[v] for v in used if v in owners]:
             while self._merged[number] != number:
                 number = self._merged[number]
-            found.add(number)
-        return found - self._closed
+            groups.add(number)
+        return groups - self._closed
 
 
 def elementwise(value: Expr, kernels: Kernels) -> Elementwise | None:
@@ -160,15 +160,15 @@ class _Joiner:
             operands = [numbers.setdefault(arg, len(numbers)) for arg in args]
             result = numbers.setdefault(row.var, len(numbers))
             kernel: Any = elementwise(row.value, self.kernels)
-            members.append(Member(kernel, tuple(operands), result))
+            members.append(JoinedOp(kernel, tuple(operands), result))
         inner = Counter(v for row in rows for v in variables(row.value))
-        made = {row.var: row.value for row in rows}
+        values = {row.var: row.value for row in rows}
         results = [
             var
-            for var in made
+            for var in values
             if not isinstance(var, relax.DataflowVar) or self.reads[var] > inner[var]
         ]
-        operands = [var for var in numbers if var not in made]
+        operands = [var for var in numbers if var not in values]
         overwritten = self._overwritten(rows, operands, results)
         if len(rows) == 1 and not overwritten:
             writer.bindings.append(rows[0])
@@ -179,7 +179,7 @@ class _Joiner:
             {numbers[var]: numbers.get(overwritten.get(var)) for var in results},
         )
         name = self.builder.add_func(kernel, "joined")
-        types, args = [made[var].ty for var in results], relax.Tuple(operands)
+        types, args = [values[var].ty for var in results], relax.Tuple(operands)
         value = relax.op.call_tir(name, args, types)
         if overwritten:
             at = [operands.index(overwritten[v]) if v in overwritten else -1 for v in results]
@@ -226,10 +226,10 @@ class _Joiner:
 def _join_all(mod: ir.IRModule, _: tvm.transform.PassContext) -> ir.IRModule:
     if is_on_gpu():
         return mod
-    found = {
+    described = {
         gv: Elementwise.of(fn) for gv, fn in mod.functions.items() if isinstance(fn, tirx.PrimFunc)
     }
-    kernels = {gv: kernel for gv, kernel in found.items() if kernel is not None}
+    kernels = {gv: kernel for gv, kernel in described.items() if kernel is not None}
     builder = relax.BlockBuilder(mod)
     relaxed = dict(relax_functions(mod))
     computing = {gv for gv, kernel in kernels.items() if kernel.computes}

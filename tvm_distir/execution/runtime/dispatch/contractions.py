@@ -44,8 +44,8 @@ def contraction_of(call: ir.Call) -> tuple[Contraction, list[ir.Expr]] | None:
     else:
         operands = list(call.args)
         labels = _matmul_labels(*(list(x.ty.shape) for x in operands))
-    found = None if labels is None else _grouped(*labels)
-    return None if found is None else (found, operands)
+    contraction = None if labels is None else _grouped(*labels)
+    return None if contraction is None else (contraction, operands)
 
 
 def _einsum_labels(subscripts: str, count: int) -> tuple[Labels, Labels, Labels] | None:

@@ -93,11 +93,11 @@ def _order(x: ir.Expr) -> range:
 
 
 def _product(writer: _Writer, call: ir.Call) -> ir.Call | None:
-    found = contraction_of(call)
-    dtype = writer.computed_type(found[1], call.ty) if found is not None else None
-    if found is None or dtype is None:
+    contraction = contraction_of(call)
+    dtype = writer.computed_type(contraction[1], call.ty) if contraction is not None else None
+    if contraction is None or dtype is None:
         return None
-    product, operands = found
+    product, operands = contraction
     *orders, order = product.orders
     pairs = list(zip(operands, orders, strict=True))
     return writer.packed("product", pairs, [ints(product.cuts)], (call.ty, order), dtype)

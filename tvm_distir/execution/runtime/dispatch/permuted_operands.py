@@ -99,7 +99,7 @@ class _Merging:
         """Return the function without dead permutations and, with ``merge``, without others."""
         blocks = []
         for block in self.fn.body.blocks[::-1]:
-            kept = []
+            bindings = []
             for b in block.bindings[::-1]:
                 value = b.value
                 if self._is_dead(b):
@@ -107,8 +107,8 @@ class _Merging:
                     continue
                 if merge and op_name(value) == PERMUTE:
                     b = relax.VarBinding(b.var, self._merged(value))
-                kept.append(b)
-            blocks.append(type(block)(kept[::-1]))
+                bindings.append(b)
+            blocks.append(type(block)(bindings[::-1]))
         fn = self.fn
         return with_body(fn, fn.params, blocks[::-1], fn.body.body, bool(fn.is_pure))
 

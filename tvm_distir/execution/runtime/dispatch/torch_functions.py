@@ -111,9 +111,9 @@ def flash(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: int, *rest: Any
     """Write attention and its log-sum-exps; ``rest`` is the orders, and then both results."""
     *orders, out, sums = rest
     operands = _flash_operands((q, k, v), orders)
-    result, found = _FLASH(*operands, 0.0, bool(causal), scale=scale)
+    result, computed = _FLASH(*operands, 0.0, bool(causal), scale=scale)
     from_dlpack(out).copy_(result.transpose(1, 2))
-    from_dlpack(sums).copy_(found)
+    from_dlpack(sums).copy_(computed)
 
 
 def flash_backward(
@@ -134,12 +134,12 @@ def flash_backward(
     grads = _FLASH_BACKWARD(
         grad, queries, keys, values, result, sums, 0.0, bool(causal), scale=scale
     )
-    for found, out in zip(grads, rest[6:]):
+    for computed, out in zip(grads, rest[6:]):
         target = from_dlpack(out).transpose(1, 2)
         heads = target.shape[1]
-        if found.shape[1] != heads:  # the gradients of heads that share keys are summed
-            found = found.unflatten(1, (heads, -1)).sum(2)
-        target.copy_(found)
+        if computed.shape[1] != heads:  # the gradients of heads that share keys are summed
+            computed = computed.unflatten(1, (heads, -1)).sum(2)
+        target.copy_(computed)
 
 
 def convolution(

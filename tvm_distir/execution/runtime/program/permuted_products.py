@@ -51,10 +51,10 @@ def _subscripts(product: Contraction, orders: list[list[int]]) -> str | None:
 
 
 def _product(builder: relax.BlockBuilder, call: ir.Call) -> ir.Expr | None:
-    found = contraction_of(call)
-    if found is None or len({str(x.ty.dtype) for x in (*found[1], call)}) != 1:
+    contraction = contraction_of(call)
+    if contraction is None or len({str(x.ty.dtype) for x in (*contraction[1], call)}) != 1:
         return None
-    product, operands = found
+    product, operands = contraction
     sources = [viewed(builder, x, order) for x, order in zip(operands, product.orders)]
     if all(source.same_as(x) for (source, _), x in zip(sources, operands)):
         return None

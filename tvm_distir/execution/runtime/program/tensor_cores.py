@@ -35,7 +35,7 @@ _MOST_PADDING = 8
 
 
 def _stack_without_source(context: int = 1) -> list[inspect.FrameInfo]:
-    """Return what :func:`inspect.stack` does, without lines of source."""
+    """Return what ``inspect.stack`` does, without lines of source."""
     frames = list[inspect.FrameInfo]()
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -110,10 +110,10 @@ class TensorCoreProduct(GPUScheduleRule):  # type: ignore[misc,unused-ignore]
         if not isinstance(func, tirx.PrimFunc) or target.kind.name != "cuda":
             return None
         mod = ir.IRModule({"main": func})
-        found = _sizes(s_tir.Schedule(mod))
-        if found is None:
+        product = _sizes(s_tir.Schedule(mod))
+        if product is None:
             return None
-        dtype, sizes = found
+        dtype, sizes = product
         padded = [-(-size // tile) * tile for size, tile in zip(sizes, _TILE, strict=True)]
         arch = str(target.attrs.get("arch", "")).removeprefix("sm_").rstrip("af")
         if not arch.isdigit() or int(arch) < _FIRST_ARCH.get(dtype, math.inf):

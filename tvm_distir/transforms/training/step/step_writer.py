@@ -168,8 +168,8 @@ class TrainStepWriter:
         return [*out, *(self._named(name, value) for name, value in counters)]
 
     def _named(self, name: str, value: Expr) -> Var:
-        wanted = plain_name(name) + UPDATED_SUFFIX
-        is_named = isinstance(value, Var) and str(value.name) == wanted
-        var = value if is_named else self.builder.emit_output(value, wanted)
+        updated_name = plain_name(name) + UPDATED_SUFFIX
+        is_named = isinstance(value, Var) and str(value.name) == updated_name
+        var = value if is_named else self.builder.emit_output(value, updated_name)
         self.updated[name] = str(var.name)
         return var

@@ -29,10 +29,10 @@ from tvm_distir.support import PropagationError
 from .functions import with_functions
 from .scopes import all_bindings
 
-_IN_PLACE = handle(ir.Op.get("relax.call_tir_inplace"))
+_INPLACE = handle(ir.Op.get("relax.call_tir_inplace"))
 
 
-def without_in_place_calls(mod: ir.IRModule) -> ir.IRModule:
+def without_inplace_calls(mod: ir.IRModule) -> ir.IRModule:
     """Return the module with ``call_tir`` for each ``call_tir_inplace``; it is not changed.
 
     Raises
@@ -41,7 +41,7 @@ def without_in_place_calls(mod: ir.IRModule) -> ir.IRModule:
         DIST0401 for a kernel whose body has no root block.
     """
     values = (b.value for _, fn in relax_functions(mod) for b in all_bindings(fn.body))
-    if not any(type(value) is ir.Call and handle(value.op) == _IN_PLACE for value in values):
+    if not any(type(value) is ir.Call and handle(value.op) == _INPLACE for value in values):
         return mod
     writer = _Writer(mod)
     for gv, fn in relax_functions(mod):
@@ -59,7 +59,7 @@ class _Writer(PyExprMutator):  # type: ignore[misc,unused-ignore]
 
     def visit_call_(self, call: ir.Call) -> ir.Expr:
         call = super().visit_call_(call)
-        if handle(call.op) != _IN_PLACE:
+        if handle(call.op) != _INPLACE:
             return call
         target = call.args[0]
         indices = [int(i) for i in call.attrs.inplace_indices]
