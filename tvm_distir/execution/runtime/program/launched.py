@@ -25,8 +25,8 @@ def launched(mod: ir.IRModule, fuse: bool = False) -> ir.IRModule:
     mod : IRModule
         The module, at level 5.
     fuse : bool
-        Whether to fuse kernels as TVM's ``FuseOps`` does. False: a kernel per op, as
-        :func:`tvm_distir.run` and ``tvm.compile`` on a CPU launch them.
+        Whether to fuse kernels as TVM's ``FuseOps`` does. False: the kernels that
+        :func:`tvm_distir.run` launches on a CPU, one per op, or per chain of elementwise ops.
     """
     communication = [
         str(name) for name in ir.Op.list_op_names() if str(name).startswith(_COMMUNICATION)
