@@ -27,7 +27,7 @@ def export_weights(
     Parameters
     ----------
     weights : mapping of str to array, str or path
-        Full arrays by name, such as :meth:`Session.state_dict` returns; or a checkpoint of a run,
+        Full arrays by name, such as :meth:`.Session.state_dict` returns; or a checkpoint of a run,
         a folder of checkpoints, of which the last is read, or another file of weights
         (:func:`open_weights`). Of a checkpoint one array at a time is in memory.
     path : str or path

@@ -133,7 +133,7 @@ def _joined(
     ports: Sequence[Port],
     tensors: Mapping[int, list[Any]],
 ) -> Array:
-    """Return the full array of a port of each entry, whose tensors have a place in each rank."""
+    """Return the full array of a port of each entry, from the tensors of the ranks."""
     parts, boxes = dict[int, Array](), dict[int, Bounds]()
     for (entry, slot), port in zip(holders, ports, strict=True):
         parts |= {rank: to_array(tensors[rank][slot]) for rank in entry.ranks}

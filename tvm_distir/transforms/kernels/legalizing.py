@@ -38,7 +38,7 @@ from tvm_distir.core.ir import tensor_type
 
 from .accumulation import accumulate_in_float32
 from .float32_kernels import kernel_in_float32, scan_in_float32, scatter_in_float32
-from .joining import join_elementwise
+from .kernel_joiner import join_elementwise
 from .lookup_gradient import take_backward
 from .repair import is_nan
 

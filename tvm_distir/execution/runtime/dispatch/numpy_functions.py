@@ -85,7 +85,13 @@ def _seen(rows: int, columns: int, causal: int) -> Array | None:
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, causal: int, *orders: Any
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    scale: float,
+    causal: int,
+    *orders: Sequence[int],
 ) -> None:
     """Write attention with a bias that is added to the scores.
 
@@ -118,7 +124,9 @@ def attend(
             np.divide(weighted, scores.sum(-1, keepdims=True), out=result[sample, some])
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: int, *orders: Any) -> None:
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: int, *orders: Sequence[int]
+) -> None:
     """Write attention."""
     attend(q, k, v, None, scale, causal, *orders)
 

@@ -65,7 +65,7 @@ def attend(
     bias: Tensor | None,
     scale: float,
     causal: int,
-    *orders: Any,
+    *orders: Sequence[int],
 ) -> None:
     """Write attention with a bias that is added to the scores.
 
@@ -93,12 +93,16 @@ def attend(
     _view(out, out_order).copy_(result.transpose(1, 2))
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: int, *orders: Any) -> None:
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: int, *orders: Sequence[int]
+) -> None:
     """Write attention."""
     attend(q, k, v, None, scale, causal, *orders)
 
 
-def _flash_operands(tensors: Sequence[Tensor], orders: Sequence[Any]) -> list[torch.Tensor]:
+def _flash_operands(
+    tensors: Sequence[Tensor], orders: Sequence[Sequence[int]]
+) -> list[torch.Tensor]:
     """Return queries, keys and values with as many heads, and what has the heads of queries."""
     views = [_view(x, order).transpose(1, 2) for x, order in zip(tensors, orders)]
     group = views[0].shape[1] // views[1].shape[1]

@@ -11,8 +11,8 @@ import tvm
 import tvm_ffi
 from tvm.runtime.vm import VirtualMachine
 
+from tvm_distir.execution.runtime.dispatch.kernel_registration import register_kernels
 from tvm_distir.execution.runtime.dispatch.packed_names import library_named
-from tvm_distir.execution.runtime.dispatch.registration import register_kernels
 from tvm_distir.support import EngineError
 
 _UNKNOWN = re.compile(r"Cannot find ffi::Function (\S+) in ")
