@@ -21,7 +21,6 @@ from tvm_distir.planning.search.candidates import Candidate, Enumeration, factor
 from tvm_distir.planning.search.constraints import Constraints
 from tvm_distir.planning.search.driver import search
 from tvm_distir.planning.search.folder import Folder
-from tvm_distir.planning.search.result import SearchResult
 from tvm_distir.planning.search.uneven_stages import Uneven
 from tvm_distir.planning.study import Study
 from tvm_distir.support.errors.tree import (
@@ -599,9 +598,3 @@ def test_a_system_that_fuses_attention_searches_the_module_that_is_simulated(tra
     )
     assert analysis.simulation.time_s == best.simulated.time_s
     assert "dist.attention(" in analysis.module.script()
-
-
-def test_a_search_without_a_plan_says_how_to_go_on():
-    stopped = SearchResult((), (), complete=False)
-    assert "use a longer --time-limit" in stopped.to_text()
-    assert "--time-limit" not in SearchResult((), (), complete=True).to_text()

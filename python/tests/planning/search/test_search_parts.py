@@ -144,3 +144,9 @@ def test_a_result_has_all_rows_and_what_it_was_compared_with() -> None:
     assert data["complete"] is True and "why" not in data
     assert "baseline" not in SearchResult((), rows, {}, None, False, False).to_dict()
     assert "time_s" not in data["rows"][1] and data["rows"][0]["mesh"] == {"dp": 4}
+
+
+def test_a_search_without_a_plan_says_how_to_go_on() -> None:
+    stopped = SearchResult((), (), complete=False)
+    assert "use a longer --time-limit" in stopped.to_text()
+    assert "--time-limit" not in SearchResult((), (), complete=True).to_text()

@@ -41,7 +41,7 @@ from .ops import call_axes as call_axes
 from .ops import dist_op_name as dist_op_name
 from .paged_attention_ops import CACHE_OPS as CACHE_OPS
 from .paged_attention_ops import HEADS_DIM as HEADS_DIM
-from .paged_attention_ops import IN_PLACE as IN_PLACE
+from .paged_attention_ops import INPLACE as INPLACE
 from .paged_attention_ops import KV_APPEND_OP as KV_APPEND_OP
 from .paged_attention_ops import PAGED_ATTENTION_OP as PAGED_ATTENTION_OP
 from .paged_attention_ops import POOLS_DIM as POOLS_DIM

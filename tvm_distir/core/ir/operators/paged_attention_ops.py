@@ -25,7 +25,7 @@ from .attention_ops import accumulated
 from .infer import refuse
 from .ops import PREFIX, dist_call
 
-IN_PLACE = "in_place"
+INPLACE = "in_place"
 """The attribute of an append that overwrites the memory of the cache."""
 KV_APPEND_OP = f"{PREFIX}kv_append"
 PAGED_ATTENTION_OP = f"{PREFIX}paged_attention"
@@ -93,13 +93,13 @@ def kv_append(
     the cache may be overwritten.
     """
     args = [cache, new, pages, lengths, *start]
-    attrs = {IN_PLACE: True} if in_place else {}
+    attrs = {INPLACE: True} if in_place else {}
     return dist_call("kv_append", args, page_size=int(page_size), **attrs)
 
 
 def overwrites_cache(call: ir.Call) -> bool:
     """Return whether a call of ``kv_append`` writes into the memory of its cache."""
-    return IN_PLACE in call.attrs and bool(call.attrs[IN_PLACE])
+    return INPLACE in call.attrs and bool(call.attrs[INPLACE])
 
 
 def paged_attention(
