@@ -13,6 +13,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 from tvm import relax
+from tvm.script import ir as I
+from tvm.script import relax as R
 
 import tvm_distir as td
 from tvm_distir.core.ir.operators import attention_ops
@@ -45,6 +47,8 @@ ATTENTION = (4, 6, 4, 8)
 CASES = {
     "matrix": (relax.op.matmul, [(8, 6), (6, 10)], "product"),
     "batches": (relax.op.matmul, [(4, 1, 5, 6), (3, 6, 2)], "product"),
+    "experts": (relax.op.matmul, [(4, 6), (3, 6, 5)], "product"),
+    "experts of samples": (relax.op.matmul, [(2, 4, 6), (3, 1, 6, 5)], "product"),
     "vector": (relax.op.matmul, [(4, 6), (6,)], "product"),
     "attention": (relax.op.nn.attention, [ATTENTION] * 3, "attention"),
     "causal": (
@@ -312,6 +316,25 @@ def test_gradients_of_attention_call_a_kernel(dtype: str, heads: int, causal: bo
     for got, value in zip(results, expected, strict=True):
         assert got.dtype == value.dtype
         assert np.allclose(got, value, atol=2e-6)
+
+
+def test_permutations_in_branches_are_views() -> None:
+    @I.ir_module
+    class Branches:
+        @R.function
+        def main(
+            x: R.Tensor((4, 6), "float32"), w: R.Tensor((6, 6), "float32"), c: R.Tensor((), "bool")
+        ) -> R.Tensor((4, 6), "float32"):
+            if c:
+                turned = R.permute_dims(w)
+                y = R.matmul(x, turned)
+            else:
+                y = x
+            return y
+
+    dispatched = dispatch_kernels(Branches, "numpy")
+    assert packed_calls(dispatched) == ["product"]
+    assert "permute_dims" not in dispatched.script()
 
 
 def test_training_steps_call_the_kernels() -> None:

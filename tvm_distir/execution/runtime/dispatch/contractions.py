@@ -96,6 +96,9 @@ def _grouped(a: Labels, b: Labels, out: Labels) -> Contraction | None:
     summed = [x for x in (*rows, *columns) if x not in out and not isinstance(x, tuple)]
     if not contracted or summed or any(x not in a and x not in b for x in out):
         return None
+    if not batch:
+        batch = _batched(a, rows, out) or _batched(b, columns, out)
+    rows, columns = ([x for x in group if x not in batch] for group in (rows, columns))
     kept_rows, kept_columns = ([x for x in group if x in out] for group in (rows, columns))
     orders, cuts = [], []
     for labels, groups in (
@@ -103,6 +106,18 @@ def _grouped(a: Labels, b: Labels, out: Labels) -> Contraction | None:
         (b, (batch, contracted, columns)),
         (out, (batch, kept_rows, kept_columns)),
     ):
-        orders.append(tuple(list(labels).index(x) for group in groups for x in group))
-        cuts += [len(groups[0]), len(groups[0]) + len(groups[1])]
+        present = [[x for x in group if x in labels] for group in groups]
+        orders.append(tuple(list(labels).index(x) for group in present for x in group))
+        cuts += [len(present[0]), len(present[0]) + len(present[1])]
     return Contraction(tuple(orders), tuple(cuts))
+
+
+def _batched(labels: Labels, group: list[object], out: Labels) -> list[object]:
+    """Return the first rows or columns of an operand that are no single stride with the last.
+
+    As dims of a batch along which the other operand is repeated they need no copy: the matrices of
+    experts ``(expert, contracted, columns)``, which all read the same rows.
+    """
+    indices = [list(labels).index(x) for x in group]
+    split = next((n for n in range(len(indices) - 1, 0, -1) if indices[n] != indices[n - 1] + 1), 0)
+    return [x for x in group[:split] if x in out]

@@ -24,12 +24,12 @@ from tvm_distir.core.ir.operators import (
     attention_operands,
     attention_sinks,
 )
-from tvm_distir.core.rewriting import Replacements, all_bindings, replaced_calls
+from tvm_distir.core.rewriting import Replacements, replaced_calls
 from tvm_distir.transforms import WRITTEN_ATTENTION, with_attention_op
 
 from .contractions import contraction_of
 from .packed_names import CAUSAL, NUMPY, PREFIXES, TORCH, TVM, library_named
-from .permuted_operands import composed, ints, merge_permutations, packed_function, viewed
+from .permuted_operands import composed, ints, merge_permutations, viewed
 
 _NARROW, _WIDE = ("float16", "bfloat16"), ("float32", "float64")
 _GPU_WIDTHS = 8
@@ -248,12 +248,15 @@ def _first(*args: Any) -> Any:
 
 def called_library(mod: ir.IRModule) -> str:
     """Return the library whose packed functions a module calls; ``tvm`` where it calls none."""
+    names: list[str] = []
+
+    def visit(node: object) -> None:
+        if isinstance(node, relax.ExternFunc):
+            names.append(str(node.global_symbol))
+
     for _, fn in relax_functions(mod):
-        for binding in all_bindings(fn.body):
-            library = library_named(packed_function(binding.value))
-            if library is not None:
-                return library
-    return TVM
+        relax.analysis.post_order_visit(fn, visit)
+    return next(filter(None, map(library_named, names)), TVM)
 
 
 def dispatch_kernels(mod: ir.IRModule, library: str, on_gpu: bool = False) -> ir.IRModule:

@@ -16,12 +16,13 @@ from tvm import ir, relax, tirx
 
 from tvm_distir.core.ir import handle
 from tvm_distir.core.rewriting import (
-    all_bindings,
+    bindings_in,
     op_name,
     permutation,
     typed,
     variables,
     with_body,
+    with_branches,
     with_functions,
 )
 
@@ -88,12 +89,10 @@ class _Merging:
     """Writes results in their last order, and removes what nobody reads, from the last binding."""
 
     def __init__(self, fn: relax.Function) -> None:
-        bindings = all_bindings(fn.body)
-        self.fn, self.values = fn, {handle(b.var): b.value for b in bindings}
+        self.fn = fn
+        self.values = {handle(var): value for var, value in bindings_in(fn.body)}
         self.reads = collections.Counter(
-            handle(v)
-            for value in (*(b.value for b in bindings), fn.body.body)
-            for v in variables(value)
+            handle(v) for value in (*self.values.values(), fn.body.body) for v in variables(value)
         )
 
     def run(self, merge: bool) -> relax.Function:
@@ -128,6 +127,13 @@ class _Merging:
         return merged
 
 
+def _merged(fn: relax.Function) -> relax.Function:
+    """Return a function, and its branches, without the permutations that views replace."""
+    if any(op_name(value) == PERMUTE for _, value in bindings_in(fn.body)):
+        fn = _Merging(_Merging(fn).run(merge=False)).run(merge=True)
+    return with_branches(fn, _merged)
+
+
 def merge_permutations(mod: ir.IRModule) -> ir.IRModule:
     """Return a module whose packed functions write permuted results themselves.
 
@@ -135,9 +141,7 @@ def merge_permutations(mod: ir.IRModule) -> ir.IRModule:
     removed.
     """
     functions = {
-        gv: _Merging(_Merging(fn).run(merge=False)).run(merge=True)
-        if isinstance(fn, relax.Function)
-        else fn
+        gv: _merged(fn) if isinstance(fn, relax.Function) else fn
         for gv, fn in mod.functions.items()
     }
     return with_functions(mod, functions)
