@@ -3,6 +3,7 @@
 
 from .attention.passes import FuseAttention as FuseAttention
 from .attention.passes import fused_for as fused_for
+from .attention.passes import with_attention_op as with_attention_op
 from .attention.passes import with_log_sum_exp as with_log_sum_exp
 from .attention.ring import RingAttention as RingAttention
 from .attention.writing import WriteAttention as WriteAttention

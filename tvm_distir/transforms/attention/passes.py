@@ -87,6 +87,11 @@ def fused(mod: ir.IRModule, divides: bool = True) -> ir.IRModule:
     return result if result is mod else removed(result, Readings())
 
 
+def with_attention_op(mod: ir.IRModule) -> ir.IRModule:
+    """Return a module of any level with softmax attention as an op, whose functions keep names."""
+    return fused(mod, divides=False)
+
+
 def fused_for(mod: ir.IRModule, plan: Plan) -> ir.IRModule:
     """Return the module that the rules of a plan are for: with attention as an op, or as it is."""
     return FuseAttention()(mod) if plan.attention else mod

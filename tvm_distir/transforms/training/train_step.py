@@ -23,7 +23,7 @@ from tvm_distir.core.rewriting import (
 )
 from tvm_distir.hardware import System
 from tvm_distir.support import warn
-from tvm_distir.transforms.attention.passes import fused, with_log_sum_exp
+from tvm_distir.transforms.attention.passes import with_attention_op, with_log_sum_exp
 from tvm_distir.transforms.training.autodiff.function_table import NamedFunctions
 from tvm_distir.transforms.training.autodiff.rules.batch_norms import without_statistics
 from tvm_distir.transforms.training.optimizers.master import Master
@@ -169,7 +169,7 @@ def train_step(
 
 def _written(mod: ir.IRModule, recipe: Recipe, stages: Schedule | None) -> ir.IRModule:
     """Write the step of a model."""
-    mod = fused(mod, divides=False) if recipe.recomputes(ATTENTION) else with_log_sum_exp(mod)
+    mod = with_attention_op(mod) if recipe.recomputes(ATTENTION) else with_log_sum_exp(mod)
     mod, original = with_streams(without_statistics(mod), as_input=stages is not None), mod
     functions = NamedFunctions(mod)
     main = functions.of.get("main")

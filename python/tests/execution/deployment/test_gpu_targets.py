@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import tvm_ffi
 from tvm import relax, te
 
 import tvm_distir as td
+from tests.execution.deployment.kernel_counts import count_kernels
 from tvm_distir.execution.runtime.program.cuda_backend import load_cuda_backend
 from tvm_distir.execution.runtime.program.lowered import LoweredProgram
 from tvm_distir.execution.runtime.program.targets import as_target, host_target
@@ -36,32 +36,14 @@ def gpt(tp: int = 2) -> Any:
     return td.distribute(mod, td.planning.make_plan(mod, "megatron", {"tp": tp}))
 
 
-def kernel_names(source: str) -> set[str]:
-    """Return the names of the CUDA functions that a text defines."""
-    return set(re.findall(r"__global__ void (?:__launch_bounds__\(\d+\) )?(\w+)\(.*\{", source))
-
-
-def called_kernels(program: Any) -> set[str]:
-    """Return the names of the kernels that the bytecode of a program calls."""
-    (executable,) = program.executables.values()
-    text = executable.as_text()
-    called = set(re.findall(r"\bcall +([\w.]+)", text))
-    inner = set(re.findall(r"^@(\w+):", text, re.MULTILINE))
-    return {name for name in called - inner if "." not in name}
-
-
 @needs_cuda_codegen
 @pytest.mark.parametrize("dispatch", ["auto", "tvm"])
 def test_every_kernel_of_gpt_runs_on_the_gpu(dispatch: str) -> None:
     program = td.compile(gpt(), target="cuda:sm_90", dispatch=dispatch)
-    kernels = kernel_names(program.kernel_source(program.entries[0]))
-    called = called_kernels(program)
-    # A function of the host launches the kernels that begin with its name.
-    unlaunched = {n for n in called if not any(k.startswith(f"{n}_kernel") for k in kernels)}
-    assert kernels
-    assert not unlaunched
-    products = {name for name in called if "matmul" in name or "einsum" in name}
-    assert bool(products) == (dispatch == "tvm")
+    counts = count_kernels(program)
+    assert counts.kernels
+    assert not counts.host
+    assert bool(counts.tensor_cores + counts.other_products) == (dispatch == "tvm")
 
 
 @needs_cuda_codegen

@@ -13,9 +13,12 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
+import tvm_distir as td
+from tests.execution.deployment.kernel_counts import KernelCounts, count_kernels
 from tvm_distir.execution.runtime.program.compilation import compile_module
 from tvm_distir.execution.runtime.program.permuted_products import read_permuted
 from tvm_distir.execution.runtime.program.targets import as_target, host_target
+from tvm_distir.support import EngineError
 
 needs_cuda_codegen = pytest.mark.skipif(
     tvm_ffi.get_global_func("target.build.cuda", allow_missing=True) is None,
@@ -59,6 +62,44 @@ def test_products_run_on_tensor_cores(dtype: str, named: str) -> None:
     accumulators = {kind for _, kind in fragments if kind == "float"}
     assert {kind for _, kind in fragments} == ({named, "float"} if named else set())
     assert bool(accumulators) == bool(named)
+
+
+SIZES = "size=tiny,layers=1,hidden=128,heads=2,seq=64,batch=2,dtype=bfloat16"
+
+
+def counts_of(mod: Any, library: str) -> KernelCounts:
+    dist = td.distribute(mod, td.planning.make_plan(mod, "data_parallel", {"dp": 2}))
+    return count_kernels(td.compile(dist, target="cuda:sm_90", dispatch=library))
+
+
+@needs_cuda_codegen
+@pytest.mark.parametrize("library", ["torch", "tvm"])
+def test_counts_of_a_layer(library: str) -> None:
+    """The claims of the table in docs/deployment.md."""
+    counts = counts_of(td.load_model(f"zoo:llama?{SIZES},kv_heads=1").mod, library)
+    in_library = library == "torch"
+    assert (counts.library > 0, counts.tensor_cores > 0) == (in_library, not in_library)
+    assert (counts.other_products, counts.transposes, counts.host) == (0, 0, frozenset())
+    assert counts.accumulators == (frozenset() if in_library else {"float"})
+    assert (counts.attention, counts.softmax) == ((1, 0) if in_library else (0, 1))
+
+
+@needs_cuda_codegen
+def test_counts_of_a_training_step() -> None:
+    mod = td.train_step(
+        td.load_model(f"zoo:gpt?{SIZES},attention=flash,fused_qkv=1").mod, optimizer="adamw"
+    )
+    counts = counts_of(mod, "torch")
+    assert (counts.tensor_cores, counts.other_products, counts.host) == (0, 0, frozenset())
+    assert counts.transposes == 0
+    assert counts.attention == 2  # one call in either direction
+
+
+@needs_cuda_codegen
+def test_cuda_graphs_are_refused() -> None:
+    graphs = tvm.transform.PassContext(config={"relax.backend.use_cuda_graph": True})
+    with graphs, pytest.raises(EngineError, match=r"DIST0606 .*CUDA graph"):
+        cuda_source(linear("bfloat16", 256))
 
 
 @needs_cuda_codegen

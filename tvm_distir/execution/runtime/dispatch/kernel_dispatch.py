@@ -25,13 +25,15 @@ from tvm_distir.core.ir.operators import (
     attention_sinks,
 )
 from tvm_distir.core.rewriting import Replacements, replaced_calls
-from tvm_distir.transforms import WRITTEN_ATTENTION
+from tvm_distir.transforms import WRITTEN_ATTENTION, with_attention_op
 
 from .contractions import contraction_of
 from .packed_names import CAUSAL, NUMPY, PREFIXES, TORCH, TVM, library_named
 from .permuted_operands import composed, ints, merge_permutations, viewed
 
 _NARROW, _WIDE = ("float16", "bfloat16"), ("float32", "float64")
+_GPU_WIDTHS = 8
+"""PyTorch's attention on GPUs takes heads of widths that it divides."""
 _BLAS_ROWS, _BLAS_INNER = 16, 32
 """A convolution in groups is left to TVM where a group has fewer results, or terms of each."""
 
@@ -143,6 +145,14 @@ def _flash(writer: _Writer, call: ir.Call) -> ir.Call | None:
     )
 
 
+def _flash_on_gpu(writer: _Writer, call: ir.Call) -> ir.Call | None:
+    """Write it where the kernels of GPUs take the width and the type of the heads."""
+    q = call.args[0].ty
+    width = q.shape[3]
+    fits = isinstance(width, tirx.IntImm) and int(width) % _GPU_WIDTHS == 0
+    return _flash(writer, call) if fits and str(q.dtype) != "float64" else None
+
+
 def _is_for_blas(call: ir.Call, orders: Sequence[Sequence[int]], transposed: bool) -> bool:
     """Return whether a convolution is a product of some size: TVM is better at small groups."""
     groups, shape = int(call.attrs.groups), [call.args[1].ty.shape[dim] for dim in orders[1]]
@@ -223,8 +233,9 @@ def _table(library: str, on_gpu: bool) -> tuple[Replacements, Replacements]:
     }
     written = dict(WRITTEN_ATTENTION)
     for name in (ATTENTION_OP, ATTENTION_BACKWARD_OP):
-        if name in table and not on_gpu:  # PyTorch's op is of CPUs
-            written[name] = partial(_first, table[name], written[name])
+        if name in table:
+            serve = partial(_replacement, _flash_on_gpu, library) if on_gpu else table[name]
+            written[name] = partial(_first, serve, written[name])
     return written, {**table, "relax.permute_dims": composed}
 
 
@@ -272,5 +283,7 @@ def dispatch_kernels(mod: ir.IRModule, library: str, on_gpu: bool = False) -> ir
     """
     if library == TVM:
         return mod
+    if on_gpu:  # scores of softmax attention that is written out would be in memory
+        mod = with_attention_op(mod)
     attention, others = _table(library, on_gpu)
     return merge_permutations(replaced_calls(replaced_calls(mod, attention), others))

@@ -17,6 +17,7 @@ from torch import from_dlpack
 from torch.nn.functional import pad, scaled_dot_product_attention
 from tvm.runtime import Tensor
 
+from . import torch_gpu_attention
 from .packed_names import CAUSAL
 
 _FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -114,8 +115,12 @@ def _flash_operands(
 def flash(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: int, *rest: Any) -> None:
     """Write attention and its log-sum-exps; ``rest`` is the orders, and then both results."""
     *orders, out, sums = rest
-    operands = _flash_operands((q, k, v), orders)
-    result, computed = _FLASH(*operands, 0.0, bool(causal), scale=scale)
+    queries, keys, values = _flash_operands((q, k, v), orders)
+    operands = queries, keys, values
+    if queries.is_cuda:
+        result, computed = torch_gpu_attention.attention(operands, bool(causal), scale)
+    else:
+        result, computed = _FLASH(*operands, 0.0, bool(causal), scale=scale)
     from_dlpack(out).copy_(result.transpose(1, 2))
     from_dlpack(sums).copy_(computed)
 
@@ -135,9 +140,13 @@ def flash_backward(
     *orders, sums_order = rest[:6]
     queries, keys, values, result, grad = _flash_operands((q, k, v, o, do), orders)
     sums = _view(lse, sums_order)
-    grads = _FLASH_BACKWARD(
-        grad, queries, keys, values, result, sums, 0.0, bool(causal), scale=scale
-    )
+    operands = queries, keys, values
+    if grad.is_cuda:
+        grads = torch_gpu_attention.attention_backward(
+            grad, operands, result, sums, bool(causal), scale
+        )
+    else:
+        grads = _FLASH_BACKWARD(grad, *operands, result, sums, 0.0, bool(causal), scale=scale)
     for computed, out in zip(grads, rest[6:]):
         target = from_dlpack(out).transpose(1, 2)
         heads = target.shape[1]

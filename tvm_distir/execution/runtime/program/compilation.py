@@ -24,7 +24,7 @@ from tvm_distir.core.rewriting import plain_calls
 from tvm_distir.support import DistIRError, EngineError, ForkSafeLock
 from tvm_distir.transforms import kernel_passes, repair_kernels
 
-from .gpu_passes import check_threads, gpu_passes
+from .gpu_passes import check_graphs, check_threads, gpu_passes
 from .permuted_products import read_permuted
 from .shared_kernels import SharedKernels
 from .targets import target_in_scope
@@ -158,6 +158,7 @@ def _build(
         with target:
             mod = relax.get_pipeline("default")(mod)
         return kernels.compile(mod, target)
+    check_graphs()
     with target:
         mod = tvm.transform.Sequential(gpu_passes())(mod)
         mod = repair_kernels(relax.get_default_pipeline(target)(mod))

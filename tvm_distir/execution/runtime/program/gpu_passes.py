@@ -21,6 +21,8 @@ from tvm_distir.transforms import register_gpu_reducers, repair_kernels
 
 from .tensor_cores import TensorCoreProduct
 
+_CUDA_GRAPHS = "relax.backend.use_cuda_graph"
+
 
 def _is_projection(fn: ir.BaseFunc) -> bool:
     """Return whether a function is a group of fused ops that calls no kernel."""
@@ -96,6 +98,20 @@ def gpu_passes() -> list[ir.transform.Pass]:
         relax.transform.RewriteDataflowReshape(),
         relax.transform.ToNonDataflow(),  # so that the default pipeline does not fuse again
     ]
+
+
+def check_graphs() -> None:
+    """Refuse (DIST0606) CUDA graphs: TVM captures packed functions as if they were kernels.
+
+    A replay would skip a collective, a call of a library, or the position of the rank.
+    """
+    if tvm.transform.PassContext.current().config.get(_CUDA_GRAPHS):
+        raise EngineError(
+            "DIST0606",
+            "a CUDA graph would capture calls of collectives and of libraries",
+            location=_CUDA_GRAPHS,
+            remedy="Compile without this option of the pass context.",
+        )
 
 
 def _has_threads(stmt: tirx.Stmt) -> bool:

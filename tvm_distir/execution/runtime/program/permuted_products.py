@@ -36,13 +36,18 @@ def _subscripts(product: Contraction, orders: list[list[int]]) -> str | None:
     None where a dim of size one is repeated along the other operand.
     """
     (a, b, out), cuts = product.orders, product.cuts
-    batch, rows = cuts[0], cuts[1] - cuts[0]
-    sizes = (batch, rows, len(a) - cuts[1], len(b) - cuts[3])
-    if len(out) != batch + rows + sizes[3]:
+    batch, rows, columns = cuts[4], cuts[5] - cuts[4], len(out) - cuts[5]
+    if (cuts[1] - cuts[0], len(b) - cuts[3]) != (rows, columns):
         return None
     letters = iter(string.ascii_lowercase)
+    sizes = (batch, rows, len(a) - cuts[1], columns)
     shared, left, summed, right = ([next(letters) for _ in range(n)] for n in sizes)
-    groups = (shared + left + summed, shared + summed + right, shared + left + right)
+    # An operand that is repeated along the batch has none of its dims.
+    groups = (
+        shared[: cuts[0]] + left + summed,
+        shared[: cuts[2]] + summed + right,
+        shared + left + right,
+    )
     terms = [
         "".join(name for _, name in sorted(zip(order, names, strict=True)))
         for order, names in zip((*orders, out), groups, strict=True)
