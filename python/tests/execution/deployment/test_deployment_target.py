@@ -65,7 +65,7 @@ INPUTS = [np.ones((64, 64), "float32")] * 2
 @pytest.fixture
 def cuda_folder(tmp_path: Path) -> Path:
     with tvm.target.Target(CUDA):
-        td.deploy(td.distribute(product(), PLAN), tmp_path)
+        td.deploy(td.distribute(product(), PLAN), tmp_path, dispatch="tvm")
     return tmp_path
 
 
