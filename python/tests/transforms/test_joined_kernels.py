@@ -115,3 +115,21 @@ def test_results_of_a_group_that_are_read_between_end_it() -> None:
     first, second = _results(Module, inputs)
     np.testing.assert_allclose(first, np.full((4, 8), np.e + 1), rtol=1e-6)
     np.testing.assert_allclose(second, np.full((4, 8), np.sqrt(np.e)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["equal", "not_equal", "less_equal", "subtract", "divide"])
+def test_values_that_are_compared_with_themselves_may_be_nan(name: str) -> None:
+    builder, x = relax.BlockBuilder(), relax.Var("x", R.Tensor((96,), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            same = builder.emit(relax.op.astype(getattr(relax.op, name)(x, x), "float32"))
+            square = builder.emit(relax.op.multiply(x, x))
+            results = [builder.emit_output(v) for v in (relax.op.add(same, same), square)]
+        builder.emit_func_output(relax.Tuple(results))
+    assert any(kernel.startswith("joined") for kernel in _kernels(builder.get()))
+    values = np.resize(np.array([1.5, np.nan, np.inf, -np.inf, 0.0], "float32"), 96)
+    total, square = _results(builder.get(), [values])
+    with np.errstate(invalid="ignore"):
+        expected = getattr(np, name)(values, values).astype("float32")
+        np.testing.assert_array_equal(total, expected + expected)
+        np.testing.assert_array_equal(square, values * values)

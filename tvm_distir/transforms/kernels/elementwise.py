@@ -7,12 +7,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import tvm_ffi
 from tvm import ir, tirx
 from tvm.relax import Expr
 from tvm.s_tir import SBlock, SBlockRealize
+
+_SIMPLIFIED = (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.Sub, tirx.Div)
+"""Operations that TVM simplifies where both sides are equal, although they may be NaN."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +41,18 @@ class Elementwise:
     def computes(self) -> bool:
         """Return whether the kernel does more than to copy an operand."""
         return any(not isinstance(value, ir.TensorLoad) for _, value in self.stages)
+
+    @cached_property
+    def separates_operands(self) -> bool:
+        """Return whether the operands must be in buffers of their own, even if they are equal.
+
+        TVM takes ``x == x`` to be true and ``x - x`` to be zero where both sides read one buffer,
+        which they are not for NaN.
+        """
+        seen: list[Expr] = []
+        for _, value in self.stages:
+            tvm_ffi.structural_walk(value, [(kind, seen.append) for kind in _SIMPLIFIED])
+        return bool(seen)
 
     @staticmethod
     def of(fn: tirx.PrimFunc) -> Elementwise | None:
