@@ -64,11 +64,12 @@ def test_an_update_is_one_kernel_per_weight_with_the_bits_of_separate_ones(
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("master", [False, True])
 def test_half_precision_is_rounded_as_between_separate_kernels(
-    master: bool, monkeypatch: pytest.MonkeyPatch
+    master: bool, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    step = _step("adamw", dtype="float16", master=master)
+    step = _step("adamw", dtype=dtype, master=master)
     inputs = _inputs(step)
     joined = _results(step, inputs)
     monkeypatch.setattr(compilation, "kernel_passes", lambda: kernel_passes()[:-1])

@@ -17,8 +17,10 @@ After, with the private function ``main_inner(a, w)``::
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import tvm_ffi
 from tvm import ir, relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
@@ -45,12 +47,11 @@ def without_closures(mod: ir.IRModule) -> ir.IRModule:
     PropagationError
         DIST0412 naming a closure that is read other than by calls, or calls itself.
     """
-    if any(_is_local(b) for _, fn in relax_functions(mod) for b in all_bindings(fn.body)):
+    if any(_holds(fn, relax.Function, lambda _: True) for _, fn in relax_functions(mod)):
         for gv, fn in relax_functions(mod):
             _refuse_recursion(str(gv.name_hint), fn)
         mod = relax.transform.LambdaLift()(mod)
-    functions = relax_functions(mod)
-    makers = [(gv, fn) for gv, fn in functions if any(map(_makes, all_bindings(fn.body)))]
+    makers = [(gv, fn) for gv, fn in relax_functions(mod) if _holds(fn, ir.Call, _makes)]
     if not makers:
         return mod
     replaced = dict(mod.functions)
@@ -61,12 +62,17 @@ def without_closures(mod: ir.IRModule) -> ir.IRModule:
     return with_functions(mod, replaced)
 
 
+def _holds(fn: relax.Function, kind: type[ir.Expr], test: Callable[[Any], bool]) -> bool:
+    """Return whether a function holds an expression; an engine asks, without native library."""
+    node = tvm_ffi.structural_walk(fn.body, [(kind, lambda value: test(value) or None)])
+    return node is not None
+
+
 def _is_local(binding: relax.Binding) -> bool:
     return type(binding.value) is relax.Function
 
 
-def _makes(binding: relax.Binding) -> bool:
-    value = binding.value
+def _makes(value: ir.Expr) -> bool:
     return type(value) is ir.Call and handle(value.op) == _MAKE_HANDLE
 
 
@@ -85,7 +91,7 @@ def _refuse_recursion(name: str, fn: relax.Function) -> None:
 
 def _refuse_escapes(name: str, fn: relax.Function) -> None:
     """Refuse closures that are still made, since something reads them as values."""
-    for binding in filter(_makes, all_bindings(fn.body)):
+    for binding in (b for b in all_bindings(fn.body) if _makes(b.value)):
         raise _fault(
             "a closure is read as a value (returned, stored in a tuple, or passed on), so that "
             "what its readers call is not known",

@@ -103,14 +103,17 @@ class _Groups:
 def elementwise(value: Expr, kernels: Kernels) -> Elementwise | None:
     """Return the elementwise kernel that a value is computed by, or None.
 
-    One that compares a tensor with itself, as for NaN, is none: it needs two buffers.
+    One that compares a tensor with itself, as for NaN, is none: it needs two buffers. Nor is one
+    of bfloat16 or float8, which TVM does not round between the parts of a kernel.
     """
     if not isinstance(value, ir.Call) or called_name(value) != "relax.call_tir":
         return None
     if len(value.args) != 2 or not all(isinstance(x, relax.Var) for x in value.args[1].fields):
         return None
     kernel, operands = kernels.get(value.args[0]), value.args[1].fields
-    if kernel is not None and len(set(operands)) < len(operands) and kernel.separates_operands:
+    if kernel is None or str(value.ty.dtype).startswith(("bfloat16", "float8")):
+        return None
+    if len(set(operands)) < len(operands) and kernel.separates_operands:
         return None
     return kernel
 

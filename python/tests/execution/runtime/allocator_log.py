@@ -3,7 +3,7 @@
 """Run in a process of its own, with allocator_log.c preloaded: logs and storage plans as JSON.
 
 Each program runs once to be compiled, then once with the log; TVM's machine takes its memory block
-by block (``naive``). Of rank 0 the blocks behind its inputs count.
+by block (``naive``). The blocks that the thread of rank 0 takes count; inputs are made by another.
 """
 
 from __future__ import annotations
@@ -44,21 +44,20 @@ machines.VirtualMachine = lambda library, device: VirtualMachine(
 )
 
 
-def logged(call, skipped: int) -> list[int]:
-    """Sizes that rank 0 takes, negative where they are freed, without the first ones."""
+def logged(call) -> list[int]:
+    """Sizes that rank 0 takes, negative where they are freed."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "log"
         LOG.log_begin()
         call()
         LOG.log_end(str(path).encode())
         rows = [line.split() for line in path.read_text().splitlines()]
-    mine, result, seen = {}, [], 0
+    mine, result = {}, []
     for thread, place, size in rows:
         if size != "0":
             mine.pop(place, None)  # another thread's now
             if int(thread) == threads[0]:
-                seen += 1
-                mine[place] = int(size) if seen > skipped else 0
+                mine[place] = int(size)
                 result.append(mine[place])
         elif place in mine:
             result.append(-mine.pop(place))
@@ -76,14 +75,13 @@ def measure(name: str, mesh: str, strategy: str, train: str) -> dict[str, list[i
     values = draw_inputs(plain)
 
     def run_threads() -> None:
-        td.run(local, values, engine="threads")
+        td.run(local, values, engine="threads", dispatch="tvm")
 
     run_threads()
     storage = plan_storage(local)
     program = LoweredProgram(local)
     entry = next(each for each in program.entries if 0 in each.ranks)
-    inputs = len(program.mod[entry.function].params)
-    return {"log": logged(run_threads, inputs), "plan": storage.walk(entry.function).sizes}
+    return {"log": logged(run_threads), "plan": storage.walk(entry.function).sizes}
 
 
 if __name__ == "__main__":
