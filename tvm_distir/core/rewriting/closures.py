@@ -64,8 +64,9 @@ def without_closures(mod: ir.IRModule) -> ir.IRModule:
 
 def _holds(fn: relax.Function, kind: type[ir.Expr], test: Callable[[Any], bool]) -> bool:
     """Return whether a function holds an expression; an engine asks, without native library."""
-    node = tvm_ffi.structural_walk(fn.body, [(kind, lambda value: test(value) or None)])
-    return node is not None
+    stop = tvm_ffi.VisitInterrupt(True)
+    entry = (kind, lambda node: stop if test(node) else None)
+    return tvm_ffi.structural_walk(fn.body, [entry]) is not None
 
 
 def _is_local(binding: relax.Binding) -> bool:

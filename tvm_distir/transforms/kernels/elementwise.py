@@ -65,6 +65,8 @@ class Elementwise:
         for buffer, value in stages:
             if static_shape(buffer) != shape or not known.issuperset(_sources(value)):
                 return None
+            if buffer in known:  # it is written twice
+                return None
             known.add(buffer)
         is_last = stages[-1][0].same_as(fn.params[-1])
         return Elementwise(shape, tuple(fn.params), tuple(stages)) if is_last else None

@@ -82,8 +82,9 @@ def test_unknown_collectives():
 
 
 def test_without_the_library_native_fails_and_python_runs(monkeypatch, tmp_path):
+    program, x = td.compile(several_collectives()), np.ones((4, 6), "float32")
+    assert program.overwritten == frozenset()
     monkeypatch.setenv(LIBRARY_VARIABLE, str(tmp_path / "none.so"))
-    mod, x = several_collectives(), np.ones((4, 6), "float32")
     with pytest.raises(DependencyError, match="DIST0110"):
-        ThreadsEngine(20).run(mod, [x])
-    assert len(ThreadsEngine(20, collectives="python").run(mod, [x])) == 1
+        ThreadsEngine(20).run(program, [x])
+    assert len(ThreadsEngine(20, collectives="python").run(program, [x])) == 1
