@@ -98,6 +98,13 @@ def _deployed() -> list[Any]:
         return sorted(path.name for path in (Path(folder) / "model").iterdir())
 
 
+def _exported_weights() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "weights.safetensors"
+        td.export_weights({"w": np.arange(6, dtype="float32").reshape(2, 3)}, path)
+        return path.read_bytes()
+
+
 def _analyzed() -> list[Any]:
     found = td.analyze(model(), system=system(), strategy="data_parallel", mesh=MESH)
     data = json.loads(found.to_json())
@@ -216,6 +223,7 @@ CALLS: dict[str, Callable[[], Any]] = {
     "distribute": lambda: td.distribute(model(), make_plan(model(), "data_parallel", MESH)),
     "explain": lambda: str(td.explain(model(), make_plan(model(), "data_parallel", MESH), "x")),
     "export": lambda: td.export(local()).to_json(),
+    "export_weights": _exported_weights,
     "export_plan": lambda: td.export_plan(
         model(), make_plan(model(), "data_parallel", MESH), "jax"
     ),

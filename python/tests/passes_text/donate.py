@@ -65,6 +65,7 @@ class After:
         pages: R.Tensor((1, 2), "int32"),
         lengths: R.Tensor((1,), "int32"),
     ):
+        R.func_attr({"dist.donated": [0]})
         appended = R.dist.kv_append(cache, rows, pages, lengths, in_place=True, page_size=4)
         return appended
 
@@ -78,6 +79,7 @@ class After:
     ):
         R.func_attr(
             {
+                "dist.donated": [0, 1],
                 "dist.io": {
                     "inputs": [
                         {"index": 0, "name": "k_cache"},
@@ -87,7 +89,7 @@ class After:
                         {"index": 4, "name": "lengths"},
                     ],
                     "outputs": [{"index": 0}, {"index": 1}, {"index": 2}],
-                }
+                },
             }
         )
         cls = After

@@ -105,7 +105,7 @@ def test_accumulators_of_a_gpu_are_float32(dtype: str) -> None:
             conv = builder.emit(relax.op.nn.conv2d(images, filters))
             out = builder.emit_output(relax.Tuple([product, total, conv]))
         builder.emit_func_output(out)
-    program = td.compile(td.distribute(builder.get(), PLAN), target="cuda:sm_90")
+    program = td.compile(td.distribute(builder.get(), PLAN), target="cuda:sm_90", dispatch="tvm")
     source = program.kernel_source(program.entries[0])
     accumulators = re.findall(r"(\w+) ((?:matmul|x_red|conv2d)\w*local\w*)\[", source)
     assert len({name.split("_")[0] for _, name in accumulators}) == 3

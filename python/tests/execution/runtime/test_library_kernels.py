@@ -18,7 +18,7 @@ from tvm.script import relax as R
 
 import tvm_distir as td
 from tvm_distir.core.ir.operators import attention_ops
-from tvm_distir.execution.runtime.dispatch import packed_names, registration
+from tvm_distir.execution.runtime.dispatch import kernel_registration, packed_names
 from tvm_distir.execution.runtime.dispatch.kernel_dispatch import SERVED, dispatch_kernels
 from tvm_distir.support.errors.tree import DependencyError, EngineError
 
@@ -393,7 +393,7 @@ def test_kernels_of_unknown_libraries_are_refused() -> None:
 def test_a_missing_torch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed_names.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(DependencyError, match=r"DIST0111 .*PyTorch") as info:
-        registration.register_kernels("torch")
+        kernel_registration.register_kernels("torch")
     assert "tvm_distir[torch]" in info.value.remedy
 
 

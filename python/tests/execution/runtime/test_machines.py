@@ -15,7 +15,7 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
-from tvm_distir.execution.runtime.dispatch import packed_names, registration
+from tvm_distir.execution.runtime.dispatch import kernel_registration, packed_names
 from tvm_distir.execution.runtime.program import machines
 
 _RUNS = itertools.count()
@@ -84,7 +84,7 @@ def test_threads_make_machines_while_one_registers_the_kernels(
             _register(name)
 
     monkeypatch.setattr(machines, "VirtualMachine", slow)
-    monkeypatch.setattr(registration, "_register", registering)
+    monkeypatch.setattr(kernel_registration, "_register", registering)
     monkeypatch.setattr(packed_names.importlib.util, "find_spec", lambda name: object())
     library = _library(name)
     with ThreadPoolExecutor(THREADS) as pool:

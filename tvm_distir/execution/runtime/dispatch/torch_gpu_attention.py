@@ -37,11 +37,11 @@ def attention(operands: Operands, causal: bool, scale: float) -> tuple[torch.Ten
     operands = _with_rows(operands)
     if _is_flash(operands, causal):
         op = _ATEN._scaled_dot_product_flash_attention
-        found = op(*operands, 0.0, causal, False, scale=scale)
+        computed = op(*operands, 0.0, causal, False, scale=scale)
     else:
         op = _ATEN._scaled_dot_product_efficient_attention
-        found = op(*operands, None, True, 0.0, causal, scale=scale)
-    return found[0], found[1][..., : operands[0].shape[2]]
+        computed = op(*operands, None, True, 0.0, causal, scale=scale)
+    return computed[0], computed[1][..., : operands[0].shape[2]]
 
 
 def attention_backward(
@@ -63,7 +63,7 @@ def attention_backward(
         state = torch.zeros(2, dtype=torch.uint64, device=grad.device)
         op = _ATEN._scaled_dot_product_flash_attention_backward
         sizes = (None, None, rows, columns)
-        found = op(
+        computed = op(
             *(grad, *operands, result, sums.contiguous(), *sizes),
             *(0.0, causal, state, state[0]),
             scale=scale,
@@ -71,9 +71,9 @@ def attention_backward(
     else:
         padded = pad(sums, (0, -rows % _PADDED_ROWS), value=torch.inf)
         op = _ATEN._scaled_dot_product_efficient_attention_backward
-        found = op(
+        computed = op(
             *(grad, *operands, None, result, padded, state, state),
             *(0.0, [True, True, True, False], causal),
             scale=scale,
         )
-    return tuple(found[:3])
+    return tuple(computed[:3])
