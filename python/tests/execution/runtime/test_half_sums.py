@@ -108,8 +108,9 @@ def test_accumulators_of_a_gpu_are_float32(dtype: str) -> None:
     program = td.compile(td.distribute(builder.get(), PLAN), target="cuda:sm_90", dispatch="tvm")
     source = program.kernel_source(program.entries[0])
     accumulators = re.findall(r"(\w+) ((?:matmul|x_red|conv2d)\w*local\w*)\[", source)
-    assert len({name.split("_")[0] for _, name in accumulators}) == 3
-    assert {kind.rstrip("24") for kind, _ in accumulators} == {"float"}
+    assert {name.split("_")[0] for _, name in accumulators} == {"conv2d", "x"}
+    fragments = re.findall(r"wmma::accumulator, \d+, \d+, \d+, (\w+)>", source)
+    assert fragments and {kind.rstrip("24") for kind, _ in accumulators} | {*fragments} == {"float"}
 
 
 def test_an_explicit_rounding_is_kept() -> None:
