@@ -19,6 +19,8 @@ op                   computes
 ``multiply``,        with a constant zero: NaN of NaN and infinities, which TVM folds to zero
 ``divide``
 ``take_backward``    the same on threads of a GPU (:mod:`.lookup_gradient`)
+attention            keys and values repeated for the heads of queries that share them, which
+                     TVM misreads
 attention, norms,    of narrow floats in float32 (:mod:`.float32_kernels`); all other kernels
 scans, scatters      compute these in float32 by a pass over their TIR (:mod:`.accumulation`)
 ``take`` (``fast``)  the kernel of TVM, which warns of what :mod:`.repair` prevents
@@ -221,6 +223,22 @@ def _with_zero(compute: Callable[..., Any]) -> Legalize:
     return legalize
 
 
+def _attention(builder: BlockBuilder, call: ir.Call) -> Expr:
+    """Repeat keys and values for the heads of queries that share them, then take the kernel.
+
+    The kernel of TVM takes as many heads of keys as of queries, and reads beyond them otherwise.
+    """
+    queries, keys, values, *bias = call.args
+    heads, shared = (x.ty.shape[2] for x in (queries, keys))
+    if isinstance(heads, tirx.IntImm) and isinstance(shared, tirx.IntImm):
+        group = int(heads) // int(shared)
+        if group != 1:
+            repeated = [builder.emit_te(topi.repeat, x, group, 2) for x in (keys, values)]
+            new = ir.Call(call.op, [queries, *repeated, *bias], call.attrs)
+            return kernel_in_float32(builder, builder.normalize(new))
+    return kernel_in_float32(builder, call)
+
+
 LEGALIZATIONS: dict[str, Legalize] = {
     "relax.sort": _of_floats(_sort),
     "relax.argsort": _of_floats(_argsort),
@@ -232,7 +250,8 @@ LEGALIZATIONS: dict[str, Legalize] = {
     "relax.grad.take_backward": take_backward,
     **dict.fromkeys(("relax.cumsum", "relax.cumprod"), scan_in_float32),
     **{f"relax.{name}": scatter_in_float32 for name in SCATTERS},
-    **{f"relax.nn.{name}": kernel_in_float32 for name in (*ATTENTION, *NORMS)},
+    **{f"relax.nn.{name}": _attention for name in ATTENTION},
+    **{f"relax.nn.{name}": kernel_in_float32 for name in NORMS},
     "relax.multiply": _of_floats(_with_zero(topi.multiply)),
     "relax.divide": _of_floats(_with_zero(topi.divide)),
 }
