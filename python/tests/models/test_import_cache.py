@@ -110,7 +110,7 @@ def test_comparison_loads_the_model_once(monkeypatch, tmp_path, capsys):
         specs.append(spec)
         return read(spec, **options)
 
-    monkeypatch.setattr("tvm_distir.planning.study.load_model", counted)
+    monkeypatch.setattr("tvm_distir.planning.model_loading.load_model", counted)
     ways = ["--strategy", "data_parallel", "--strategy", "tensor_parallel"]
     meshes = ["--mesh", "dp=2", "--mesh", "tp=2"]
     model = "zoo:mlp"
