@@ -150,18 +150,22 @@ def _ids(*shape: int) -> torch.Tensor:
     return torch.randint(0, VOCAB, shape)
 
 
+class Logits(nn.Module):
+    """The logits of a model of transformers."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the logits of token ids or pixels."""
+        return self.model(x).logits
+
+
 def _gpt2() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    class Logits(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = GPT2LMHeadModel(GPT2Config(use_cache=False))
-
-        def forward(self, ids: torch.Tensor) -> torch.Tensor:
-            return self.model(ids).logits
-
-    return Logits(), (_ids(1, 128),)
+    return Logits(GPT2LMHeadModel(GPT2Config(use_cache=False))), (_ids(1, 128),)
 
 
 def _llama(width: int, layers: int, batch: int, positions: int) -> Any:
@@ -176,29 +180,13 @@ def _decode() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
 def _resnet() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     from transformers import ResNetConfig, ResNetForImageClassification
 
-    class Logits(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = ResNetForImageClassification(ResNetConfig())
-
-        def forward(self, pixels: torch.Tensor) -> torch.Tensor:
-            return self.model(pixels).logits
-
-    return Logits(), (torch.randn(2, 3, 224, 224),)
+    return Logits(ResNetForImageClassification(ResNetConfig())), (torch.randn(2, 3, 224, 224),)
 
 
 def _vit() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     from transformers import ViTConfig, ViTForImageClassification
 
-    class Logits(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = ViTForImageClassification(ViTConfig())
-
-        def forward(self, pixels: torch.Tensor) -> torch.Tensor:
-            return self.model(pixels).logits
-
-    return Logits(), (torch.randn(2, 3, 224, 224),)
+    return Logits(ViTForImageClassification(ViTConfig())), (torch.randn(2, 3, 224, 224),)
 
 
 def _mixture() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:

@@ -8,7 +8,7 @@ Usage: scripts/checks/gpu_kernel_counts.py [--target cuda:sm_90] [--types float3
 Needs no GPU: without the CUDA runtime the programs hold CUDA source. A kernel is left on the host
 where the bytecode calls a function that launches no kernel of the source. Prints a row of a table
 per program. Exits 1 when a program does not compile, has a kernel on the host, or sums half
-precision in half precision.
+precision in half precision on tensor cores.
 """
 
 from __future__ import annotations

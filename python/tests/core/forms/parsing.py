@@ -19,6 +19,7 @@ from tvm_distir.support import DistIRError
 
 ROWS = td.Plan(mesh={"tp": 2}, rules={"x": td.P("tp", None)})
 COLUMNS = td.Plan(mesh={"tp": 2}, rules={"w": td.P(None, "tp")})
+X_COLUMNS = td.Plan(mesh={"tp": 2}, rules={"x": td.P(None, "tp")})
 X = 'x: R.Tensor((8, 16), "float32")'
 W = 'w: R.Tensor((16, 16), "float32")'
 
@@ -36,10 +37,10 @@ def main(lines: str, params: str = f"{X}, {W}", pure: bool = True) -> str:
     return f"@R.function(pure={pure})\ndef main({params}):\n    cls = M\n{body}\n    return y\n"
 
 
-def agrees(mod: Any, plan: td.Plan) -> td.Program:
-    """Verify that the distributed module computes the same; returns what is exported."""
+def agrees(mod: Any, plan: td.Plan) -> None:
+    """Verify that the distributed module computes the same, and export it."""
     assert td.verify(mod, plan, engine="virtual").equal
-    return td.export(td.distribute(mod, plan))
+    td.export(td.distribute(mod, plan))
 
 
 def refusal(mod: Any, plan: td.Plan) -> DistIRError:

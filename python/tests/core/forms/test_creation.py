@@ -10,7 +10,7 @@ import tvm_ffi
 from tvm import relax
 
 import tvm_distir as td
-from tests.core.forms.parsing import ROWS, X, agrees, main, parsed, refusal
+from tests.core.forms.parsing import ROWS, X_COLUMNS, X, agrees, main, parsed, refusal
 from tvm_distir.transforms import AnnotateSharding, PropagateSharding
 
 CREATED = [
@@ -18,10 +18,9 @@ CREATED = [
     'R.ones(R.shape([8, 16]), "float32")', 'R.eye(8, 16, 0, "float32")',
     'R.arange(0, 16, 1, "float32")', 'R.hamming_window(16, True, 0.5, 0.4, "float32")',
 ]  # fmt: skip
-COLUMNS = td.Plan(mesh={"tp": 2}, rules={"x": td.P(None, "tp")})
 
 
-@pytest.mark.parametrize("plan", [ROWS, COLUMNS], ids=["rows", "columns"])
+@pytest.mark.parametrize("plan", [ROWS, X_COLUMNS], ids=["rows", "columns"])
 @pytest.mark.parametrize("legalized", [False, True], ids=["op", "kernel"])
 @pytest.mark.parametrize("created", CREATED)
 def test_what_is_created_is_added(created: str, legalized: bool, plan: td.Plan) -> None:

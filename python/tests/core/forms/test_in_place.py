@@ -9,7 +9,7 @@ import pytest
 from tvm import relax
 
 import tvm_distir as td
-from tests.core.forms.parsing import ROWS, X, agrees, main, parsed
+from tests.core.forms.parsing import ROWS, X_COLUMNS, X, agrees, main, parsed
 
 SCALE = """
 @T.prim_func(private=True, s_tir=True)
@@ -19,14 +19,7 @@ def scale(A: T.Buffer((8, 16), "float32")):
             vi, vj = T.axis.remap("SS", [i, j])
             A[vi, vj] = A[vi, vj] * T.float32(2)
 """
-FIRST_ROWS = """
-@T.prim_func(private=True, s_tir=True)
-def scale(A: T.Buffer((8, 16), "float32")):
-    for i, j in T.grid(3, 16):
-        with T.sblock("scale"):
-            vi, vj = T.axis.remap("SS", [i, j])
-            A[vi, vj] = A[vi, vj] * T.float32(2)
-"""
+FIRST_ROWS = SCALE.replace("T.grid(8, 16)", "T.grid(3, 16)")
 TWO = """
 @T.prim_func(private=True, s_tir=True)
 def scale(A: T.Buffer((8, 16), "float32"), B: T.Buffer((8, 16), "float32")):
@@ -49,10 +42,9 @@ h = R.nn.relu(x)
 y = R.call_tir_inplace(cls.scale, (h,), inplace_indices=[0, -1],
     out_ty=[R.Tensor((8, 16), "float32"), R.Tensor((8, 16), "float32")])
 """
-COLUMNS = td.Plan(mesh={"tp": 2}, rules={"x": td.P(None, "tp")})
 
 
-@pytest.mark.parametrize("plan", [ROWS, COLUMNS], ids=["rows", "columns"])
+@pytest.mark.parametrize("plan", [ROWS, X_COLUMNS], ids=["rows", "columns"])
 @pytest.mark.parametrize(
     ("kernel", "call"), [(SCALE, CALL), (FIRST_ROWS, CALL), (TWO, BOTH)], ids=["all", "part", "two"]
 )

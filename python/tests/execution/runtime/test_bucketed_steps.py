@@ -15,7 +15,8 @@ from tvm_distir.execution.runtime.engines.registry import engine as engine_named
 SIZES = {"layers": 2, "hidden": 16, "heads": 2, "vocab": 24, "positions": 8, "seq": 8, "batch": 4}
 
 
-def _inputs(ports: Any) -> list[Any]:
+def drawn_inputs(ports: Any) -> list[Any]:
+    """Draw the inputs of a training step by their ports."""
     rng = np.random.default_rng(0)
     return [
         rng.integers(0, 3, [int(n) for n in port["shape"]]).astype("int32")
@@ -42,7 +43,7 @@ def test_buckets_change_no_bits_and_run_few_collectives(strategy: str, name: str
         dist = td.distribute(step, plan, bucket_bytes=bucket_bytes)
         engine = engine_named(name)
         results.append(
-            td.run(dist, _inputs(dist["main"].attrs["dist.io"]["inputs"]), engine=engine)
+            td.run(dist, drawn_inputs(dist["main"].attrs["dist.io"]["inputs"]), engine=engine)
         )
         counts.append(_calls(engine))
     for one, two in zip(*results, strict=True):

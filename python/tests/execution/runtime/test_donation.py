@@ -9,6 +9,7 @@ import pytest
 from tvm import relax
 
 import tvm_distir as td
+from tests.execution.runtime.test_bucketed_steps import SIZES, drawn_inputs
 from tvm_distir.core.ir.operators import kv_append
 from tvm_distir.support.errors.tree import EngineError
 
@@ -129,18 +130,10 @@ def test_other_engines_and_names():
 )
 def test_donated_weights_and_states_are_updated_in_place(strategy, optimizer):
     """The step counter, a scalar, moves, and so do weights that are gathered from new shards."""
-    sizes = {"layers": 2, "hidden": 16, "heads": 2, "vocab": 24, "positions": 8, "seq": 8}
-    step = td.train_step(td.zoo.build("gpt", {**sizes, "batch": 4}), optimizer=optimizer)
+    step = td.train_step(td.zoo.build("gpt", SIZES), optimizer=optimizer)
     local = td.distribute(step, td.planning.make_plan(step, strategy, {"dp": 2}))
-    ports = [port for port in local["main"].attrs["dist.io"]["inputs"][:]]
-    rng = np.random.default_rng(0)
-    shapes = [[int(n) for n in port["shape"]] for port in ports]
-    drawn = [
-        rng.integers(0, 3, shape).astype("int32")
-        if str(port["dtype"]) == "int32"
-        else rng.random(shape).astype(str(port["dtype"]))
-        for shape, port in zip(shapes, ports, strict=True)
-    ]
+    ports = local["main"].attrs["dist.io"]["inputs"][:]
+    drawn = drawn_inputs(ports)
     names, data = [str(port["name"]) for port in ports[2:]], drawn[:2]
     _, *state = td.run(local, drawn, outputs="sharded")
     expected = td.run(local, [*data, *state])

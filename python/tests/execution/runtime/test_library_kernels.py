@@ -338,10 +338,12 @@ def test_permutations_in_branches_are_views() -> None:
 
 
 def test_training_steps_call_the_kernels() -> None:
-    """Attention that returns log-sum-exps is written out, for the products in it."""
+    """Attention and its gradients are a call each, in the function of the layer."""
     pytest.importorskip("torch")
     mod = td.train_step(td.zoo.gpt(size="tiny", attention="flash", fused_qkv=1), optimizer="adamw")
     plan = td.planning.make_plan(mod, "zero:stage=3", {"dp": 2})
+    calls = packed_calls(dispatch_kernels(td.distribute(mod, plan), "torch"))
+    assert set(calls) == {"product", "flash", "flash_backward", "take_backward"}
     td.verify(mod, plan, engine="threads", dispatch="torch").check()
 
 

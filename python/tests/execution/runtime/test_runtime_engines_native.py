@@ -81,9 +81,11 @@ def test_unknown_collectives():
         ThreadsEngine(collectives="nativ")
 
 
-def test_without_the_library_native_fails_and_python_runs(monkeypatch, tmp_path):
+def test_without_the_library_native_fails_and_a_compiled_program_runs_in_python(
+    monkeypatch, tmp_path
+):
     program, x = td.compile(several_collectives()), np.ones((4, 6), "float32")
-    assert program.overwritten == frozenset()
+    assert program.overwritten == frozenset()  # by native code, before it is taken away
     monkeypatch.setenv(LIBRARY_VARIABLE, str(tmp_path / "none.so"))
     with pytest.raises(DependencyError, match="DIST0110"):
         ThreadsEngine(20).run(program, [x])
