@@ -17,7 +17,7 @@ from tvm_distir.execution import measure as measure_kernels
 from tvm_distir.execution import plan_storage
 from tvm_distir.hardware import System
 from tvm_distir.performance import Program, Result, export, step_flops
-from tvm_distir.planning import SHARED, AnalysisOptions, StageMemo, Study
+from tvm_distir.planning import ANALYSIS_MEMO, AnalysisOptions, StageMemo, Study
 from tvm_distir.support import (
     Column,
     DataTable,
@@ -193,7 +193,7 @@ def analyze(options: AnalysisOptions) -> AnalysisResult:
         study = Study.of(
             options,
             exporter=exporter(options.measure, options.allocator),
-            memo=SHARED if options.reuse else StageMemo(),
+            memo=ANALYSIS_MEMO if options.reuse else StageMemo(),
         )
         name = "module" if isinstance(options.model, ir.IRModule) else str(options.model)
         result = analyze_study(

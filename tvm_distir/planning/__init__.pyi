@@ -20,7 +20,7 @@ from .serving.serving_report import serve_analyze as serve_analyze
 from .serving.serving_search import search_serving as search_serving
 from .serving.surface import Surface as Surface
 from .serving.workload import Workload as Workload
-from .stage_memo import SHARED as SHARED
+from .stage_memo import ANALYSIS_MEMO as ANALYSIS_MEMO
 from .stage_memo import StageMemo as StageMemo
 from .step_options import STAGES as STAGES
 from .step_options import AnalysisOptions as AnalysisOptions

@@ -4,10 +4,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import stat
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 from tvm_distir.core.plan import data_positions
 from tvm_distir.core.rewriting import entry_of
@@ -15,12 +16,7 @@ from tvm_distir.models import Model, load_model, model_file, zoo_spec
 from tvm_distir.support import UsageError
 from tvm_distir.transforms import OutlineRepeatedLayers
 
-
-class Keep(Protocol):
-    """Function that keeps models by the content of what they depend on."""
-
-    def __call__(self, stage: str, inputs: object, make: Callable[[], Model], /) -> Model:
-        """Return what is kept for the inputs; make it where there is nothing."""
+from .stage_memo import StageMemo
 
 
 def load_part(
@@ -28,7 +24,7 @@ def load_part(
     batch: int | None,
     dims: Mapping[str, int] | None,
     parts: int,
-    keep: Keep | None,
+    memo: StageMemo | None,
 ) -> Model:
     """Load a model with the samples of one of several micro-batches.
 
@@ -42,8 +38,8 @@ def load_part(
         Sizes of symbolic dims.
     parts : int
         The number of micro-batches.
-    keep : callable, optional
-        Keeps what is loaded.
+    memo : StageMemo, optional
+        Keeps loaded models.
 
     Raises
     ------
@@ -52,10 +48,10 @@ def load_part(
     """
 
     def load(batch: int | None) -> Model:
-        if keep is None:
+        if memo is None:
             return _load(spec, batch, dims)
         inputs = str(spec), _stamps(spec), batch, dims
-        return keep("load", inputs, lambda: _load(spec, batch, dims))
+        return memo.result("load", inputs, lambda: _load(spec, batch, dims))
 
     if batch is None or parts == 1:
         model = load(batch)
@@ -80,9 +76,9 @@ def _load(spec: str | Path, batch: int | None, dims: Mapping[str, int] | None) -
 
 
 def _stamps(spec: str | Path) -> list[tuple[str, int, int, int]]:
-    """Return the name, inode, size and time of change of all that a MODEL string reads.
+    """Return the name, inode, size and time of change of the files in the folder of a model.
 
-    These are the files beside the named one too: ONNX has weights there, scripts import others.
+    ONNX has weights there. Files in folders below, which have values of weights only, are left out.
     """
     path = model_file(zoo_spec(str(spec)))
     if path is None:
@@ -90,5 +86,11 @@ def _stamps(spec: str | Path) -> list[tuple[str, int, int, int]]:
     folder = Path(path) if Path(path).is_dir() else Path(path).parent
     if not folder.is_dir():
         return []
-    stats = [(entry.name, entry.stat()) for entry in folder.iterdir() if entry.is_file()]
-    return sorted((name, at.st_ino, at.st_size, at.st_mtime_ns) for name, at in stats)
+    stamps = []
+    with contextlib.suppress(OSError):  # the loader says what cannot be read
+        for entry in folder.iterdir():
+            with contextlib.suppress(OSError):  # another process has removed it
+                at = entry.stat()
+                if stat.S_ISREG(at.st_mode):
+                    stamps.append((entry.name, at.st_ino, at.st_size, at.st_mtime_ns))
+    return sorted(stamps)

@@ -9,7 +9,7 @@ import hashlib
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import PurePath
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -18,6 +18,7 @@ from tvm import ir
 
 from tvm_distir.core.ir import handle
 from tvm_distir.core.ops import generation
+from tvm_distir.models import Model
 from tvm_distir.support import ForkSafeLock, warnings_issued
 
 MOST_STAGES = 64
@@ -33,6 +34,18 @@ class _Entry(NamedTuple):
 
     kept: list[object]
     result: object
+
+
+def _copied(value: T) -> T:
+    """Return a copy of a module or model, which are mutable; anything else as it is.
+
+    The functions are shared, so that a copy has the content of its original.
+    """
+    if isinstance(value, ir.IRModule):
+        return cast(T, value.clone())
+    if isinstance(value, Model):
+        return cast(T, replace(value, mod=value.mod.clone()))
+    return value
 
 
 class _UnknownContentError(Exception):
@@ -70,7 +83,7 @@ class StageMemo:
         inputs : object
             All that its result depends on, beside registered rules and the ``PassContext``.
         make : callable
-            Computes the result, which nobody modifies.
+            Computes the result.
         """
         if self.stages is not None and stage not in self.stages:
             return make()
@@ -88,12 +101,12 @@ class StageMemo:
             entry = self._entries.get(digest)
             if entry is not None:
                 self._entries.move_to_end(digest)
-                return cast(T, entry.result)
+                return _copied(cast(T, entry.result))
         before = warnings_issued()
         result = make()
         if warnings_issued() == before:
             with _LOCK():
-                self._entries[digest] = _Entry(key.kept, result)
+                self._entries[digest] = _Entry(key.kept, _copied(result))
                 while len(self._entries) > self.most:
                     self._entries.popitem(last=False)
         return result
@@ -160,5 +173,5 @@ def _parts(value: Any) -> Iterable[object]:
     raise _UnknownContentError
 
 
-SHARED = StageMemo()
+ANALYSIS_MEMO = StageMemo()
 """The memo of all analyses of a process."""

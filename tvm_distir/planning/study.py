@@ -157,8 +157,7 @@ class Study(StepOptions):
             )  # fmt: skip
         with self.watch.stage("load"):
             parts = 1 if schedule is None else schedule.micro_batches
-            keep = None if self.memo is None else self._kept
-            return load_part(self.model, self.batch, self.dims, parts, keep)
+            return load_part(self.model, self.batch, self.dims, parts, self.memo)
 
     def _kept(self, stage: str, inputs: object, make: Callable[[], _Value]) -> _Value:
         """Return the result of a stage, from the memo where there is one."""

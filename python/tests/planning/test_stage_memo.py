@@ -49,7 +49,7 @@ class CountedMemo(StageMemo):
 @pytest.fixture
 def memo(monkeypatch: pytest.MonkeyPatch) -> Iterator[CountedMemo]:
     memo = CountedMemo()
-    monkeypatch.setattr(analysis, "SHARED", memo)
+    monkeypatch.setattr(analysis, "ANALYSIS_MEMO", memo)
     yield memo
 
 
@@ -133,3 +133,29 @@ def test_what_is_not_taken_over() -> None:
         assert (runs("d"), runs("d")) == (1, 1)
     memo.clear()
     assert runs("d") == 1
+
+
+def test_modules_that_callers_edit_do_not_change_what_is_kept(memo: CountedMemo) -> None:
+    sizes = {"size": "tiny", "layers": "1"}
+    mod, other = (td.zoo.build("mlp", {**sizes, "batch": n}) for n in ("4", "64"))
+    options = {**STEP, "train": False}
+    result = td.analyze(mod, **options)
+    expected = numbers(result)
+    result.module["main"] = other["main"]
+    assert numbers(td.analyze(mod, **options)) == expected
+    saved = mod.clone()
+    mod["main"] = other["main"]
+    assert numbers(td.analyze(saved, **options)) == expected
+
+
+def test_a_warning_of_a_model_is_issued_by_each_analysis(memo: CountedMemo, tmp_path: Path) -> None:
+    config = {
+        "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 1, "vocab_size": 128,
+        "num_attention_heads": 4, "intermediate_size": 128, "max_position_embeddings": 64,
+        "quantization_config": {"quant_method": "gptq", "bits": 4},
+    }  # fmt: skip
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config), encoding="utf-8")
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="is not applied"):
+            td.analyze(f"{path}?batch=4,seq=16", **{**STEP, "train": False})

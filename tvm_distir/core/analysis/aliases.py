@@ -9,6 +9,9 @@ from collections.abc import Collection, Iterable, Mapping
 from tvm import ir, relax
 from tvm.relax import Expr, Var
 
+from tvm_distir.core.ir.operators.async_ops import started_op
+from tvm_distir.core.ir.operators.names import relax_names
+from tvm_distir.core.ir.operators.paged_attention_ops import KV_APPEND_OP, overwrites_cache
 from tvm_distir.core.rewriting.calls import called_name
 from tvm_distir.core.rewriting.functions import callee_of, callees_first
 from tvm_distir.core.rewriting.scopes import all_bindings
@@ -17,7 +20,14 @@ from tvm_distir.core.rewriting.substitute import variables
 Params = frozenset[int]
 """Numbers of parameters."""
 
-_VIEWS = ("relax.reshape", "relax.flatten", "relax.squeeze", "relax.expand_dims")
+_VIEWS = frozenset(
+    relax_names(
+        "reshape flatten squeeze expand_dims permute_dims broadcast_to strided_slice astype repeat"
+        " tile flip concat layout_transform"
+    )
+)
+"""Ops that move elements: TVM makes a view of the operand where all stay where they are, and
+kernels of libraries read what a ``permute_dims`` permutes."""
 _KERNEL, _PACKED = "relax.call_tir", "relax.call_dps_packed"
 
 
@@ -86,6 +96,9 @@ class ParamAliases:
             operands = value.args[1].fields if isinstance(value.args[1], relax.Tuple) else ()
             is_view = len(operands) == 1 and value.args[0] not in self._computing
             return used if is_view else Params()
+        is_append = name == KV_APPEND_OP and overwrites_cache(value)
+        if is_append or started_op(value) is not None:
+            return used  # a collective reads its operand until it is done
         is_kernel = name == _PACKED or (
             isinstance(value.op, ir.Op) and value.op.get_attr("FLegalize") is not None
         )

@@ -100,7 +100,7 @@ class ReachabilityWalk:
     module : PlacedModule
     unified : DimClasses
         The classes of the dims of the module; their seeds are taken over and extended.
-    given : Given, optional
+    given_params : Given, optional
         Labels of parameters of functions that are not called.
     """
 

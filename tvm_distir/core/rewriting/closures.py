@@ -28,7 +28,7 @@ from tvm_distir.core.ir.handles import handle
 from tvm_distir.core.ir.types import relax_functions
 from tvm_distir.support import PropagationError
 
-from .calls import called_name
+from .calls import called_name, field_of
 from .functions import with_functions
 from .scopes import all_bindings
 
@@ -116,4 +116,10 @@ class _Caller(PyExprMutator):  # type: ignore[misc,unused-ignore]
         if type(maker) is not ir.Call or called_name(maker) != _MAKE:
             return call
         target, captures = maker.args
-        return ir.Call(target, [*call.args[1].fields, *captures.fields])
+        return ir.Call(target, [*_fields(call.args[1]), *_fields(captures)])
+
+
+def _fields(value: ir.Expr) -> list[ir.Expr]:
+    if isinstance(value, relax.Tuple):
+        return list(value.fields)
+    return [field_of(value, number) for number in range(len(value.ty.fields))]

@@ -22,14 +22,13 @@ from typing import Any
 from tvm import ir, s_tir, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvm_distir.core.ir.handles import handle
 from tvm_distir.core.ir.types import relax_functions
 from tvm_distir.support import PropagationError
 
-from .functions import with_functions
-from .scopes import all_bindings
+from .calls import called_name
+from .functions import calls_op, with_functions
 
-_INPLACE = handle(ir.Op.get("relax.call_tir_inplace"))
+_INPLACE = "relax.call_tir_inplace"
 
 
 def without_inplace_calls(mod: ir.IRModule) -> ir.IRModule:
@@ -40,8 +39,7 @@ def without_inplace_calls(mod: ir.IRModule) -> ir.IRModule:
     PropagationError
         DIST0401 for a kernel whose body has no root block.
     """
-    values = (b.value for _, fn in relax_functions(mod) for b in all_bindings(fn.body))
-    if not any(type(value) is ir.Call and handle(value.op) == _INPLACE for value in values):
+    if not calls_op(mod, (_INPLACE,)):
         return mod
     writer = _Writer(mod)
     for gv, fn in relax_functions(mod):
@@ -59,7 +57,7 @@ class _Writer(PyExprMutator):  # type: ignore[misc,unused-ignore]
 
     def visit_call_(self, call: ir.Call) -> ir.Expr:
         call = super().visit_call_(call)
-        if handle(call.op) != _INPLACE:
+        if called_name(call) != _INPLACE:
             return call
         target = call.args[0]
         indices = [int(i) for i in call.attrs.inplace_indices]

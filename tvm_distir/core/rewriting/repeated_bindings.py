@@ -103,7 +103,7 @@ class Templates:
 
     Attributes
     ----------
-    own : dict
+    local : dict
         Templates that refer to their module.
     """
 

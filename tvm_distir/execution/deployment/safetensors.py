@@ -20,6 +20,7 @@ import numpy as np
 
 from tvm_distir.execution.runtime.program.io_layout import np_dtype
 from tvm_distir.execution.runtime.program.tensors import Array
+from tvm_distir.support import EngineError
 
 from .boxes import FileArray, unreadable
 
@@ -137,10 +138,20 @@ def write_to(
     -------
     sha256 : str
         The SHA-256 of the header.
+
+    Raises
+    ------
+    EngineError
+        DIST0642 for a type that safetensors files lack.
     """
     header: dict[str, Any] = {} if checksums is None else {_METADATA: dict(checksums)}
     end = 0
     for name, (shape, dtype) in described.items():
+        if dtype not in _CODES:
+            problem = f'"{name}" has the type {dtype}, which safetensors files lack'
+            location = str(getattr(file, "name", "safetensors"))
+            remedy = "Convert it to another type."
+            raise EngineError("DIST0642", problem, location=location, remedy=remedy)
         begin, end = end, end + math.prod(shape) * np_dtype(dtype).itemsize
         header[name] = {"dtype": _CODES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
     text = json.dumps(header).encode()

@@ -8,6 +8,7 @@ import contextlib
 import fcntl
 import os
 import secrets
+import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -81,6 +82,7 @@ def save_state(
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder):
             check_owner(folder, head.run, head.step)
+            remove_remnants(folder)
             if path.exists():
                 problem = f"it has a checkpoint of step {head.step}"
                 remedy = "Do a step first, or give another folder."
@@ -97,6 +99,15 @@ def save_state(
             write_list(hidden, head, program.entries, indices, headers, optimizer)
             complete(hidden, path)
     return path
+
+
+def remove_remnants(folder: Path) -> None:
+    """Remove what checkpoints that were cut short have left; the caller holds the lock."""
+    for remnant in folder.glob(f"{HIDDEN}*"):
+        if remnant.is_dir():
+            shutil.rmtree(remnant)
+        else:
+            remnant.unlink()
 
 
 @contextlib.contextmanager

@@ -15,7 +15,6 @@ import contextlib
 import json
 import os
 import secrets
-import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -34,7 +33,14 @@ from tvm_distir.execution.runtime.engines.job_engine import JobRun
 from tvm_distir.execution.runtime.program.io_layout import Entries
 from tvm_distir.execution.runtime.program.tensors import Array
 
-from .checkpoint_folder import HIDDEN, check_owner, complete, locked, written
+from .checkpoint_folder import (
+    HIDDEN,
+    check_owner,
+    complete,
+    locked,
+    remove_remnants,
+    written,
+)
 
 _MARK = ".host-"
 _PARTIAL = ".not-on-all-hosts-"
@@ -185,11 +191,10 @@ class Checkpoints:
     def _claim(self, folder: Path, start: Checkpoint | None, everywhere: frozenset[int]) -> None:
         """Remove what a killed job left, and refuse a folder of another run."""
         with written(folder):
-            for remnant in (*folder.glob(f"{HIDDEN}*"), *folder.glob(f"{_MARK}*")):
-                if remnant.is_dir():
-                    shutil.rmtree(remnant)
-                elif self._token not in remnant.name:
-                    remnant.unlink()
+            remove_remnants(folder)
+            for mark in folder.glob(f"{_MARK}*"):
+                if self._token not in mark.name:
+                    mark.unlink()
             if start is not None and start.path.parent.samefile(folder):
                 # The job ended after this file system had a checkpoint, and before all had it.
                 for step, path in complete_steps(folder).items():

@@ -178,7 +178,9 @@ class _ServedRun:
         """Run the steps that are not done yet, and write checkpoints."""
         options = self._options
         result = ServeResult(self._run.process, self._member.rank, self._member.size)
-        fixed = first_values(self._program, self._program.stored)
+        caches = {*self._program.state.caches.values()}.difference(self._program.stored)
+        first = first_values(self._program, self._program.stored)
+        fixed = {index: value for index, value in first.items() if index not in caches}
         if start is not None:
             result.first_step = self._resume(fixed, start, data)
         losses = self._losses(result.first_step, start is not None and bool(self._state))

@@ -40,10 +40,8 @@ class LossFile:
             raise OutputError("DIST0160", problem, location=str(path), remedy=remedy)
         try:
             lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-            rows = [lines[0], *(x for x in lines[1:] if int(x.split(",")[0]) <= first_step)]
+            rows = [*lines[:1], *(x for x in lines[1:] if int(x.split(",")[0]) <= first_step)]
             write_atomically(path, "".join(f"{row}\n" for row in rows))
-        except IndexError:
-            write_atomically(path, "")
         except OSError as error:
             raise self._unwritable(error) from error
         except ValueError as error:

@@ -8,10 +8,6 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any
 
-import numpy as np
-
-from tvm_distir.execution.runtime.program.io_layout import Bounds
-from tvm_distir.execution.runtime.program.tensors import Array
 from tvm_distir.support import UsageError, nearest
 
 RATE = "rate"
@@ -80,7 +76,7 @@ class RateSchedule:
         kind, _, rest = text.partition(":")
         keys = {f.name: int if f.type == "int" else float for f in fields(cls) if f.name != "kind"}
         values: dict[str, Any] = {}
-        if kind not in KINDS:
+        if kind not in KINDS and ":" not in text:
             kind, rest = "constant", f"peak={text}"
         for item in rest.split(","):
             key, _, number = (word.strip() for word in item.partition("="))
@@ -93,7 +89,10 @@ class RateSchedule:
         if not all(map(math.isfinite, values.values())) or "peak" not in values:
             problem = f'"{text}" has no finite peak rate'
             raise UsageError("DIST0152", problem, location=location, remedy="Write peak=0.001.")
-        return cls(kind, **values)
+        try:
+            return cls(kind, **values)
+        except UsageError as error:
+            raise error.placed(lambda _: location) from None
 
     def __call__(self, step: int) -> float:
         """Return the rate of a step, 1 for the first."""
@@ -104,24 +103,3 @@ class RateSchedule:
         progress = min(1.0, (step - self.warmup) / (self.steps - self.warmup))
         left = 1 - progress if self.kind == "linear" else (1 + math.cos(math.pi * progress)) / 2
         return self.final + (self.peak - self.final) * left
-
-    def array(self, step: int) -> RateArray:
-        """Return the input of a step."""
-        return RateArray(self(step))
-
-
-@dataclass(frozen=True)
-class RateArray:
-    """A rate as a stored array of shape ()."""
-
-    rate: float
-    shape: tuple[int, ...] = ()
-
-    @property
-    def dtype(self) -> np.dtype[np.generic]:
-        """Return the element type."""
-        return np.dtype("float32")
-
-    def read(self, bounds: Bounds) -> Array:
-        """Return the rate."""
-        return np.asarray(self.rate, self.dtype)

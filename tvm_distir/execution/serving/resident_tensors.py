@@ -83,19 +83,20 @@ class ResidentTensors:
                 self._tensors[rank][slot] = results[rank][output]
         self._reshard(results)
         return {
-            rank: [bound.output(results[rank][slot]) for slot in slots]
+            rank: bound.outputs(results[rank][slot] for slot in slots)
             for rank, slots in ports.reported_slots.items()
         }
 
     def _reshard(self, results: Mapping[int, list[Any]]) -> None:
         """Cut the state again that is not returned as it is taken."""
+        if not self._ports.resharded:
+            return
         values = {}
+        ports = [(e, {p.index: k for k, p in enumerate(e.outputs)}) for e in self._entries]
         for output, index in self._ports.resharded.items():
-            ports = [(e, {p.index: k for k, p in enumerate(e.outputs)}) for e in self._entries]
             holders = [(e, slots[output]) for e, slots in ports if output in slots]
             values[index] = _joined(holders, [e.outputs[slot] for e, slot in holders], results)
-        if values:
-            self.bind(values)
+        self.bind(values)
 
     def full(self, index: int) -> Array:
         """Return a full array, which is a copy, by position."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,12 @@ from tvm_distir.execution.runtime.program.input_faults import bad_input
 from tvm_distir.execution.runtime.program.inputs import Inputs, bind_some, input_ports
 from tvm_distir.execution.runtime.program.io_layout import Entries
 from tvm_distir.execution.runtime.program.joining import gather_outputs
-from tvm_distir.execution.runtime.program.runnable import Runnable, as_runnable
+from tvm_distir.execution.runtime.program.runnable import as_runnable, with_donation
 from tvm_distir.execution.runtime.program.sharded import sharded_outputs
 from tvm_distir.execution.runtime.program.symbolic_sizes import is_symbolic
 from tvm_distir.execution.runtime.program.targets import check_engine_runs
 from tvm_distir.execution.runtime.program.tensors import share_tensor
-from tvm_distir.support import EngineError, ForkSafeLock
+from tvm_distir.support import EngineError
 
 from .checkpoint_folder import save_state
 from .checkpoints import state_names
@@ -59,9 +60,9 @@ class Session:
         An engine whose ranks are in this process: ``"threads"`` or ``"virtual"``.
     dispatch : str
         See :func:`tvm_distir.run`.
-    rate : str or callable, optional
-        The learning rate of a step with ``rate_input``: a :class:`RateSchedule`, its text, or
-        another function of the number of the step, 1 for the first.
+    rate : str, float or callable, optional
+        The learning rate of a step with ``rate_input``: a number, a :class:`RateSchedule`, its
+        text, or another function of the number of the step, 1 for the first.
 
     Attributes
     ----------
@@ -99,24 +100,27 @@ class Session:
         *,
         engine: str | Engine = "threads",
         dispatch: str = AUTO,
-        rate: str | Callable[[int], float] | None = None,
+        rate: str | float | Callable[[int], float] | None = None,
     ) -> None:
         self._engine = _local_engine(make_engine(engine, dispatch))
         if isinstance(program, str | os.PathLike):
             program = load(program)
-        self._program = _donating(as_runnable(program, self._engine.dispatch))
-        self._entries: Entries = self._program.entries
+        runnable = as_runnable(program, self._engine.dispatch)
+        self._entries: Entries = runnable.entries
+        ports = input_ports(self._entries)
+        caches = [ports[i].name for i in runnable.state.caches.values()]
+        self._program = with_donation(runnable, caches)
         check_engine_runs(self._program.target, f"engine {self._engine.name}")
         if is_symbolic(self._entries):
-            problem = "its inputs have dims without sizes, which a session does not change"
+            problem = "its inputs have dims without sizes"
             raise _cannot(problem, "Distribute the module with sizes: td.bind_dims.")
         opened = open_weights(weights) if isinstance(weights, str | os.PathLike) else weights or {}
         known = {**self._program.stored, **bind_some(self._entries, opened)}
         self._ports = StepPorts.of(self._program, known)
-        self._turn, self._run_name = ForkSafeLock(), secrets.token_hex(8)
+        self._turn, self._run_name = threading.RLock(), secrets.token_hex(8)
         first = first_values(self._program, known)
         self._tensors: ResidentTensors | None = ResidentTensors(self._program, self._ports, first)
-        self._rate = RateSchedule.read(rate) if isinstance(rate, str) else rate
+        self._rate = rate if rate is None or callable(rate) else RateSchedule.read(str(rate))
         names = [port.name for port in self._ports.batch.values()]
         if rate is not None and RATE not in names:
             raise bad_input(f'there is no input "{RATE}"', "Make the step with rate_input=True.")
@@ -138,8 +142,6 @@ class Session:
         if self._tensors is None:
             raise _cannot("it is closed", "Make another one.")
         return self._tensors
-
-    # Steps ----------------------------------------------------------------------------------
 
     def step(self, *batch: Any, outputs: str = "whole", **named: Any) -> list[Any]:
         """Run a step; weights and state are those that the step before returned.
@@ -168,10 +170,12 @@ class Session:
         check_outputs(outputs)
         is_torch = any(hasattr(value, "detach") for value in (*batch, *named.values()))
         reported = self._ports.reported
-        with self._turn():
+        with self._turn:
             if self._rate is not None:
+                if RATE in named:
+                    raise bad_input(f'"{RATE}" is given beside a schedule', "Leave one out.")
                 rate = np.asarray(self._rate(self.steps + 1), "float32")
-                named = {RATE: rate, **named}
+                named = {**named, RATE: rate}
             values = self._all_inputs(batch, named)
             results = self._resident.step(self._engine, values)
             self.steps += 1
@@ -190,8 +194,6 @@ class Session:
             raise bad_input(problem, "Give each input once.")
         return {**dict(zip(others, batch)), **named}
 
-    # State ----------------------------------------------------------------------------------
-
     def state_dict(self, *, torch: bool = False, optimizer: bool = False) -> dict[str, Any]:
         """Return full weights by the names of the model, as arrays of their own.
 
@@ -203,7 +205,7 @@ class Session:
             Return the state of the optimizer and caches too.
         """
         ports = self._ports.selected(optimizer)
-        with self._turn():
+        with self._turn:
             arrays = {port.name: self._resident.full(index) for index, port in ports.items()}
         return {n: _torch_tensor(a) for n, a in arrays.items()} if torch else arrays
 
@@ -226,7 +228,7 @@ class Session:
             raise bad_input("it is an input of each step, no weight", "Leave it out.", port)
         follow = first_values(self._program, values)
         masters = self._program.state.masters
-        with self._turn():
+        with self._turn:
             self._resident.bind({i: v for i, v in follow.items() if i in values or i in masters})
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
@@ -246,7 +248,7 @@ class Session:
         OutputError
             DIST0160 where it has checkpoints of another run, or this one or a later one.
         """
-        with self._turn():
+        with self._turn:
             head = CheckpointHead(self._run_name, self.steps, {})
             where = Path(os.path.realpath(folder))
             return save_state(where, head, self._program, self._resident.saved())
@@ -260,13 +262,17 @@ class Session:
         Raises
         ------
         EngineError
-            DIST0641 where there is none, it is damaged, or lacks weights or state of the program.
+            DIST0641 where there is none, it is damaged, or lacks weights or state of the program;
+            DIST0602 for arrays of other shapes or types.
         """
         checkpoint = read_checkpoint(Path(os.path.realpath(folder)))
         names = state_names(self._entries, list(self._ports.resident))
-        with self._turn():
-            self._resident.bind(checkpoint.values(names, {*self._program.state.inputs.values()}))
-        self.steps, self._run_name = checkpoint.head.step, checkpoint.head.run
+        values = checkpoint.values(names, {*self._program.state.inputs.values()})
+        ports = self._ports.resident
+        checked = bind_some(self._entries, {ports[i].name: x for i, x in values.items()})
+        with self._turn:
+            self._resident.bind(checked)
+            self.steps, self._run_name = checkpoint.head.step, checkpoint.head.run
 
 
 def _local_engine(engine: Engine) -> LocalEngine:
@@ -279,15 +285,6 @@ def _local_engine(engine: Engine) -> LocalEngine:
         remedy='Use "threads" or "virtual", or deploy the program and start a job: '
         "tvm-distir run FOLDER --job --steps DATA.",
     )
-
-
-def _donating(program: Runnable) -> Runnable:
-    """Return the program that appends to its caches in place, where it has IR."""
-    caches = {*program.state.caches.values()}
-    names = [port.name for i, port in input_ports(program.entries).items() if i in caches]
-    donating = getattr(program, "with_donation", None) if names else None
-    result: Runnable = program if donating is None else donating(names)
-    return result
 
 
 def _cannot(problem: str, remedy: str) -> EngineError:

@@ -180,7 +180,7 @@ class StepData:
     def of_step(self, step: int) -> dict[str, Any]:
         """Return the inputs of a step, 1 for the first one, by name."""
         row = (step - 1) % self._length
-        rate = {} if self._rate is None else {RATE: self._rate.array(step)}
+        rate = {} if self._rate is None else {RATE: np.asarray(self._rate(step), "float32")}
         return {**self._same, **{k: StepArray(v, row) for k, v in self._varying.items()}, **rate}
 
     def checksums(self, step: int) -> dict[str, str]:

@@ -7,14 +7,13 @@ The meaning of each key is that of the model's class in ``transformers``.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
 from tvm_distir.models.zoo.configs import Config, convert_key
 from tvm_distir.models.zoo.decoder_config import DecoderConfig
-from tvm_distir.support import ModelError, nearest
+from tvm_distir.support import ModelError, nearest, warn
 
 from .config_keys import ConfigKeys
 from .family_reader import DECODERS, ENCODERS, decoder_config, encoder_config
@@ -98,7 +97,7 @@ def read_config(data: Any, location: str, keys: Mapping[str, Any] | None = None)
         raise ModelError("DIST0332", problem, location=location, remedy=remedy)
     result: Config = config
     for note in config_notes(data, location, result):
-        warnings.warn(f"{location}: {note}", stacklevel=1)
+        warn(f"{location}: {note}", stacklevel=1)
     return result
 
 

@@ -23,7 +23,7 @@ class Sizes:
 
     Parameters
     ----------
-    held : mapping of str to Operation
+    functions : mapping of str to Operation
         The functions.
     callee : callable
         Name of the function that an operation calls.

@@ -54,7 +54,7 @@ class LiveBytes:
     Parameters
     ----------
     framework : CachingAllocator
-    taken : mapping of str to str
+    branches : mapping of str to str
         The function that runs for each branch, ``function/binding``.
     """
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tvm import ir
 
+from tvm_distir.support import UsageError
 from tvm_distir.transforms import Rewrite, module_pass
 
 from .exporter import export
@@ -43,6 +44,11 @@ def ExportProgram(output: str | Path | Callable[[Program], object]) -> Rewrite:
     >>> len(programs[0].functions["main"].ops)
     4
     """
+    sink: object = output
+    if not isinstance(sink, str | Path) and not callable(sink):
+        problem = f"the output is of type {type(output).__name__}"
+        remedy = "Give a path, or a function that gets the program."
+        raise UsageError("DIST0152", problem, location="output", remedy=remedy)
 
     def run(mod: ir.IRModule) -> ir.IRModule:
         program = export(mod)

@@ -53,7 +53,7 @@ class Devices(Sequence[DeviceResult]):
 
     Parameters
     ----------
-    lanes : sequence of DeviceGroupResult
+    device_groups : sequence of DeviceGroupResult
         Devices that have the same result but for its id.
     works : sequence of DeviceWork
         The work of each device of each lane.

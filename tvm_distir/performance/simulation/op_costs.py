@@ -206,7 +206,7 @@ class OpCosts:
         split : int
             The number of parts of the message, which are gathered where it arrives, along the last
             axes; 1 for a message without parts.
-        source, there : int
+        source, target : int
             The ranks that send and receive.
         """
         sent, received = (-(-size // split) for size in wire_bytes)

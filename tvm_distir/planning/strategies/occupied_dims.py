@@ -79,7 +79,7 @@ def avoid_occupied(
     explorer : PlacementSearch
     trial : CandidatePlacement
         The placement chosen without regard to other strategies.
-    weights, taken : mapping
+    weights, occupied : mapping
         See :func:`occupied_dims`.
     most_bytes : int
         The maximum bytes of the weights that a device may hold.

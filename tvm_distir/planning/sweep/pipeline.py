@@ -144,7 +144,7 @@ class ProgramPipeline:
     @cached_property
     def _memo(self) -> StageMemo:
         """Return the latest models and steps: rows that differ in their plans only share them."""
-        return StageMemo(RECENT, ("model", "train"))
+        return StageMemo(RECENT, ("model", "forward", "train"))
 
     def __getstate__(self) -> dict[str, object]:
         """Return the state without modules, for workers."""

@@ -48,7 +48,7 @@ class InvalidValue(ValueError):
 
     Parameters
     ----------
-    what, remedy : str
+    problem, remedy : str
         The fault and its remedy.
     error : DistIRError, optional
         The error that the function raised instead.

@@ -42,7 +42,8 @@ def DonateInputs(inputs: Sequence[str] = CACHES) -> Rewrite:
     the memory of the input, as with ``donate_argnums`` of JAX: the caller passes the result to the
     next step and reads the old value no more. Inputs are followed into private functions; the
     attribute ``dist.donated`` of a function has the numbers of the parameters. Where something
-    reads the old value later, the result takes memory of its own.
+    reads the old value later, the result takes memory of its own; an append also where something
+    else reads the cache.
 
     Parameters
     ----------

@@ -7,11 +7,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from tvm import relax
+from tvm.script.parser import ir as I
+from tvm.script.parser import relax as R
 
 import tvm_distir as td
 from tests.execution.runtime.test_bucketed_steps import SIZES, drawn_inputs
 from tvm_distir.core.ir.operators import kv_append
 from tvm_distir.support.errors.tree import EngineError
+from tvm_distir.transforms import DonateInputs
 
 REQUESTS, NEW, PAGES, ROWS, HEADS, WIDTH = 3, 2, 16, 4, 2, 8
 
@@ -147,3 +150,86 @@ def test_donated_weights_and_states_are_updated_in_place(strategy, optimizer):
     again = td.run(local, [*data, *expected[1:]])
     for one, other in zip(results, again, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def _elementwise():
+    builder = relax.BlockBuilder()
+    x, y = (relax.Var(name, relax.TensorType((64, 16), "float32")) for name in "xy")
+    with builder.function("main", [x, y]):
+        with builder.dataflow():
+            product = builder.emit(relax.op.multiply(x, y))
+            result = builder.emit_output(relax.op.add(product, x))
+        builder.emit_func_output(result)
+    return builder.get()
+
+
+def _aligned(value):
+    memory = np.zeros(64 * 16 * 4 + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    array = memory[start : start + 64 * 16 * 4].view("float32").reshape(64, 16)
+    array[...] = value
+    return array
+
+
+@pytest.mark.parametrize("engine", ["threads", "virtual"])
+def test_memory_that_others_read_is_not_overwritten(engine):
+    """Replicas, read-only arrays, one array for two inputs, and a module that donates by itself."""
+    replicated = td.distribute(_elementwise(), td.Plan(mesh={"tp": 2}, rules={}))
+    single = td.distribute(_elementwise(), td.Plan(mesh={"tp": 1}, rules={}))
+    y = _aligned(3)
+    (result,) = td.run(replicated, [_aligned(2), y], engine=engine, donate=["x"])
+    np.testing.assert_array_equal(result, 8)
+    frozen = _aligned(2)
+    frozen.flags.writeable = False
+    (result,) = td.run(single, [frozen, y], engine=engine, donate=["x"])
+    np.testing.assert_array_equal(result, 8)
+    np.testing.assert_array_equal(frozen, 2)
+    (result,) = td.run(single, [y, y], engine=engine, donate=["x"])
+    np.testing.assert_array_equal(result, 12)
+    np.testing.assert_array_equal(y, 3)
+    x = _aligned(2)
+    (result,) = td.run(DonateInputs(["x"])(single), [x, y], engine=engine)
+    np.testing.assert_array_equal(result, 8)
+    np.testing.assert_array_equal(x, 2)
+
+
+@pytest.mark.parametrize("library", ["tvm", "numpy"])
+def test_what_is_read_through_a_permutation_is_not_overwritten_before(library):
+    """Kernels of libraries read the operand of a permutation, behind an update of it."""
+
+    @I.ir_module
+    class Module:
+        @R.function(private=True)
+        def updated(x: R.Tensor((64, 64), "float32"), y: R.Tensor((64, 64), "float32")):
+            product = R.multiply(x, y)
+            total = R.add(product, y)
+            return total
+
+        @R.function
+        def main(x: R.Tensor((64, 64), "float32"), y: R.Tensor((64, 64), "float32")):
+            cls = Module
+            turned = R.permute_dims(x, [1, 0])
+            new = cls.updated(x, y)
+            product = R.matmul(new, turned)
+            return (new, product)
+
+    local = DonateInputs(["x"])(td.distribute(Module, td.Plan(mesh={"tp": 1}, rules={})))
+    rng = np.random.default_rng(0)
+    x, y = (rng.integers(-2, 3, (64, 64)).astype("float32") for _ in range(2))
+    new, product = td.run(local, [x, y], dispatch=library)
+    np.testing.assert_array_equal(new, x * y + y)
+    np.testing.assert_array_equal(product, (x * y + y) @ x.T)
+
+
+@pytest.mark.parametrize("engine", ["threads", "virtual"])
+def test_results_share_no_memory(engine):
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((4, 4), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit_output(relax.op.add(x, x))
+        builder.emit_func_output(relax.Tuple([y, y]))
+    local = td.distribute(builder.get(), td.Plan(mesh={"tp": 1}, rules={}))
+    one, other = td.run(local, [np.ones((4, 4), "float32")], engine=engine)
+    one[0, 0] = 7
+    assert other[0, 0] == 2

@@ -86,7 +86,7 @@ def test_the_rate_of_a_job_is_an_input_of_each_step(tmp_path):
     schedule = td.RateSchedule.read("linear:peak=0.1,steps=4")
     data = StepData(None, tmp_path / "steps.npz", 1, [], schedule)
     rates = [data.of_step(step)["rate"] for step in (1, 2, 3)]
-    assert [float(rate.read(())) for rate in rates] == [np.float32(x) for x in (0.075, 0.05, 0.025)]
+    assert [float(rate) for rate in rates] == [np.float32(x) for x in (0.075, 0.05, 0.025)]
     assert set(data.checksums(2)) == {"x"}
     np.savez(tmp_path / "rates.npz", rate=np.float32(1))
     with pytest.raises(EngineError, match=r'DIST0602 .*it has "rate" beside a schedule'):

@@ -227,3 +227,41 @@ def test_a_deployed_folder_keeps_its_weights(tmp_path):
         names = [plain_name(name) for name in session.state_dict()]
     np.testing.assert_allclose(losses, stepped(2)[0], rtol=1e-5)
     assert names == [plain_name(name) for name in weights]
+
+
+def test_a_checkpoint_of_other_sizes_is_refused(tmp_path):
+    """Its corner would fit; weights and state stay as they are."""
+    wide = td.train_step(td.zoo.mlp(size="tiny", hidden=24), loss="mse", optimizer="adamw")
+    dist = td.distribute(wide, td.planning.make_plan(wide, "data_parallel", {"dp": 2}))
+    values = dict(zip((str(p.name) for p in wide["main"].params), draw_inputs(wide, seed=2)))
+    with td.Session(dist, {n: v for n, v in values.items() if n in drawn()[1]}) as other:
+        other.save(tmp_path)
+    _, weights = drawn()
+    with td.Session(distributed("data_parallel", 2), weights) as session:
+        with pytest.raises(EngineError, match="DIST0602"):
+            session.load(tmp_path)
+        for name, array in session.state_dict().items():
+            np.testing.assert_array_equal(array, weights[name])
+
+
+@pytest.mark.parametrize("rate", [0.1, "0.1"])
+def test_a_rate_is_a_number_or_its_text(rate):
+    dist = distributed("data_parallel", 2, rate_input=True)
+    batch, weights = drawn()
+    with td.Session(dist, weights, rate=rate) as session:
+        session.step(*batch)
+        with pytest.raises(EngineError, match=r'DIST0602.*"rate" is given beside a schedule'):
+            session.step(*batch, rate=np.float32(5))
+
+
+def test_what_a_checkpoint_that_was_cut_short_left_is_removed(tmp_path):
+    (tmp_path / ".step-00000009.dead").mkdir()
+    with td.Session(distributed("data_parallel", 2), drawn()[1]) as session:
+        session.save(tmp_path)
+    assert not list(tmp_path.glob(".step-*"))
+
+
+def test_types_that_safetensors_lack_are_refused(tmp_path):
+    with pytest.raises(EngineError, match=r"DIST0642 .*complex64"):
+        td.export_weights({"a": np.zeros(2, "complex64")}, tmp_path / "a.safetensors")
+    assert not list(tmp_path.iterdir())

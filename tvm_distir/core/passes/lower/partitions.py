@@ -10,7 +10,6 @@ compute it, and TVM's own kernels do. See :mod:`tvm_distir.core.rewriting.partit
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 
 from tvm import ir, relax
@@ -25,6 +24,7 @@ from tvm_distir.core.rewriting.partitions import calls_in, has_attr, without
 from tvm_distir.core.rewriting.scopes import all_bindings
 from tvm_distir.core.rewriting.substitute import substitute, variables
 from tvm_distir.core.rewriting.writer import with_body
+from tvm_distir.support import warn
 
 from .inlining import inline_functions
 
@@ -90,7 +90,7 @@ class _Restorer:
         core = fn if end - first == len(bindings) else _core(fn, bindings, first, end)
         plain = without(fn, COMPOSITE_ATTR, "Primitive", COMPOSITE_OPS_ATTR)
         if core is None or not _matches(pattern, core):
-            warnings.warn(
+            warn(
                 f'{name}: the pattern "{pattern}" does not match what a device computes, so that '
                 "TVM's kernels compute it in place of the library's",
                 stacklevel=2,

@@ -84,9 +84,10 @@ class Calls:
         sizes = [str(v.name) for v in relax.analysis.free_symbolic_vars(old)]
         value = None if sizes else _evaluated(old)
         if value is None:
+            unknown = "of a size that is" if sizes else "whose values are"
             raise PropagationError(
                 "DIST0417",
-                f"{name} creates a tensor of a size that is not known",
+                f"{name} creates a tensor {unknown} not known",
                 location=values.g.location(k),
                 remedy=dims_remedy(sizes) if sizes else "Pass its result in as an argument.",
             )

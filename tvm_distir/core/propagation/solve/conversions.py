@@ -26,7 +26,7 @@ class ReshardPath:
         The conversions along each axis of the value's mesh.
     produced : tuple of int
         Labels the producer gives, per axis of the value's mesh.
-    wanted : sequence of tuple of int
+    targets : sequence of tuple of int
         Placements the consumers want, in program order.
     pending : collection of int
         Positions whose partial sum comes from the producer's reduction.

@@ -33,7 +33,7 @@ class EdgeTables:
         The problem, with all nodes.
     sizes : sequence of int
         Bytes of each value, local to the other axes of the mesh.
-    given : sequence of Placed
+    placed : sequence of Placed
         The placement in which each value is produced.
     """
 

@@ -89,12 +89,10 @@ def convolve(
 
 def _by_position(windows: Array, w: Array, y: Array) -> None:
     """Write few results of a large kernel, such as the gradient of a kernel, one at a time."""
-    half = w.ndim - 2
     weights = np.ascontiguousarray(w.reshape(w.shape[0], -1).T)
     for position in np.ndindex(*y.shape[2:]):
         data = windows[(..., *position)]
         y[(..., *position)] = data.reshape(data.shape[0], -1) @ weights
-    del half
 
 
 def convolve_transposed(

@@ -9,7 +9,6 @@ floats are widened by TVM's kernels around the calls.
 from __future__ import annotations
 
 import ctypes
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ import numpy.typing as npt
 from tvm.runtime import Tensor
 
 from .numpy_convolutions import convolve, convolve_transposed
-from .packed_names import CAUSAL
+from .packed_names import causal_offset, group_sizes
 
 Array = npt.NDArray[Any]
 Order = Sequence[int]
@@ -41,15 +40,9 @@ def _result(tensor: Tensor, order: Order) -> Array:
     return array.transpose(order)
 
 
-def _grouped(view: Array, second: int, third: int) -> list[int]:
-    """Return the sizes of three groups of dims."""
-    shape = view.shape
-    return [math.prod(part) for part in (shape[:second], shape[second:third], shape[third:])]
-
-
 def _matrices(view: Array, second: int, third: int) -> Array:
     """Return the matrices ``(batch, rows, columns)`` of groups of dims, as BLAS reads them."""
-    matrices = view.reshape(_grouped(view, second, third))
+    matrices = view.reshape(group_sizes(view.shape, second, third))
     if matrices.itemsize in matrices.strides[1:]:
         return matrices
     return np.ascontiguousarray(matrices)
@@ -62,7 +55,7 @@ def product(
     z = _result(out, out_order)
     left = _matrices(_view(a, a_order), cuts[0], cuts[1])
     right = _matrices(_view(b, b_order), cuts[2], cuts[3])
-    sizes = _grouped(z, cuts[4], cuts[5])
+    sizes = group_sizes(z.shape, cuts[4], cuts[5])
     if sizes[0] == 1:
         left, right, sizes = left[0], right[0], sizes[1:]
     target = z.reshape(sizes)
@@ -80,7 +73,7 @@ def _seen(rows: int, columns: int, causal: int) -> Array | None:
     """Return which keys a query sees, or None for all."""
     if causal == 0:
         return None
-    offset = abs(columns - rows) if CAUSAL[causal] == "BottomRight" else 0
+    offset = causal_offset(rows, columns, causal)
     return np.tri(rows, columns, offset, dtype=bool)
 
 

@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 
 from tvm_distir.support import EngineError, missing_extra, nearest
 
@@ -21,6 +22,16 @@ CAUSAL = (None, "TopLeft", "BottomRight")
 
 CUDA = "cuda"
 """Key of the targets whose memory PyTorch shares."""
+
+
+def group_sizes(shape: Sequence[int], second: int, third: int) -> list[int]:
+    """Return the sizes of three groups of dims, of which two begin at these numbers."""
+    return [math.prod(part) for part in (shape[:second], shape[second:third], shape[third:])]
+
+
+def causal_offset(rows: int, columns: int, causal: int) -> int:
+    """Return how many columns more than its number each row of scores sees, and itself."""
+    return abs(columns - rows) if CAUSAL[causal] == "BottomRight" else 0
 
 
 def has_torch() -> bool:

@@ -127,11 +127,11 @@ class _Merging:
         return merged
 
 
-def _merged(fn: relax.Function) -> relax.Function:
+def _without_permutations(fn: relax.Function) -> relax.Function:
     """Return a function, and its branches, without the permutations that views replace."""
     if any(op_name(value) == PERMUTE for _, value in bindings_in(fn.body)):
         fn = _Merging(_Merging(fn).run(merge=False)).run(merge=True)
-    return with_branches(fn, _merged)
+    return with_branches(fn, _without_permutations)
 
 
 def merge_permutations(mod: ir.IRModule) -> ir.IRModule:
@@ -141,7 +141,7 @@ def merge_permutations(mod: ir.IRModule) -> ir.IRModule:
     removed.
     """
     functions = {
-        gv: _merged(fn) if isinstance(fn, relax.Function) else fn
+        gv: _without_permutations(fn) if isinstance(fn, relax.Function) else fn
         for gv, fn in mod.functions.items()
     }
     return with_functions(mod, functions)

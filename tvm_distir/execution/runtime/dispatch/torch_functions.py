@@ -8,7 +8,6 @@ copy. On a GPU both launch their kernels on the default stream, so the order of 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from tvm.runtime import Tensor
 
 from . import torch_gpu_attention
-from .packed_names import CAUSAL
+from .packed_names import causal_offset, group_sizes
 
 _FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -27,12 +26,6 @@ _FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_bac
 def _view(tensor: Tensor, order: Sequence[int]) -> torch.Tensor:
     """Return a tensor with its dims in an order."""
     return from_dlpack(tensor).permute(tuple(order))
-
-
-def _grouped(view: torch.Tensor, second: int, third: int) -> list[int]:
-    """Return the sizes of three groups of dims."""
-    shape = view.shape
-    return [math.prod(part) for part in (shape[:second], shape[second:third], shape[third:])]
 
 
 def product(
@@ -46,9 +39,9 @@ def product(
 ) -> None:
     """Write a product, of tensors in the groups of :class:`.contractions.Contraction`."""
     x, y, z = _view(a, a_order), _view(b, b_order), _view(out, out_order)
-    sizes = _grouped(z, cuts[4], cuts[5])
-    left = x.reshape(_grouped(x, cuts[0], cuts[1]))
-    right = y.reshape(_grouped(y, cuts[2], cuts[3]))
+    sizes = group_sizes(z.shape, cuts[4], cuts[5])
+    left = x.reshape(group_sizes(x.shape, cuts[0], cuts[1]))
+    right = y.reshape(group_sizes(y.shape, cuts[2], cuts[3]))
     if sizes[0] == 1:
         left, right, sizes = left[0], right[0], sizes[1:]
     try:
@@ -76,7 +69,7 @@ def attend(
     *read, out_order, out = orders
     queries, keys, values = (_view(x, order).transpose(1, 2) for x, order in zip((q, k, v), read))
     rows, columns = queries.shape[2], keys.shape[2]
-    offset = abs(columns - rows) if CAUSAL[causal] == "BottomRight" else 0
+    offset = causal_offset(rows, columns, causal)
     mask = None if bias is None else _view(bias, read[3])
     masked = causal != 0 and (offset != 0 or mask is not None)
     if masked:

@@ -14,7 +14,7 @@ from tvm_distir.execution.runtime.program.counts import CollectiveCount
 from tvm_distir.execution.runtime.program.inputs import Inputs, bind_inputs, donated_inputs
 from tvm_distir.execution.runtime.program.joining import gather_outputs
 from tvm_distir.execution.runtime.program.local_inputs import LocalInputs
-from tvm_distir.execution.runtime.program.runnable import Runnable, as_runnable
+from tvm_distir.execution.runtime.program.runnable import Runnable, as_runnable, with_donation
 from tvm_distir.execution.runtime.program.sharded import sharded_outputs
 from tvm_distir.execution.runtime.program.symbolic_sizes import sized_program
 from tvm_distir.execution.runtime.program.targets import check_engine_runs
@@ -45,7 +45,7 @@ class Engine(ABC):
     collectives : tuple of CollectiveCount
         The collectives that the last run executed, as the first rank of every mesh counted them.
     dispatch : str
-        The library whose kernels modules call, ``"torch"``, or None for TVM's kernels.
+        Whose kernels modules call: one of :data:`~.dispatch.packed_names.DISPATCHES`.
     most_in_flight : int
         The most collectives that a rank had started and not waited for at once, in the last run,
         of engines that count them.
@@ -58,7 +58,8 @@ class Engine(ABC):
     donated : frozenset of int
         The inputs whose memory a run shares with the caller, by position.
     takes_objects : bool
-        Whether its ranks are in this process, so that they can be given objects.
+        Whether its ranks are in this process, so that they can be given objects, and share the
+        memory of donated inputs.
     """
 
     name: str
@@ -105,8 +106,7 @@ class Engine(ABC):
             donated = donated_inputs(program.entries, self.donate)
             if self.takes_objects:
                 self.donated = donated
-                donating = getattr(program, "with_donation", None)
-                program = donating(self.donate) if donating is not None else program
+                program = with_donation(program, self.donate)
         return self.run_program(sized_program(program, inputs), inputs, outputs)
 
     def check_trace(self) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -61,7 +61,7 @@ class BoundTensors:
         for rank, port, array in _ports(entries, arrays):
             if id(array) in exclusive:
                 tensor = share_tensor(array)
-            elif port.index in overwritten or not isinstance(array, np.ndarray | np.generic):
+            elif port.index in overwritten or not isinstance(array, np.ndarray):
                 tensor = to_tensor(array)
             else:
                 if id(array) not in shared:
@@ -72,15 +72,29 @@ class BoundTensors:
             self.tensors[rank].append(tensor)
         self.spans.sort()
 
-    def output(self, tensor: Any) -> Any:
-        """Return the array of a result; a copy of one that is a view of an input."""
-        array = to_array(tensor)
-        if isinstance(array, np.ndarray) and array.size:
-            address = array.__array_interface__["data"][0]
-            number = bisect.bisect_right(self.spans, (address, float("inf"))) - 1
-            if number >= 0 and address < self.spans[number][1]:
-                return array.copy()
-        return array
+    def outputs(self, tensors: Iterable[object]) -> list[Array]:
+        """Return the arrays of a rank's results; none shares memory with another or an input."""
+        arrays, known = list[Array](), set[int]()
+        for array in map(to_array, tensors):
+            address = _address(array)
+            if address is not None and (address in known or self._is_input(address)):
+                array = array.copy()
+            elif address is not None:
+                known.add(address)
+            arrays.append(array)
+        return arrays
+
+    def _is_input(self, address: int) -> bool:
+        number = bisect.bisect_right(self.spans, (address, float("inf"))) - 1
+        return number >= 0 and address < self.spans[number][1]
+
+
+def _address(array: object) -> int | None:
+    """Return the address of an array, or None of objects and of arrays without elements."""
+    if not isinstance(array, np.ndarray) or not array.size:
+        return None
+    address: int = array.__array_interface__["data"][0]
+    return address
 
 
 def memory_of(tensor: tvm.runtime.Tensor) -> tuple[int, int]:

@@ -39,7 +39,7 @@ class LocalEngine(Engine):
         arrays = {rank: local.of(entry, rank) for entry in entries for rank in entry.ranks}
         bound = BoundTensors(entries, arrays, self.donated, program.overwritten)
         results = self.run_tensors(program, bound.tensors)
-        return {rank: [bound.output(t) for t in results[rank]] for rank in results}
+        return {rank: bound.outputs(results[rank]) for rank in results}
 
     @abstractmethod
     def run_tensors(self, program: Runnable, tensors: RankTensors) -> RankTensors:

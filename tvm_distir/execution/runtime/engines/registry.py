@@ -114,7 +114,7 @@ def run(
         Whose kernels compute the matrix products, attention and convolutions of a module, on the
         same memory: ``"torch"`` (PyTorch, the extra of this name), ``"numpy"`` (NumPy's BLAS), or
         ``"tvm"``. The results differ by rounding. ``"auto"`` is PyTorch where it is installed, or
-        else NumPy; on GPUs it is TVM.
+        else NumPy; for CUDA it is PyTorch, on other GPUs TVM.
     entry : str, optional
         The function to run, of a module with several entry points, such as ``decode``.
     trace : str or Path, optional
@@ -122,9 +122,10 @@ def run(
         opens; of the engines ``"threads"``, ``"mpi"`` and ``"torch"``.
     donate : sequence of str, optional
         Names, or patterns of names such as ``"*_cache"``, of inputs that the run may overwrite; the
-        caller does not read these arrays afterwards, as with ``donate_argnums`` of JAX. The engine
-        ``"threads"`` applies :class:`~tvm_distir.transforms.DonateInputs` to a module, and shares
-        the memory: with ``outputs="sharded"`` the results are the same arrays. Others copy.
+        caller does not read these arrays afterwards, as with ``donate_argnums`` of JAX.
+        The engines ``"threads"`` and ``"virtual"`` apply
+        :class:`~tvm_distir.transforms.DonateInputs` to a module, and share the memory: with
+        ``outputs="sharded"`` the results are the same arrays. Others copy.
 
     Returns
     -------

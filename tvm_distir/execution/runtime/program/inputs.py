@@ -151,8 +151,10 @@ def _checked(value: Any, port: Port, faults: Faults) -> Any:
     if not isinstance(value, Stored):
         try:
             value = as_array(value)
-        except (TypeError, ValueError) as error:  # rows of different lengths, for example
-            faults.add(bad_input(f"it is not an array: {error}", "Give a single array.", port))
+        except (TypeError, ValueError, RuntimeError, BufferError) as error:
+            # Rows of different lengths, or a sparse, meta or quantized tensor of PyTorch.
+            problem = f"it is not an array: {str(error).strip().splitlines()[0]}"
+            faults.add(bad_input(problem, "Give a single array.", port))
             return value
     dtype = np_dtype(port.dtype)
     if tuple(value.shape) != port.shape:

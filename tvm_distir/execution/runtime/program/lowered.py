@@ -86,7 +86,7 @@ class LoweredProgram:
         self._donating: dict[tuple[str, ...], LoweredProgram] = {}
 
     def with_donation(self, donate: Sequence[str]) -> LoweredProgram:
-        """Return the program that appends to donated inputs in place."""
+        """Return the program that may write results into donated inputs; made once per choice."""
         patterns = tuple(donate)
         if patterns not in self._donating:
             self._donating[patterns] = LoweredProgram(DonateInputs(list(patterns))(self.mod))

@@ -5,10 +5,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from tvm import ir, relax
 
+from tvm_distir.core.analysis import param_aliases
+from tvm_distir.core.ir.attributes import donated_params
 from tvm_distir.core.ir.operators import overwrites_cache
 from tvm_distir.core.rewriting import all_bindings, called_name, callees_first, variables
 
@@ -20,8 +21,8 @@ _MUTATING_CALLS = ("call_tir_inplace", "call_inplace_packed")
 def overwritten_inputs(mod: ir.IRModule, entries: Entries) -> frozenset[int]:
     """Return the positions of the inputs that a run may overwrite.
 
-    Conservative: every value may be a view of any value that it is computed from, and a packed
-    function that is called for its effect may write to all its arguments.
+    These are the donated ones, and those that share memory with an operand that a call overwrites;
+    a packed function that is called for its effect may write to all its arguments.
 
     Parameters
     ----------
@@ -31,28 +32,16 @@ def overwritten_inputs(mod: ir.IRModule, entries: Entries) -> frozenset[int]:
         Its entry functions.
     """
     written: dict[str, set[int]] = {}
+    aliases = param_aliases(mod)
     for gv, fn in callees_first(mod):
-        written[str(gv.name_hint)] = _written_params(fn, written)
+        overwritten = set(donated_params(fn))
+        for binding in all_bindings(fn.body):
+            for operand in _written_operands(binding.value, written):
+                overwritten |= aliases[gv].union(variables(operand))
+        written[str(gv.name_hint)] = overwritten
     return frozenset(
         entry.inputs[number].index for entry in entries for number in written[entry.function]
     )
-
-
-def _written_params(fn: relax.Function, written: Mapping[str, set[int]]) -> set[int]:
-    """Return the numbers of the parameters that a function may overwrite."""
-    roots: dict[Any, frozenset[int]] = {
-        param: frozenset({number}) for number, param in enumerate(fn.params)
-    }
-    overwritten = set[int]()
-
-    def sources(value: relax.Expr) -> frozenset[int]:
-        return frozenset().union(*(roots.get(var, frozenset()) for var in variables(value)))
-
-    for binding in all_bindings(fn.body):
-        roots[binding.var] = sources(binding.value)
-        for operand in _written_operands(binding.value, written):
-            overwritten |= sources(operand)
-    return overwritten
 
 
 def _written_operands(value: relax.Expr, written: Mapping[str, set[int]]) -> list[relax.Expr]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -121,6 +121,13 @@ def as_runnable(dist: Any, dispatch: str = AUTO) -> Runnable:
     from .lowered import lowered_program
 
     return lowered_program(dist, dispatch)
+
+
+def with_donation(program: Runnable, names: Sequence[str]) -> Runnable:
+    """Return the program that may write results into inputs of some names, where it has IR."""
+    make = getattr(program, "with_donation", None) if names else None
+    donating: Runnable = program if make is None else make(names)
+    return donating
 
 
 def load_saved(path: Path, function: str) -> tvm.runtime.Module:

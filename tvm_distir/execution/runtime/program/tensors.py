@@ -64,8 +64,8 @@ def as_array(value: Any) -> Array:
 
     Raises
     ------
-    TypeError, ValueError
-        Where it is no array, such as rows of different lengths.
+    TypeError, ValueError, RuntimeError, BufferError
+        Where it is no array, such as rows of different lengths, or a sparse tensor.
     """
     if hasattr(value, "detach"):  # a tensor of PyTorch
         value = tvm_ffi.from_dlpack(value.detach().cpu().contiguous())

@@ -90,7 +90,7 @@ class _Streams:
 
     Parameters
     ----------
-    given : bool
+    as_input : bool
         See :func:`with_streams`.
 
     Attributes

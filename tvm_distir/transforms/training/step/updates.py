@@ -111,7 +111,7 @@ class Updates:
     optimizer : Optimizer
     functions : NamedFunctions
         Gets the functions of the layers.
-    made : dict, optional
+    written : dict, optional
         The functions made so far; further functions are added.
     """
 

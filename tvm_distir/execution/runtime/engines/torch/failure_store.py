@@ -54,7 +54,7 @@ class LostPeers(Exception):
 
     Parameters
     ----------
-    what : callable
+    describe : callable
         Words for what is waited for, from the ranks that are missing.
     processes : sequence of int
         The processes that take part in it.

@@ -68,6 +68,12 @@ class XlaEngine(Engine):
         if self._python == sys.executable and importlib.util.find_spec("jax") is None:
             raise missing(self._python)
 
+    def run(self, dist: Any, inputs: Inputs, outputs: str = "whole") -> list[Any]:
+        """Run a module; refuse (DIST0605) a program without IR."""
+        if isinstance(dist, Runnable):
+            self._checked(dist)
+        return super().run(dist, inputs, outputs)
+
     def run_local(self, program: Runnable, local: LocalInputs) -> LocalResults:
         """Run every rank's entry function on its local inputs.
 
