@@ -53,6 +53,10 @@ class PassInfo:
         """Return the options that can be given in text, by name."""
         return options_of(self.factory)
 
+    @functools.cached_property
+    def _parameters(self) -> Mapping[str, inspect.Parameter]:
+        return inspect.signature(self.factory).parameters
+
     @property
     def levels(self) -> str:
         """Return the levels as text, such as ``distributed -> legalized``."""
@@ -61,8 +65,7 @@ class PassInfo:
 
     def accepted(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments that the factory has options for."""
-        known = inspect.signature(self.factory).parameters
-        return {key: value for key, value in arguments.items() if key in known}
+        return {key: value for key, value in arguments.items() if key in self._parameters}
 
     def make(self, name: str, options: Mapping[str, Any], arguments: Mapping[str, Any]) -> Any:
         """Make a pass.
@@ -82,10 +85,9 @@ class PassInfo:
         UsageError
             DIST0151 where an option is missing that has no default.
         """
-        known = inspect.signature(self.factory).parameters
         values = self.accepted(arguments)
         values.update({key: self.options[key].make(value) for key, value in options.items()})
-        for key, parameter in known.items():
+        for key, parameter in self._parameters.items():
             if parameter.default is REQUIRED and key not in values:
                 problem = f'the option "{key}" of {name} is missing'
                 flag = f", or add --{key}" if key in ("plan", "system") else ""

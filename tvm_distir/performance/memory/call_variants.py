@@ -43,7 +43,7 @@ class CallVariant(NamedTuple):
 
 @dataclass
 class MemoryLevel:
-    """Live bytes above those at the entry, in all and by category, and the most so far.
+    """Live bytes above those at the entry, total and by category, and the most so far.
 
     Attributes
     ----------

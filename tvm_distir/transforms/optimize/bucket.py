@@ -177,9 +177,11 @@ class _Buckets(Editor):
             return self.fn
         if self.alone and len(axes_of(row[2] for rows in self.scan.blocks for row in rows)) > 1:
             return self.fn
-        operands = None if self.weights is None else self._laid_out_weights(self.weights)
+        operands = None
         if self.returned:
             operands = set() if is_private(self.fn) else self._returned_gathers()
+        elif self.weights is not None:
+            operands = self._laid_out_weights(self.weights)
         blocks, changed = [], False
         for block, rows in zip(self.fn.body.blocks, self.scan.blocks, strict=True):
             buckets = _fill(rows, self.joined, self.bucket_bytes, operands, self.runs)

@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import functools
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -151,3 +153,15 @@ def test_a_partitioned_model_is_trained_and_exported() -> None:
     assert td.verify(step, PLAN, engine="virtual").equal
     assert "stablehlo.dot_general" in td.to_stablehlo(mod)
     assert libraries(td.transforms.InlinePrivateFunctions()(mod))
+
+
+def test_patterns_are_checked_in_a_process_that_has_not_imported_their_library() -> None:
+    """Their module registers them; a partitioned module may come from a file."""
+    code = (
+        "import sys, tvm_distir as td\n"
+        "from tvm_distir.core.passes.lower import partitions\n"
+        "assert 'tvm.relax.backend.cuda.cublas' not in sys.modules\n"
+        "mod = td.zoo.build('mlp', {'batch': 4, 'layers': 1, 'hidden': 8})\n"
+        "assert not partitions._matches('cublas.matmul_bias', mod['main'])\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -10,6 +10,7 @@ compute it, and TVM's own kernels do. See :mod:`tvm_distir.core.rewriting.partit
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 
 from tvm import ir, relax
@@ -27,6 +28,17 @@ from tvm_distir.core.rewriting.writer import with_body
 from tvm_distir.support import warn
 
 from .inlining import inline_functions
+
+_LIBRARIES = {
+    "cublas": "cuda.cublas",
+    "cudnn": "cuda.cudnn",
+    "cutlass": "cuda.cutlass",
+    "hipblas": "rocm.hipblas",
+    "clml": "adreno.clml",
+    "nnapi": "contrib.nnapi",
+    "coreml": "metal.coreml",
+}
+"""Modules of ``tvm.relax.backend`` by the first part of the names of their patterns."""
 
 
 def restore_partitions(mod: ir.IRModule) -> ir.IRModule:
@@ -206,6 +218,9 @@ def _copied(fn: relax.Function) -> relax.Function:
 
 def _matches(name: str, core: relax.Function) -> bool:
     """Return whether a pattern that TVM knows by its name matches a function; others do."""
+    library = _LIBRARIES.get(name.partition(".")[0])
+    if library is not None:  # its module registers the patterns
+        importlib.import_module(f"tvm.relax.backend.{library}")
     pattern = get_pattern(name)
     if pattern is None:
         return True

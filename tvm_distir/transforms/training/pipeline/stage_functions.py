@@ -34,10 +34,10 @@ from tvm_distir.transforms.training.optimizers.protocol import cast
 from tvm_distir.transforms.training.step.dropouts import DROPOUT
 from tvm_distir.transforms.training.step.scaling import Scaling
 from tvm_distir.transforms.training.step.updates import (
-    UPDATED_SUFFIX,
     Groups,
     Owner,
     Updates,
+    updated_name,
 )
 
 from .stage_function_params import SQUARES, StageFunctionParams, StageInputs, StageSignature, summed
@@ -167,7 +167,7 @@ class StageWriter:
         is_single = len(outputs) + len(statistics) == 1
         for j, var in enumerate(statistics, len(outputs)):
             name = self.part.names[var]
-            new = self._out(relax.TupleGetItem(result, j), plain_name(name) + UPDATED_SUFFIX, name)
+            new = self._out(relax.TupleGetItem(result, j), updated_name(name), name)
             self.updated[name] = str(new.name)
         if self.part.last:
             return result if is_single else self.builder.emit(relax.TupleGetItem(result, 0))
@@ -265,7 +265,7 @@ class StageWriter:
         names = [w.name for w in self.weights.values()]
         names += [state for w in self.weights.values() for state in w.names]
         for name, value in [*((n, new[n]) for n in names), *counters]:
-            self.updated[name] = str(self._out(value, plain_name(name) + UPDATED_SUFFIX, name).name)
+            self.updated[name] = str(self._out(value, updated_name(name), name).name)
 
     def _groups(self, gradients: Mapping[Var, Var]) -> Groups:
         """Return weights with their gradients, by the layer that they belong to."""

@@ -17,7 +17,7 @@ from tvm_distir.core.ir.attributes import (
     PARAM_NAMES_ATTR,
     TRAINING_ATTR,
 )
-from tvm_distir.core.plan import Recomputation, plain_name
+from tvm_distir.core.plan import Recomputation
 from tvm_distir.transforms.training.autodiff.function_table import NamedFunctions, without_unread
 from tvm_distir.transforms.training.autodiff.reverse import active, reverse
 from tvm_distir.transforms.training.autodiff.rules.batch_norms import in_training, is_batch_norm
@@ -32,7 +32,7 @@ from .dropouts import DROPOUT, SEEDS
 from .parameters import Parameters, check_names
 from .recipe import Recipe
 from .scaling import Scaling
-from .updates import UPDATED_SUFFIX, UpdatedWeight, Updates, grouped
+from .updates import UpdatedWeight, Updates, grouped, updated_name
 
 STEPS = 1000
 """A step counter is below it, where it is drawn."""
@@ -168,8 +168,8 @@ class TrainStepWriter:
         return [*out, *(self._named(name, value) for name, value in counters)]
 
     def _named(self, name: str, value: Expr) -> Var:
-        updated_name = plain_name(name) + UPDATED_SUFFIX
-        is_named = isinstance(value, Var) and str(value.name) == updated_name
-        var = value if is_named else self.builder.emit_output(value, updated_name)
+        new_name = updated_name(name)
+        is_named = isinstance(value, Var) and str(value.name) == new_name
+        var = value if is_named else self.builder.emit_output(value, new_name)
         self.updated[name] = str(var.name)
         return var

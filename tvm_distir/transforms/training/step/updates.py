@@ -26,10 +26,12 @@ from tvm_distir.transforms.training.optimizers.protocol import Optimizer, Shared
 
 from .scaling import FACTOR, FINITE
 
-UPDATED_SUFFIX = "_updated"
-"""Ends the names of the values that are new weights and states."""
-
 _UPDATE, _SQUARES = "_update", "_squares"
+
+
+def updated_name(name: str) -> str:
+    """Return the name of the value that is a new weight or state."""
+    return f"{plain_name(name)}_updated"
 
 
 @dataclass
@@ -140,7 +142,7 @@ class Updates:
     def write(self, groups: Groups, shared: Shared) -> dict[str, Expr]:
         """Return the new weights and states by name.
 
-        What computes an update of a weight of no layer follows each other, so that it is a kernel.
+        The ops of an update of a weight of no layer are adjacent, so that they can be one kernel.
         """
         result: dict[str, Expr] = {}
         for owner, rows in groups.items():
@@ -150,9 +152,10 @@ class Updates:
             for weight, gradient, _ in rows:
                 new = self._updated(self.builder, weight, gradient, shared)
                 for name, value in zip([weight.name, *weight.names], new, strict=True):
-                    wish = plain_name(name) + UPDATED_SUFFIX
                     is_bound = isinstance(value, ir.Var)
-                    result[name] = value if is_bound else self.builder.emit_output(value, wish)
+                    result[name] = (
+                        value if is_bound else self.builder.emit_output(value, updated_name(name))
+                    )
         return result
 
     def _updated(
@@ -228,9 +231,7 @@ class Updates:
                 weight = UpdatedWeight(title[0], var, [next(left) for _ in title[1:]])
                 new = self._updated(builder, weight, gradient, shared)
                 results += [
-                    value
-                    if isinstance(value, ir.Var)
-                    else builder.emit(value, plain_name(wish) + UPDATED_SUFFIX)
+                    value if isinstance(value, ir.Var) else builder.emit(value, updated_name(wish))
                     for wish, value in zip(title, new, strict=True)
                 ]
             return results
