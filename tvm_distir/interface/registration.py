@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import functools
 import sys
-from contextlib import nullcontext
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 
 def is_awaited() -> bool:
@@ -22,11 +25,8 @@ def register() -> None:
     """Register errors and ops, once. TVM's runtime-only library knows no ops."""
     from tvm_distir.core.rewriting import gc_paused
 
-    awaited = is_awaited()
-    if awaited:
-        from tvm_distir_command import torch_hidden
     # Of TVM a hundred thousand objects stay.
-    with gc_paused(permanent=awaited), torch_hidden() if awaited else nullcontext():
+    with gc_paused(permanent=is_awaited()), _torch_hidden():
         from tvm.base import _RUNTIME_ONLY
 
         from tvm_distir.support import register_with_ffi
@@ -43,3 +43,28 @@ def register() -> None:
         register_ops()
         register_inference()
         register_legalization()
+
+
+class _NoTorch:
+    """Finder of modules that finds no PyTorch in the thread that made it."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+
+    def find_spec(self, name: str, *_: Any) -> None:
+        if name == "torch" and threading.get_ident() == self._thread:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+@contextmanager
+def _torch_hidden() -> Iterator[None]:
+    """Hide PyTorch from TVM's FFI, which imports it wherever it is installed, in 2 s of CPU.
+
+    PyTorch can be imported afterwards, and exchanges tensors with TVM without that import.
+    """
+    finder: Any = _NoTorch()
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
