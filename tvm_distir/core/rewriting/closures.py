@@ -17,10 +17,8 @@ After, with the private function ``main_inner(a, w)``::
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import tvm_ffi
 from tvm import ir, relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
@@ -47,11 +45,15 @@ def without_closures(mod: ir.IRModule) -> ir.IRModule:
     PropagationError
         DIST0412 naming a closure that is read other than by calls, or calls itself.
     """
-    if any(_holds(fn, relax.Function, lambda _: True) for _, fn in relax_functions(mod)):
+    if any(_is_local(b) for _, fn in relax_functions(mod) for b in all_bindings(fn.body)):
         for gv, fn in relax_functions(mod):
             _refuse_recursion(str(gv.name_hint), fn)
         mod = relax.transform.LambdaLift()(mod)
-    makers = [(gv, fn) for gv, fn in relax_functions(mod) if _holds(fn, ir.Call, _makes)]
+    makers = [
+        (gv, fn)
+        for gv, fn in relax_functions(mod)
+        if any(_makes(b.value) for b in all_bindings(fn.body))
+    ]
     if not makers:
         return mod
     replaced = dict(mod.functions)
@@ -60,13 +62,6 @@ def without_closures(mod: ir.IRModule) -> ir.IRModule:
         _refuse_escapes(str(gv.name_hint), direct)
         replaced[gv] = direct
     return with_functions(mod, replaced)
-
-
-def _holds(fn: relax.Function, kind: type[ir.Expr], test: Callable[[Any], bool]) -> bool:
-    """Return whether a function holds an expression; an engine asks, without native library."""
-    stop = tvm_ffi.VisitInterrupt(True)
-    entry = (kind, lambda node: stop if test(node) else None)
-    return tvm_ffi.structural_walk(fn.body, [entry]) is not None
 
 
 def _is_local(binding: relax.Binding) -> bool:
