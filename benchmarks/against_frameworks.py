@@ -2,8 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Time models as compiled programs of one device against PyTorch (eager), side by side.
 
-``machine`` is TVM's virtual machine with resident tensors. All run in one process, in turn, with
-one thread each; medians of CPU time. Needs the extras ``torch`` and ``huggingface``.
+``machine`` is TVM's virtual machine with resident tensors, ``session`` a step of ``td.Session``.
+All run in one process, in turn, with one thread each; medians of CPU time. The outputs of each, or
+the loss of its first step, are compared with PyTorch's. Needs the extras ``torch`` and
+``huggingface``.
 """
 
 from __future__ import annotations
@@ -32,20 +34,18 @@ MS = 1e3
 Work = Callable[[], Any]
 
 
-def eager(row: Row, model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> Work:
-    """Return a step of PyTorch."""
+def eager(row: Row, model: torch.nn.Module, batch: tuple[torch.Tensor, ...]) -> Work:
+    """Return a step of PyTorch, whose result is the loss of a training step, else the outputs."""
     if not row.train:
         model.eval()
 
         def forward() -> Any:
             with torch.inference_mode():
-                return model(*inputs)
+                return model(*batch)
 
         return forward
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True)
-    with torch.no_grad():
-        outputs = model(*inputs)
-    targets = target_of(row, outputs)
+    *inputs, targets = batch
 
     def step() -> Any:
         optimizer.zero_grad()
@@ -61,12 +61,19 @@ def eager(row: Row, model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) ->
     return step
 
 
-def target_of(row: Row, outputs: torch.Tensor) -> torch.Tensor:
-    """Return random targets: classes of a model of tokens, else values."""
+def batch_of(
+    row: Row, model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]
+) -> tuple[torch.Tensor, ...]:
+    """Return what a step reads: inputs, and random targets (classes for a model of tokens)."""
+    if not row.train:
+        return inputs
+    with torch.no_grad():
+        outputs = model(*inputs)
     generator = torch.Generator().manual_seed(1)
     if "llama" in row.name:
-        return torch.randint(0, outputs.shape[-1], outputs.shape[:-1], generator=generator).int()
-    return torch.randn(outputs.shape, generator=generator)
+        shape = outputs.shape[:-1]
+        return (*inputs, torch.randint(0, outputs.shape[-1], shape, generator=generator).int())
+    return (*inputs, torch.randn(outputs.shape, generator=generator))
 
 
 def module_of(row: Row, model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> Any:
@@ -78,47 +85,64 @@ def module_of(row: Row, model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]
     return td.distribute(mod, td.planning.make_plan(mod, "data_parallel", {"dp": 1}))
 
 
-def machine(
-    dist: Any, dispatch: str, model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]
-) -> tuple[Any, list[Any], str]:
-    """Return a virtual machine, its tensors, and the function to call."""
-    program = td.compile(dist, dispatch=dispatch)
-    entry = program.entries[0]
-    data = iter(inputs)
+def weights_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return copies of the weights and buffers by name: steps of PyTorch change them in place."""
     state = {**model.state_dict(), **dict(model.named_buffers())}
-    rng = np.random.default_rng(0)
+    return {name: value.detach().clone() for name, value in state.items()}
+
+
+def machine(
+    program: Any, state: dict[str, torch.Tensor], batch: tuple[torch.Tensor, ...]
+) -> Callable[[], Any]:
+    """Return a call of TVM's virtual machine with resident tensors."""
+    entry = program.entries[0]
+    data = iter(batch)
     tensors = []
     for port in entry.inputs:
-        if port.name in state:
-            value = state[port.name].detach().numpy()
-        else:
-            example = next(data, None)
-            shape = [int(n) for n in port.shape]
-            value = np.zeros(shape, port.dtype) if example is None else example.numpy()
-            if example is None and port.name == "targets" and "float" in port.dtype:
-                value = rng.standard_normal(shape).astype(port.dtype)
-        tensors.append(tvm.runtime.tensor(np.array(value, port.dtype, order="C")))
-    return make_machine(program.library(entry)), tensors, entry.function
+        value = state[port.name] if port.name in state else next(data, None)
+        shape = [int(n) for n in port.shape]
+        array = np.zeros(shape) if value is None else value.numpy()  # state of the optimizer
+        tensors.append(tvm.runtime.tensor(np.array(array, port.dtype, order="C")))
+    vm, function = make_machine(program.library(entry)), entry.function
+    return lambda: vm[function](*tensors)
+
+
+def session(
+    program: Any, state: dict[str, torch.Tensor], batch: tuple[torch.Tensor, ...]
+) -> Callable[[], Any]:
+    """Return a step of a session."""
+    names = {port.name for port in program.entries[0].inputs}
+    weights = {name: value.clone() for name, value in state.items() if name in names}
+    steps = td.Session(program, weights)
+    return lambda: steps.step(*batch)
 
 
 def first(result: Any) -> Any:
-    """Return the first tensor of a result."""
+    """Return the first tensor of a result: the outputs, or the loss of a training step."""
     return result if hasattr(result, "numpy") else first(result[0])
 
 
 def measured(row: Row, dispatches: list[str], rounds: int) -> dict[str, float]:
-    """Return median milliseconds by name."""
+    """Return median milliseconds by name.
+
+    Raises
+    ------
+    RuntimeError
+        Where the outputs, or the loss of the first step, differ from those of PyTorch.
+    """
     torch.manual_seed(0)
     model, inputs = row.make()
-    dist = module_of(row, model, inputs)
-    works: dict[str, Work] = {"eager": eager(row, model, inputs)}
-    expected = works["eager"]()
+    dist, state = module_of(row, model, inputs), weights_of(model)
+    batch = batch_of(row, model, inputs)
+    works: dict[str, Work] = {"eager": eager(row, model, batch)}
+    expected = works["eager"]().numpy()
     for name in dispatches:
-        vm, tensors, function = machine(dist, name, model, inputs)
-        works[name] = lambda vm=vm, tensors=tensors, function=function: vm[function](*tensors)
-        got = first(works[name]()).numpy()
-        if not row.train and not np.allclose(got, expected.numpy(), rtol=1e-2, atol=1e-3):
-            raise RuntimeError(f"{row.name}, {name}: the results differ from those of PyTorch")
+        program = td.compile(dist, dispatch=name)
+        for kind, work in (("machine", machine), ("session", session)):
+            step = works[f"{name}: {kind}"] = work(program, state, batch)
+            got = np.asarray(first(step()).numpy())
+            if not np.allclose(got, expected, rtol=1e-2, atol=1e-3):
+                raise RuntimeError(f"{row.name}, {name}, {kind}: the results are not PyTorch's")
     for work in works.values():
         work()
     times: dict[str, list[float]] = {name: [] for name in works}
@@ -143,14 +167,11 @@ def main() -> None:
             results[row.name] = measured(row, dispatches, arguments.repeat)
             print(row.name, results[row.name], file=sys.stderr, flush=True)
     print_setting()
+    kinds = [f"{name}: {kind}" for name in dispatches for kind in ("machine", "session")]
     table(
-        ["model", "eager, ms", *(f"{name}: machine" for name in dispatches)],
+        ["model", "eager, ms", *kinds],
         [
-            [
-                name,
-                f"{found['eager']:.0f}",
-                *(f"{found[d] / found['eager']:.2f}x" for d in dispatches),
-            ]
+            [name, f"{found['eager']:.0f}", *(f"{found[k] / found['eager']:.2f}x" for k in kinds)]
             for name, found in results.items()
         ],
     )
