@@ -188,7 +188,7 @@ def analyze(options: AnalysisOptions) -> AnalysisResult:
     if options.system is None:
         System.required(None)  # raises, before the step is distributed
     check_advice(options.advice)
-    options = options.with_seq()
+    options = options.with_seq().on_one_device()
     with gc_paused():
         study = Study.of(
             options,

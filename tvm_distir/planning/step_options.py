@@ -226,6 +226,18 @@ class StepOptions:
             )  # fmt: skip
         return replace(self, model=model_with_seq(str(self.model), self.seq), seq=None)
 
+    def on_one_device(self: _Options) -> _Options:
+        """Return the options with the plan of one device, where no plan and no mesh is given.
+
+        A module keeps its annotations.
+        """
+        from tvm_distir.models import may_be_annotated
+
+        named = any(value is not None for value in (self.plan, self.strategy, self.mesh))
+        if named or not isinstance(self.model, str | Path) or may_be_annotated(str(self.model)):
+            return self
+        return replace(self, strategy="data_parallel", mesh={"dp": 1})
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class AnalysisOptions(StepOptions):

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -65,6 +66,15 @@ def system_names() -> tuple[str, ...]:
     return (*builtin_names, *(name for name in offered_names() if name not in known))
 
 
+def _known_name(text: str) -> str:
+    """Return the name of a system that differs in case, blanks or its maker, or the text itself."""
+    if text in system_names():
+        return text
+    name = re.sub(r"[\s_]+", "-", text.strip().lower())
+    name = re.sub(r"^(nvidia|amd|google)-", "", name)
+    return name if name in (*system_names(), *system_aliases()) else text
+
+
 def _own_names() -> list[str]:
     return sorted(path.stem for path in DATA.glob("*.json"))
 
@@ -77,8 +87,8 @@ def system_aliases() -> Mapping[str, str]:
 
 def load(name_or_path: str | Path, make: Callable[..., Made]) -> Made:
     """Read a system and pass its parts to ``make``; see :meth:`.system.System.load`."""
-    text = str(name_or_path)
     path = Path(name_or_path)
+    text = str(name_or_path) if os.path.exists(path) else _known_name(str(name_or_path))
     if text in _own_names():
         path = DATA / f"{text}.json"
     elif text in system_aliases():

@@ -23,6 +23,7 @@ from tvm_distir.support import DistIRError, UsageError, shipped_data
 
 from . import (
     analyze,
+    ask,
     calibrate,
     compare,
     convert,
@@ -58,8 +59,8 @@ EXIT_INTERRUPTED = 130
 EXIT_PIPE_CLOSED = 141
 
 _COMMANDS = (
-    analyze, compare, ui, search, sweep, serve_analyze, serve_search, explain, verify, opt, convert,
-    export_plan, simulate, deploy, run, export_weights, systems, calibrate,
+    ask, analyze, compare, ui, search, sweep, serve_analyze, serve_search, explain, verify, opt,
+    convert, export_plan, simulate, deploy, run, export_weights, systems, calibrate,
 )  # fmt: skip
 
 
@@ -76,12 +77,10 @@ class _Parser(argparse.ArgumentParser):
             (print_result if file in (None, sys.stdout) else print_message)(message)
 
     def error(self, message: str) -> NoReturn:
-        """Raise a usage error with the usage line."""
-        fault = UsageError(
+        """Raise a usage error."""
+        raise UsageError(
             "DIST0150", message, location=self.prog, remedy=f"See `{self.prog} --help`."
         )
-        fault.usage = self.format_usage()  # type: ignore[attr-defined]
-        raise fault
 
 
 class _Version(argparse.Action):
@@ -147,9 +146,6 @@ def _report(error: BaseException, debug: bool) -> int:
     if debug:
         print_message("".join(traceback.format_exception(error)).rstrip())
     if isinstance(error, DistIRError):
-        usage = getattr(error, "usage", None)
-        if usage:
-            print_message(usage.rstrip())
         print_message(str(error).replace("\n", "\n  "))
         return error.exit_code
     hint = "" if debug else " [Run the command again with --debug and report the traceback.]"
@@ -185,7 +181,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_PIPE_CLOSED
 
 
-def _run(words: Sequence[str]) -> int:
+def _run(words: list[str]) -> int:
     """Run the sub-command; failures become a message and a code."""
     debug, interrupts = _wants_debug(words), Interrupts()
     forget_warnings()
@@ -193,6 +189,8 @@ def _run(words: Sequence[str]) -> int:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
             check_renamed(words)
+            if ask.is_question(words, set(shipped_data(__file__, "commands.json"))):
+                words = ["ask", *words]
             arguments = build_parser().parse_args(words)
             if not getattr(arguments, "registers", False):
                 get_to_work()

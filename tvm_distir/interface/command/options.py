@@ -218,21 +218,24 @@ def read_planned_step(
 ) -> _Options:
     """Read the options of a step, look for the file of its model, and import TVM.
 
-    A plan and a strategy are refused together, and neither is unless the module may have
-    annotations, or the step may be ``planless``.
+    A plan and a strategy are refused together. Where neither is given, a mesh is refused too unless
+    the module may have annotations; without a mesh an analysis is of one device, and the step of
+    other commands must be ``planless``.
     """
     from tvm_distir.models import check_model, may_be_annotated
 
     location = f"tvm-distir {arguments.command}"
     both = arguments.plan is not None and arguments.strategy is not None
     neither = arguments.plan is None and arguments.strategy is None
-    if both or (neither and not planless and not may_be_annotated(arguments.model)):
+    alone = arguments.command == "analyze" and arguments.mesh is None
+    if both or (neither and not planless and not alone and not may_be_annotated(arguments.model)):
         raise UsageError(
             "DIST0151",
             "--plan and --strategy are mutually exclusive" if both else "no --plan or --strategy",
             location=location, remedy="Give exactly one of them.",
         )  # fmt: skip
     step = read_step(arguments, options)
+    step = step.on_one_device() if alone else step
     if step.mesh is None and step.strategy is not None:
         raise UsageError(
             "DIST0151", "--strategy needs a mesh", location=location, remedy=MESH_REMEDY,

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from tvm_distir.support import ModelError, nearest, shipped_data
@@ -12,7 +13,7 @@ HUB = "hf:"
 
 PUBLISHED: Mapping[str, str] = shipped_data(__file__, "published.json")
 """The model of the zoo of each published name. Names are read in any case, with or without the
-publisher."""
+publisher, hyphens and underscores."""
 
 
 def published_names() -> dict[str, str]:
@@ -20,6 +21,11 @@ def published_names() -> dict[str, str]:
     names = {full.lower(): full for full in PUBLISHED}
     names.update({full.lower().partition("/")[2]: full for full in PUBLISHED})
     return names
+
+
+def _letters(name: str) -> str:
+    """Return the letters and digits of a name, by which it is known: ``llama3.18b``."""
+    return re.sub(r"[\s_-]+", "", name.lower())
 
 
 def zoo_spec(spec: str) -> str:
@@ -34,9 +40,13 @@ def zoo_spec(spec: str) -> str:
         return spec
     name, mark, keys = spec.removeprefix(HUB).partition("?")
     names = published_names()
-    if name.lower() not in names:
+    by_letters = {_letters(known): known for known in reversed(names)}
+    known = by_letters.get(_letters(name))
+    if known is None:
         problem = "the list of published models does not have this name"
-        remedy = f"{nearest(name.lower(), names)} Or give the path of its config.json."
+        family = [n for n in names if "/" not in n and _letters(n).startswith(_letters(name))]
+        remedy = f"Of this family: {', '.join(family)}." if family else nearest(name.lower(), names)
+        remedy += " Or give the path of its config.json."
         raise ModelError("DIST0330", problem, location=f"{HUB}{name}", remedy=remedy)
-    model = PUBLISHED[names[name.lower()]]
+    model = PUBLISHED[names[known]]
     return f"zoo:{model},{keys}" if mark else f"zoo:{model}"

@@ -1,0 +1,297 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Answer what a model does on some devices: the best of the plans that trainers and engines offer.
+
+A few plans are tried, each of which a trainer or a serving engine has under the same name. The
+search of :func:`.search` looks at many more.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from tvm_distir.core.rewriting import gc_paused
+from tvm_distir.hardware import System
+from tvm_distir.planning import (
+    AnalysisOptions,
+    StageMemo,
+    Study,
+    TrainingOptions,
+    serve_analyze,
+)
+from tvm_distir.support import DistIRError, InfeasibleError, ModelError, option_fields
+from tvm_distir.support.display import units
+
+from .analysis import analyze_study
+from .report.figures import figure_lines, figures
+
+DEGREES = (2, 4, 8)
+"""Devices of tensor parallelism that are tried, inside of a node."""
+SAMPLES_PER_DEVICE = 2
+"""Sequences per device of a training step whose batch is not given."""
+WORKLOAD = "poisson:1,in=1024,out=256"
+"""Requests of serving; the rate does not matter for the most that can be served."""
+_REFUSED = ("DIST0233", "DIST0234", "DIST0404", "DIST0760", "DIST0761", "DIST0803")
+"""A strategy does not know the model's weights, they cannot be divided so, or do not fit."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A plan that was tried.
+
+    Attributes
+    ----------
+    strategy : str
+    mesh : dict of str to int
+        Of a replica, of which there are ``replicas``.
+    replicas : int
+    rate : float
+        What is done per second, in the unit of the answer.
+    time_s : float
+        Of a step; of an output token per request in serving.
+    memory_bytes : int, optional
+        The most memory of a device; None where the caches take what weights leave.
+    fits : bool
+    command : str
+        The command that goes deeper.
+    details : tuple of str
+        Further lines about it.
+    """
+
+    strategy: str
+    mesh: dict[str, int]
+    replicas: int
+    rate: float
+    time_s: float
+    memory_bytes: int | None
+    fits: bool
+    command: str
+    details: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> str:
+        """Return the plan in a line."""
+        mesh = ",".join(f"{axis}={count}" for axis, count in self.mesh.items())
+        return f"{self.strategy} on {mesh}" + (f" x {self.replicas}" * (self.replicas > 1))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Plans of a model on some devices, the best first.
+
+    Attributes
+    ----------
+    model, system, question, unit : str
+    devices : int
+    capacity_bytes : int
+        The memory of a device.
+    choices : tuple of Choice
+        Those that fit come first, and faster ones before slower ones.
+    refused : tuple of str
+        Plans that the model has not, each with the cause.
+    """
+
+    model: str
+    system: str
+    devices: int
+    question: str
+    unit: str
+    capacity_bytes: int
+    choices: tuple[Choice, ...]
+    refused: tuple[str, ...] = ()
+
+    @property
+    def best(self) -> Choice | None:
+        """Return the fastest plan that fits, or None."""
+        return next((choice for choice in self.choices if choice.fits), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the answer as JSON has it."""
+        return {**asdict(self), "fits": self.best is not None}
+
+    def to_text(self) -> str:
+        """Return the answer as text."""
+        lines = [f"{self.model} on {self.devices} x {self.system}: {self.question}"]
+        best = self.best
+        if best is None:
+            lines.append(f"  DOES NOT FIT into {units.size(self.capacity_bytes)} per device")
+        else:
+            rate = f"{units.count(best.rate)} {self.unit}"
+            lines.append(f"  fits, best with {best.words}: {rate}")
+            lines += [f"  {line}" for line in best.details]
+        lines.append("")
+        for number, choice in enumerate(self.choices, 1):
+            memory = "" if choice.memory_bytes is None else f", {units.size(choice.memory_bytes)}"
+            verdict = f"{units.count(choice.rate)} {self.unit}{memory}"
+            lines.append(
+                f"  {number}  {choice.words}: {verdict}" + ", does not fit" * (not choice.fits)
+            )
+        lines += [f"  -  {cause}" for cause in self.refused]
+        shown = best or next(iter(self.choices), None)
+        if shown is not None:
+            lines += ["", f"  Details: {shown.command}"]
+        return "\n".join(lines) + "\n"
+
+
+def answer(options: AnalysisOptions, devices: int) -> Answer:
+    """Try the usual plans of a model on some devices.
+
+    Without ``train`` a decoder is served with caches, and another model runs forward.
+
+    Parameters
+    ----------
+    options : AnalysisOptions
+        The model, the system, and the options of its step; no plan.
+    devices : int
+        The number of devices.
+
+    Raises
+    ------
+    UsageError
+        DIST0155 without a system.
+    InfeasibleError
+        DIST0801 where no plan is one of the model.
+    DistIRError
+        What the stages raise.
+    """
+    system = System.required(options.system)
+    most = min(devices, system.intra_node.devices_per_node)
+    degrees = [n for n in DEGREES if n <= most and devices % n == 0]
+    question, unit = "training", "tokens/s"
+    if not options.train:
+        question, unit = "serving 1,024 tokens in, 256 out", "requests/s"
+        attempts = [_Serving(options, system, tp, devices // tp) for tp in (1, *degrees)]
+        try:
+            return _answer(options, system, devices, question, unit, attempts)
+        except ModelError as error:
+            if error.code != "DIST0331":  # the model has no serving step
+                raise
+        question, unit = "forward", "samples/s"
+    with gc_paused():
+        attempts = _steps(options, system, devices, degrees)
+        return _answer(options, system, devices, question, unit, attempts)
+
+
+def _answer(
+    options: AnalysisOptions, system: System, devices: int, question: str, unit: str,
+    attempts: Iterable[Callable[[], Choice]],
+) -> Answer:  # fmt: skip
+    choices, refused = [], []
+    for attempt in attempts:
+        try:
+            choices.append(attempt())
+        except DistIRError as error:
+            if error.code not in _REFUSED:
+                raise
+            refused.append(f"{error.code} {error.location}: {error.what}")
+    if not choices:
+        raise InfeasibleError(
+            "DIST0801", f"none of the usual plans is possible: {'; '.join(refused)}",
+            location=str(options.model), remedy="Use tvm-distir search, or write a plan.",
+        )  # fmt: skip
+    choices.sort(key=lambda choice: (not choice.fits, -choice.rate))
+    return Answer(
+        str(options.model), system.name, devices, question, unit, system.memory_capacity_bytes,
+        tuple(choices), tuple(dict.fromkeys(refused)),
+    )  # fmt: skip
+
+
+def _steps(
+    options: AnalysisOptions, system: System, devices: int, degrees: list[int]
+) -> list[_Step]:
+    """Return the plans of a step: FSDP or data parallelism, then Megatron-LM's."""
+    trains, memo = bool(options.train), StageMemo()
+    batch = options.batch
+    if trains and batch is None:
+        batch = SAMPLES_PER_DEVICE * devices
+    recompute = options.recompute or ("auto" if trains else None)
+    common = replace(options, batch=batch, recompute=recompute)
+    plain = "fsdp" if trains and devices > 1 else "data_parallel"
+    inner = "zero:stage=1+megatron:sequence=1" if trains else "data_parallel+megatron"
+    plans = [(plain, {"dp": devices}), *((inner, {"dp": devices // n, "tp": n}) for n in degrees)]
+    return [
+        _Step(replace(common, strategy=strategy, mesh=mesh), system, memo)
+        for strategy, mesh in plans
+    ]
+
+
+@dataclass(frozen=True)
+class _Step:
+    """Attempt at a plan of a step."""
+
+    options: AnalysisOptions
+    system: System
+    memo: StageMemo
+
+    def __call__(self) -> Choice:
+        """Analyze the step."""
+        options = self.options
+        study = Study.of(options.with_seq(), memo=self.memo)
+        command = self._command()
+        report = analyze_study(study, name=str(options.model), command=command).report
+        found = figures(report)
+        peak = report.peak_memory_bytes
+        memory = f"{units.size(peak)} of {units.size(self.system.memory_capacity_bytes)}"
+        return Choice(
+            str(options.strategy), dict(options.mesh or {}), 1,
+            found.tokens_per_s or found.samples_per_s or 1 / report.time_s,
+            report.time_s, peak, report.fits is not False, command,
+            (
+                f"{units.duration(report.time_s)} per step of {report.batch} samples, "
+                f"bound by {report.bound_by}; {memory} per device",
+                *figure_lines(report),
+            ),
+        )  # fmt: skip
+
+    def _command(self) -> str:
+        words = ["tvm-distir", "analyze", str(self.options.model)]
+        for kind in (AnalysisOptions, TrainingOptions):
+            holder = self.options if kind is AnalysisOptions else self.options.train
+            for name, declared in option_fields(kind).items():
+                value = getattr(holder, name, declared.default)
+                if value != declared.default and name != "advice":
+                    words += declared.words(_text(value))
+        return shlex.join(words)
+
+
+def _text(value: Any) -> Any:
+    """Return the value of an option as the command takes it."""
+    if isinstance(value, TrainingOptions):
+        return True
+    if isinstance(value, dict):
+        return ",".join(f"{key}={count}" for key, count in value.items())
+    if isinstance(value, bool | list | tuple):
+        return value
+    return value.name if isinstance(value, System) else str(value)
+
+
+@dataclass(frozen=True)
+class _Serving:
+    """Attempt at replicas that serve a decoder."""
+
+    options: AnalysisOptions
+    system: System
+    tp: int
+    replicas: int
+
+    def __call__(self) -> Choice:
+        """Serve requests."""
+        model, mesh = str(self.options.with_seq().model), {"tp": self.tp}
+        report = serve_analyze(
+            model, "megatron", mesh, self.system, WORKLOAD, replicas=self.replicas
+        )
+        summary = report.summary
+        words = ["tvm-distir", "serve-analyze", model, "--system", self.system.name]
+        words += ["--strategy", "megatron", "--mesh", f"tp={self.tp}"]
+        words += ["--replicas", str(self.replicas)] if self.replicas > 1 else []
+        return Choice(
+            "megatron", mesh, self.replicas, summary.capacity_per_s or summary.requests_per_s,
+            report.alone_tpot_s, None, True, shlex.join(words),
+            (
+                f"a single request: first token after {units.duration(report.alone_ttft_s)}, then "
+                f"{units.duration(report.alone_tpot_s)} per token",
+            ),
+        )  # fmt: skip

@@ -1,0 +1,75 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""``tvm-distir MODEL --gpus 8xh100``: what a model does on some devices, in one answer."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from dataclasses import replace
+
+from tvm_distir.planning import AnalysisOptions
+from tvm_distir.support import UsageError
+
+from .options import add_model, add_options, read_step
+from .resumable import begin
+from .terminal import print_result, with_warnings
+
+_GPUS = re.compile(r"(?:(\d+)\s*[xX*]\s*)?(\S+)")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the sub-command."""
+    add_model(parser)
+    parser.add_argument(
+        "--gpus", required=True, metavar="8xh100",
+        help="Set the number of devices and their system, one of `tvm-distir systems` or a file.",
+    )  # fmt: skip
+    add_options(
+        parser, AnalysisOptions, ("load", "train"), names=("kernels", "price"),
+        without=("micro_batches",),
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="Print JSON instead of text.")
+
+
+def is_question(words: list[str], commands: set[str]) -> bool:
+    """Return whether the first word is a MODEL in the place of a command."""
+    first = words[0] if words else ""
+    return first not in commands and not first.startswith("-") and "--gpus" in words
+
+
+def read_gpus(text: str) -> tuple[int, str]:
+    """Return the number of devices and the name of their system, as in ``8xh100``.
+
+    Raises
+    ------
+    UsageError
+        DIST0152 where the text is no such thing.
+    """
+    found = _GPUS.fullmatch(text.strip())
+    count = int(found.group(1) or 1) if found else 0
+    if found is None or count < 1:
+        raise UsageError(
+            "DIST0152", f'"{text}" names no devices', location="--gpus",
+            remedy="Write a number and a system: 8xh100.",
+        )  # fmt: skip
+    return count, found.group(2)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Try the usual plans, and print them."""
+    devices, name = read_gpus(arguments.gpus)
+    if arguments.train and arguments.optimizer is None:
+        arguments.optimizer = "adamw"
+    step = replace(read_step(arguments, AnalysisOptions), system=name)
+    system = begin(step, "--gpus", None)
+    from tvm_distir.interface.answer import answer
+
+    found = answer(replace(step, system=system), devices)
+    print_result(
+        json.dumps(with_warnings(found.to_dict()), indent=1) + "\n"
+        if arguments.json
+        else found.to_text()
+    )
+    return 0 if found.best is not None else 3
