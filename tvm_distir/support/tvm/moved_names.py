@@ -3,8 +3,8 @@
 """Name what TVM 0.26 and 0.27 call differently, by the names of 0.27.
 
 The nodes of 0.26 whose fields have other names there get those of 0.27 too: ``value`` of a
-constant, and ``source`` of a load and of a region of a buffer. ``names.json`` lists what no other
-file of the package may name; a test walks the syntax trees.
+constant, and ``source`` of a load and of a region of a buffer. No other file of the package names
+what only one version has (``scripts/checks/tvm_names.json``); a test walks the syntax trees.
 """
 
 from __future__ import annotations
