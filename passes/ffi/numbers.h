@@ -12,7 +12,6 @@
 #include <tvm/ffi/extra/structural_equal.h>
 #include <tvm/ffi/extra/structural_hash.h>
 #include <tvm/ffi/object.h>
-#include <tvm/ffi/reflection/accessor.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -24,8 +23,6 @@
 #include "ffi/nodes.h"
 
 namespace tvm_distir {
-
-using tvm::ffi::reflection::FieldGetter;
 
 struct HashInts {
   size_t operator()(const Ints& values) const {

@@ -10,7 +10,6 @@
 #include <tvm/ffi/error.h>
 #include <tvm/ffi/function.h>
 #include <tvm/ffi/object.h>
-#include <tvm/ffi/reflection/accessor.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -28,7 +27,6 @@ using tvm::ffi::Array;
 using tvm::ffi::Function;
 using tvm::ffi::ObjectRef;
 using tvm::ffi::Shape;
-using tvm::ffi::reflection::FieldGetter;
 
 // Getters of the fields read here, found once.
 struct Fields {

@@ -9,7 +9,6 @@
 #include <tvm/ffi/error.h>
 #include <tvm/ffi/function.h>
 #include <tvm/ffi/object.h>
-#include <tvm/ffi/reflection/accessor.h>
 
 #include <cstdint>
 #include <memory>
@@ -26,7 +25,6 @@ namespace {
 using tvm::ffi::Array;
 using tvm::ffi::Function;
 using tvm::ffi::Shape;
-using tvm::ffi::reflection::FieldGetter;
 
 // Getters of the fields read here, and the constructors, found once.
 struct Fields {

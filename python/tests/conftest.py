@@ -49,6 +49,7 @@ QUICK = (
     "interface/report",
     "repo/test_error_codes.py",
     "repo/test_layers.py",
+    "repo/test_tvm_names.py",
 )
 
 

@@ -48,6 +48,7 @@ from tvm_distir.core.rewriting.scopes import all_bindings
 from tvm_distir.execution.verification.random_inputs import draw_inputs
 from tvm_distir.interface.command.opt import script
 from tvm_distir.models.model import load_model
+from tvm_distir.support import GenericConst
 from tvm_distir.support.errors.tree import DistIRError
 
 MESH = {"dp": 2, "tp": 2}
@@ -111,7 +112,7 @@ def computed(mod: Any) -> Any:
                 return relax.Tuple([full(field) for field in expr.fields])
             if isinstance(expr, relax.TupleGetItem):
                 return relax.TupleGetItem(full(expr.tuple_value), expr.index)
-            if isinstance(expr, tvm.ir.GenericConst):
+            if isinstance(expr, GenericConst):
                 return relax.const(expr.value.numpy(), str(tensor_type(expr.ty).dtype.dtype))
             if not isinstance(expr, tvm.ir.Call):
                 return env.get(expr, expr)

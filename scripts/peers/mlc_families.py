@@ -39,6 +39,7 @@ import tvm_distir as td
 from tvm_distir.core.ir import static_shape
 from tvm_distir.core.ops import creates_cache
 from tvm_distir.core.rewriting import all_bindings, keep_entry
+from tvm_distir.support import GenericConst, StringImm
 from tvm_distir.support.errors import DistIRError
 
 FAMILIES = (
@@ -86,8 +87,8 @@ def import_mlc(root: Path) -> None:
     package.__path__ = [str(root / "python" / "mlc_llm")]
     sys.modules["mlc_llm"] = package
     for name, new in (
-        ("Constant", ir.GenericConst),
-        ("StringImm", ir.StringImm),
+        ("Constant", GenericConst),
+        ("StringImm", StringImm),
         ("DataTypeImm", R.dtype),
     ):
         if not hasattr(relax, name):
@@ -149,7 +150,7 @@ def cache_maker(numbers: Sequence[Any], parts: int) -> Any:
         ("max_batch_size", "max_total_seq_len", "prefill_chunk_size", "page_size"), int
     )
 
-    factors = numbers[14] if isinstance(numbers[14], ir.GenericConst) else relax.prim_value(0)
+    factors = numbers[14] if isinstance(numbers[14], GenericConst) else relax.prim_value(0)
 
     class Maker(nn.Module):
         """The maker of a cache."""

@@ -27,12 +27,10 @@ def register() -> None:
 
     # Of TVM a hundred thousand objects stay.
     with gc_paused(permanent=is_awaited()), _torch_hidden():
-        from tvm.base import _RUNTIME_ONLY
-
-        from tvm_distir.support import register_with_ffi
+        from tvm_distir.support import is_runtime_only, register_with_ffi
 
         register_with_ffi()
-        if _RUNTIME_ONLY:
+        if is_runtime_only():
             return
         from tvm_distir.core.ir.operators import register_ops
         from tvm_distir.core.ops import register_inference

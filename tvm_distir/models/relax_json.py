@@ -12,11 +12,10 @@ from typing import Any
 
 import tvm
 from tvm import ir
-from tvm_ffi import core
 
 from tvm_distir.core.rewriting import bind_dims
 from tvm_distir.models.common.spec import check_file
-from tvm_distir.support import ModelError, read_text
+from tvm_distir.support import ModelError, read_text, type_info
 
 _MOST_DEEP = 4096
 _OF_NODES = ("ffi.Array", "ffi.Dict", "ffi.List", "ffi.Map")
@@ -56,7 +55,7 @@ def _held(kind: str, data: Any) -> Iterator[int]:
 def _plain_fields(kind: str) -> frozenset[str]:
     """Return the fields of a type that hold numbers, not nodes."""
     names: set[str] = set()
-    info: Any = core._lookup_or_register_type_info_from_type_key(kind)
+    info: Any = type_info(kind)
     while info is not None:
         plain = (f for f in info.fields or () if f.field_static_type_index in _INLINE)
         names |= {field.name for field in plain}

@@ -8,6 +8,8 @@ import importlib
 import sys
 from typing import Any
 
+from tvm_distir.support.tvm.private_names import DISCO_FUNCTIONS, has_threaded_session
+
 
 def repair_disco() -> Any:
     """Return ``tvm.runtime.disco``, importing it again if ``import tvm`` left it None.
@@ -25,12 +27,12 @@ def repair_disco() -> Any:
     disco = sys.modules.get("tvm.runtime.disco")
     if disco is None or not hasattr(disco, "ThreadedSession"):
         sys.modules.pop("tvm.runtime.disco", None)
-        sys.modules.pop("tvm.runtime.disco._ffi_api", None)
+        sys.modules.pop(DISCO_FUNCTIONS, None)
         try:
             disco = importlib.import_module("tvm.runtime.disco")
         except (ImportError, AttributeError, RuntimeError, ValueError):
             return None
     tvm.runtime.disco = disco
-    if not hasattr(disco.session._ffi_api, "SessionThreaded"):
+    if not has_threaded_session(disco):
         return None
     return disco

@@ -1,13 +1,16 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Refuse unsupported versions of TVM and of its FFI before importing them.
+"""Refuse untried versions of TVM and of its FFI before importing them.
 
 The ranges are those of ``pyproject.toml`` (a test compares them); it gives the reasons.
+``docs/dev/new_tvm.md`` says how a version gets into them.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import warnings
 from dataclasses import dataclass
 from importlib import metadata
 
@@ -40,6 +43,8 @@ class VersionRange:
         The first version in the range.
     below : str
         The first version past the range.
+    tried : tuple of str
+        The versions in the range that the tests have passed with.
     code : str
         The code of the error for another version.
     """
@@ -48,6 +53,7 @@ class VersionRange:
     specifier: str
     lowest: str
     below: str
+    tried: tuple[str, ...]
     code: str
 
     @property
@@ -57,9 +63,26 @@ class VersionRange:
 
 
 PINS = (
-    VersionRange("apache-tvm", "==0.27.*", "0.27", "0.28", "DIST0101"),
-    VersionRange("apache-tvm-ffi", ">=0.1.14.post0,<0.1.15", "0.1.14.post0", "0.1.15", "DIST0102"),
+    VersionRange(
+        distribution="apache-tvm",
+        specifier=">=0.26,<0.28",
+        lowest="0.26",
+        below="0.28",
+        tried=("0.26.0", "0.27.0.post1"),
+        code="DIST0101",
+    ),
+    VersionRange(
+        distribution="apache-tvm-ffi",
+        specifier=">=0.1.14.post0,<0.1.15",
+        lowest="0.1.14.post0",
+        below="0.1.15",
+        tried=("0.1.14.post1",),
+        code="DIST0102",
+    ),
 )
+
+UNTRIED_VARIABLE = "TVM_DISTIR_UNTRIED_TVM"
+"""Environment variable that lets newer versions be imported with a warning: 1 or 0."""
 
 REMEDY = "pip install " + " ".join(f'"{pin.requirement}"' for pin in PINS)
 
@@ -93,6 +116,18 @@ def accepts(pin: VersionRange, version: str) -> bool:
     return lowest <= key < below
 
 
+def is_newer(pin: VersionRange, version: str) -> bool:
+    """Tell whether a version is past the range of a pin, also a development version of one."""
+    match, below = _VERSION.fullmatch(version.strip()), _key(pin.below)
+    if match is None or below is None:
+        return False
+    return tuple(int(part) for part in match["release"].split(".")) >= below[0]
+
+
+class UntriedVersionWarning(UserWarning):
+    """The package was imported with a version of TVM or of its FFI that it was not tried with."""
+
+
 def _installed(distribution: str) -> str | None:
     try:
         return metadata.version(distribution)
@@ -103,22 +138,35 @@ def _installed(distribution: str) -> str | None:
 def check_versions() -> None:
     """Refuse to import without the versions that the plugin supports.
 
+    Where :data:`UNTRIED_VARIABLE` is 1, newer ones get an :class:`UntriedVersionWarning`.
+
     Raises
     ------
     DependencyError
         DIST0101 for apache-tvm, DIST0102 for apache-tvm-ffi; the remedy is a pip command.
     """
+    untried = os.environ.get(UNTRIED_VARIABLE, "") not in ("", "0")
     for pin in PINS:
         version = _installed(pin.distribution)
         if version is None:
             raise DependencyError(
                 pin.code, f"{pin.distribution} is not installed", location="import", remedy=REMEDY
             )
-        if not accepts(pin, version):
-            raise DependencyError(
-                pin.code,
-                f"{pin.distribution} {version} is installed, but tvm_distir requires "
-                f"{pin.requirement}",
-                location="import",
-                remedy=REMEDY,
+        if accepts(pin, version):
+            continue
+        newer = is_newer(pin, version)
+        tried = f"{pin.requirement} (tried: {', '.join(pin.tried)})"
+        if newer and untried:
+            warnings.warn(
+                f"{pin.distribution} {version} is untried: tvm_distir requires {tried}. Run its "
+                "quick tests first (docs/dev/new_tvm.md).",
+                UntriedVersionWarning,
+                stacklevel=3,
             )
+            continue
+        raise DependencyError(
+            pin.code,
+            f"{pin.distribution} {version} is installed, but tvm_distir requires {tried}",
+            location="import",
+            remedy=REMEDY + (f", or set {UNTRIED_VARIABLE}=1 to try it" if newer else ""),
+        )

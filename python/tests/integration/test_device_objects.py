@@ -20,6 +20,7 @@ import tvm_distir as td
 from tests.quick_compilation import quick_machine
 from tvm_distir.core.rewriting.entries import keep_entry
 from tvm_distir.execution.verification.random_inputs import draw_inputs
+from tvm_distir.support import StringImm
 from tvm_distir.support.errors import EngineError, ModelError, PlanError, PropagationError
 
 HEADS, KEYS, SIZE, LAYERS, WIDTH, TOKENS = 4, 2, 16, 2, 64, 5
@@ -251,7 +252,7 @@ def test_created_caches_have_the_heads_of_a_device() -> None:
     create = ir.load_json(ir.save_json(decoder()))
     builder = relax.BlockBuilder()
     numbers = [relax.prim_value(n) for n in (LAYERS, HEADS, KEYS, SIZE, SIZE)]
-    kind, sizes = ir.StringImm("mha"), relax.ShapeExpr([2, 64, 32, 16, 0])
+    kind, sizes = StringImm("mha"), relax.ShapeExpr([2, 64, 32, 16, 0])
     name = relax.ExternFunc("mlc.create_paged_kv_cache_generic")
     with builder.function("create", []):
         layers = relax.ShapeExpr([0, LAYERS])

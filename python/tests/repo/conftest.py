@@ -58,7 +58,9 @@ def _listed_by_walking() -> list[Path]:
         subfolders[:] = [
             name
             for name in subfolders
-            if name not in _NOT_OURS and not name.endswith(("_cache", ".egg-info"))
+            if name not in _NOT_OURS
+            and not name.startswith(".venv-")
+            and not name.endswith(("_cache", ".egg-info"))
         ]
         matches += [Path(folder, name).relative_to(ROOT) for name in files]
     return matches

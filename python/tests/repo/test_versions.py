@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -27,7 +28,10 @@ ROOT = Path(__file__).resolve().parents[3]
 @pytest.mark.parametrize(
     ("pin", "version", "expected"),
     [
-        (TVM, "0.26.1", False),
+        (TVM, "0.25.1", False),
+        (TVM, "0.26rc1", False),
+        (TVM, "0.26.0", True),
+        (TVM, "0.26.1", True),
         (TVM, "0.27", True),
         (TVM, "0.27.0", True),
         (TVM, "0.27.0.post1", True),
@@ -60,8 +64,8 @@ def test_accepts(pin: _versions.VersionRange, version: str, expected: bool) -> N
 def test_final_versions_are_judged_as_pip_judges_them(pin: _versions.VersionRange) -> None:
     specifiers = SpecifierSet(pin.specifier)
     suffixes = ("", ".post0", ".post1", ".post2", ".post10", "+local.1")
-    releases = "0.1 0.1.13 0.1.14 0.1.14.0 0.1.14.2 0.1.15 0.1.140 0.2 0.26.9 0.27 0.27.0 0.27.0.0"
-    for release in [*releases.split(), "0.27.12", "0.27.0.1", "0.28", "1.0", "27"]:
+    releases = "0.1 0.1.13 0.1.14 0.1.14.0 0.1.14.2 0.1.15 0.1.140 0.2 0.25.9 0.26 0.26.9"
+    for release in [*releases.split(), "0.27", "0.27.0.0", "0.27.12", "0.28", "1.0", "27"]:
         for suffix in suffixes:
             text = release + suffix
             assert _versions.accepts(pin, text) == specifiers.contains(Version(text)), text
@@ -88,7 +92,7 @@ def _fake(monkeypatch: pytest.MonkeyPatch, versions: dict[str, str]) -> None:
     ("versions", "code", "words"),
     [
         ({}, "DIST0101", "apache-tvm is not installed"),
-        ({"apache-tvm": "0.26.1"}, "DIST0101", "apache-tvm 0.26.1 is installed"),
+        ({"apache-tvm": "0.25.1"}, "DIST0101", "apache-tvm 0.25.1 .*tried: 0.26.0, 0.27"),
         ({"apache-tvm": "0.27.0.post1"}, "DIST0102", "apache-tvm-ffi is not installed"),
         (
             {"apache-tvm": "0.27.0.post1", "apache-tvm-ffi": "0.1.15.post2"},
@@ -104,22 +108,54 @@ def test_refusal_names_what_was_found_and_the_remedy(
     with pytest.raises(DependencyError, match=words) as caught:
         _versions.check_versions()
     assert caught.value.code == code
+    newer = ", or set TVM_DISTIR_UNTRIED_TVM=1 to try it"
     assert caught.value.remedy == (
-        'pip install "apache-tvm==0.27.*" "apache-tvm-ffi>=0.1.14.post0,<0.1.15"'
+        'pip install "apache-tvm>=0.26,<0.28" "apache-tvm-ffi>=0.1.14.post0,<0.1.15"'
+        + (newer if "0.1.15" in words else "")
     )
 
 
-def test_good_versions_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    _fake(monkeypatch, {"apache-tvm": "0.27.1", "apache-tvm-ffi": "0.1.14.post0"})
+@pytest.mark.parametrize("tvm", ["0.28.0", "0.28.dev3", "0.28.0rc1", "1.0"])
+def test_a_newer_version_can_be_tried(monkeypatch: pytest.MonkeyPatch, tvm: str) -> None:
+    _fake(monkeypatch, {"apache-tvm": tvm, "apache-tvm-ffi": "0.1.15.post2"})
+    monkeypatch.setenv("TVM_DISTIR_UNTRIED_TVM", "0")
+    with pytest.raises(DependencyError, match="requires"):
+        _versions.check_versions()
+    monkeypatch.setenv("TVM_DISTIR_UNTRIED_TVM", "1")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        _versions.check_versions()
+    assert [warning.category for warning in caught] == [_versions.UntriedVersionWarning] * 2
+    assert f"apache-tvm {tvm} is untried" in str(caught[0].message)
+    assert "apache-tvm-ffi 0.1.15.post2 is untried" in str(caught[1].message)
+
+
+@pytest.mark.parametrize("version", ["0.25.0", "0.26.0rc1", "0.27.dev1", "unknown"])
+def test_an_older_version_cannot_be_tried(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    _fake(monkeypatch, {"apache-tvm": version, "apache-tvm-ffi": "0.1.14.post0"})
+    monkeypatch.setenv("TVM_DISTIR_UNTRIED_TVM", "1")
+    with pytest.raises(DependencyError, match="DIST0101") as caught:
+        _versions.check_versions()
+    assert "UNTRIED" not in str(caught.value)
+
+
+@pytest.mark.parametrize("pin", _versions.PINS, ids=lambda pin: pin.distribution)
+def test_tried_versions_are_accepted(pin: _versions.VersionRange) -> None:
+    assert pin.tried and all(_versions.accepts(pin, version) for version in pin.tried)
+
+
+@pytest.mark.parametrize("version", ["0.26.0", "0.27.1"])
+def test_good_versions_pass(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    _fake(monkeypatch, {"apache-tvm": version, "apache-tvm-ffi": "0.1.14.post0"})
     _versions.check_versions()
 
 
 @pytest.fixture
 def with_old_tvm(tmp_path: Path) -> Runner:
     """Run a program that finds another version of TVM on a path before the real one."""
-    info = tmp_path / "apache_tvm-0.26.1.dist-info"
+    info = tmp_path / "apache_tvm-0.25.1.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: apache-tvm\nVersion: 0.26.1\n")
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: apache-tvm\nVersion: 0.25.1\n")
 
     def run_with_old_tvm(program: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -132,7 +168,7 @@ def with_old_tvm(tmp_path: Path) -> Runner:
     return run_with_old_tvm
 
 
-WRONG = "DIST0101 import: apache-tvm 0.26.1 is installed"
+WRONG = "DIST0101 import: apache-tvm 0.25.1 is installed"
 
 
 def test_import_refuses_before_tvm_is_loaded(with_old_tvm: Runner) -> None:

@@ -37,7 +37,7 @@ from tvm.ir import Call, Expr, Type
 from tvm.relax import Binding, Function, Var
 
 from tvm_distir.core.ir.attributes.keys import BRANCH_ATTR, OPEN_AXES_ATTR, STATIONARY_ATTR
-from tvm_distir.support import PropagationError, Steps, unrolled
+from tvm_distir.support import PropagationError, Steps, unrolled, update_type
 
 from .types import flat_types, relax_functions
 
@@ -281,5 +281,5 @@ def branch_calls(mod: ir.IRModule, fn: Function) -> Iterator[tuple[Any, str, str
 
 def _typed(expr: Expr, ty: Type) -> Any:
     """Give a fresh expression its type."""
-    relax.expr._update_type(expr, ty)
+    update_type(expr, ty)
     return expr

@@ -131,7 +131,8 @@ def ceil_div(size: int | ir.Expr, count: int) -> int | ir.Expr:
         return -(-int(size) // count)
     except TypeError:
         from tvm import tirx
-        from tvm.sym import Analyzer
+
+        from tvm_distir.support import Analyzer
 
         return Analyzer().simplify(tirx.floordiv(size + (count - 1), count))
 

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import tvm_ffi
 from tvm import DataType, ir, tirx
-from tvm.sym import Analyzer
 
 from tvm_distir.core.ir.types import known_shape, tensor_type
+from tvm_distir.support import Analyzer
 
 #: What an unknown symbolic extent counts in FLOPs and bytes.
 NOMINAL_EXTENT = 1024

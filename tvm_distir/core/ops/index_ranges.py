@@ -21,7 +21,7 @@ from tvm_distir.core.ir.branches import branch_of
 from tvm_distir.core.ir.operators.names import relax_names
 from tvm_distir.core.ir.operators.paged_attention_ops import CACHE_OPS, KV_APPEND_OP
 from tvm_distir.core.ir.types import flat_types, known_shape, named_leaves, tensor_type
-from tvm_distir.support import Steps, unrolled
+from tvm_distir.support import GenericConst, Steps, unrolled
 
 _VIEWS = frozenset(
     relax_names(
@@ -292,7 +292,7 @@ def _tensors(args: Sequence[ir.Expr]) -> Iterator[tuple[int, int, Any]]:
 
 def _number(expr: ir.Expr) -> int | None:
     """Return the integer of a uniform constant, else None."""
-    if not isinstance(expr, ir.GenericConst):
+    if not isinstance(expr, GenericConst):
         return None
     values = expr.value.numpy()
     if values.dtype.kind not in "iu" or values.size == 0 or values.min() != values.max():

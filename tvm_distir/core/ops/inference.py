@@ -22,6 +22,7 @@ from tvm_distir.core.ir.mesh import mesh_key
 from tvm_distir.core.ir.operators.names import relax_names
 from tvm_distir.core.ir.placement import R, labels_of, placement_of
 from tvm_distir.core.ir.types import flat_types, tensor_type
+from tvm_distir.support import GenericConst
 
 from .factor import Rule
 from .lookup import rule_of
@@ -56,8 +57,8 @@ def _plain(expr: Expr) -> Expr:
     """Return the expression as if its tensors were not sharded."""
     if isinstance(expr, relax.Tuple):
         return relax.Tuple([_plain(f) for f in expr.fields])
-    if isinstance(expr, ir.GenericConst) and isinstance(expr.ty, DTensorType):
-        return ir.GenericConst(expr.value, expr.ty.tensor_ty)
+    if isinstance(expr, GenericConst) and isinstance(expr.ty, DTensorType):
+        return GenericConst(expr.value, expr.ty.tensor_ty)
     if any(isinstance(t, DTensorType) for t in flat_types(expr.ty)):
         return relax.Var("x", _plain_type(expr.ty))
     return expr
@@ -73,7 +74,7 @@ def _constant_leaves(args: Sequence[Expr]) -> list[bool]:
         fields = a.fields if isinstance(a, relax.Tuple) else [a]
         for f in fields:
             tensors = [t for t in flat_types(f.ty) if tensor_type(t) is not None]
-            result += [isinstance(f, ir.GenericConst)] * len(tensors)
+            result += [isinstance(f, GenericConst)] * len(tensors)
     return result
 
 

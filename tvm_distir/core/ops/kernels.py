@@ -12,13 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tvm import ir, relax, tirx
-from tvm.s_tir import SBlockRealize
 
 from tvm_distir.core.ir.operators.names import LOCAL_STEPS, relax_names
 from tvm_distir.core.ir.operators.ops import dist_op_name
 from tvm_distir.core.ir.types import static_shape, tensor_type, value_types
 from tvm_distir.core.ops.kernel_classes import VIEW
-from tvm_distir.support import PropagationError
+from tvm_distir.support import PropagationError, SBlockRealize
 
 from .dims import nominal, size_bytes
 from .factor import Work

@@ -12,7 +12,7 @@ from tvm import ir, relax, tirx
 from tvm_distir.core.ops.derive.derivation import derive_call
 from tvm_distir.core.ops.derive.primfunc import derive_primfunc
 from tvm_distir.core.rewriting.calls import TIR_CALLS, called_name
-from tvm_distir.support import PropagationError
+from tvm_distir.support import GenericConst, PropagationError
 
 from .dims import same
 from .draft import CallShape
@@ -73,7 +73,7 @@ def _part(arg: ir.Expr) -> Any:
     """Return the part of an argument that its rule depends on: of tensors only the type."""
     if isinstance(arg, relax.Tuple):
         return tuple(_part(field) for field in arg.fields)
-    return arg.ty if isinstance(arg, ir.Var | ir.GenericConst) else arg
+    return arg.ty if isinstance(arg, ir.Var | GenericConst) else arg
 
 
 def _prim_func(call: ir.Call, name: str, mod: ir.IRModule | None) -> tirx.PrimFunc:

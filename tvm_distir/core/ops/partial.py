@@ -13,6 +13,7 @@ from tvm.relax.distributed import DTensorType
 from tvm_distir.core.ir.mesh import mesh_shape
 from tvm_distir.core.ir.placement import R, labels_of
 from tvm_distir.core.rewriting.calls import leaves_of, location_of, tensor_args
+from tvm_distir.support import GenericConst
 
 from .factor import Factor, Rule
 from .lookup import rule_of
@@ -43,7 +44,7 @@ def call_sharding(
     operands = [leaf for arg in tensor_args(call) for leaf in leaves_of(arg)]
     ins: list[Any] = [
         labels_of(ty.placement)
-        if type(ty) is DTensorType and type(expr) is not ir.GenericConst
+        if type(ty) is DTensorType and type(expr) is not GenericConst
         else None
         for expr, _, ty in operands
     ]

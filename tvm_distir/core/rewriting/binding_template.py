@@ -15,13 +15,14 @@ from tvm.ir import Op
 
 from tvm_distir.core.ir.operators.ops import PREFIX, dist_op_name
 from tvm_distir.core.ir.types import flat_types, tensor_type
+from tvm_distir.support import GenericConst
 
 from .calls import typed
 from .nodes import argument, make_call
 from .substitute import VARIABLES
 
 SAME = "those of the value"
-OWN = (ir.GlobalVar, ir.GenericConst)
+OWN = (ir.GlobalVar, GenericConst)
 
 Key = tuple[int | None, ...]
 """Class of a binding, then the number of the state of each variable that it reads."""
@@ -166,7 +167,7 @@ def _filled(part: Any, operands: Sequence[ir.Expr], constants: Sequence[ir.Expr]
 
 def _constants_of(value: Any) -> Iterator[Any]:
     """Return the constants among the operands of a value, in order."""
-    if type(value) is ir.GenericConst:
+    if type(value) is GenericConst:
         yield value
     elif type(value) in (ir.Call, relax.Tuple):
         for part in (value.args if type(value) is ir.Call else value.fields)[:]:
@@ -203,12 +204,12 @@ class PartMatcher:
     def _aligned(self, new: ir.Expr, old: ir.Expr, at: list[int]) -> Any:
         """Return the part of an argument at its original position; None if another is there."""
         kind = type(old)
-        if kind in VARIABLES or kind is ir.GenericConst:
+        if kind in VARIABLES or kind is GenericConst:
             operand = self.operands[at[0]]
             at[0] += 1
-            if kind is ir.GenericConst:
+            if kind is GenericConst:
                 number = sum(x is None for x in self.operands[: at[0] - 1])
-                if type(new) is not ir.GenericConst:
+                if type(new) is not GenericConst:
                     return None
                 return ConstantSlot(number, None if new.same_as(old) else new.ty)
             same = type(new) in VARIABLES and operand is not None and new.same_as(operand)
@@ -250,4 +251,4 @@ def _count(arg: ir.Expr) -> int:
     """Return how many variables and constants an argument mentions."""
     if type(arg) is relax.Tuple:
         return sum(_count(field) for field in arg.fields[:])
-    return int(type(arg) in VARIABLES or type(arg) is ir.GenericConst)
+    return int(type(arg) in VARIABLES or type(arg) is GenericConst)

@@ -11,7 +11,7 @@ from tvm import ir, relax
 from tvm.ir import Expr
 
 from tvm_distir.core.ir.types import flat_types, tensor_type
-from tvm_distir.support import LoweringError
+from tvm_distir.support import LoweringError, update_type
 
 from .nodes import make_call
 
@@ -103,7 +103,7 @@ def rebuilt(call: ir.Call, op: Expr, args: Sequence[Expr]) -> ir.Call:
 def typed(expr: Expr, ty: ir.Type) -> Expr:
     """Give a fresh expression its type, unless its constructor inferred a type."""
     if type(expr.ty) is ir.Type:
-        relax.expr._update_type(expr, ty)
+        update_type(expr, ty)
     return expr
 
 

@@ -23,7 +23,7 @@ from tvm import ir, s_tir, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_distir.core.ir.types import relax_functions
-from tvm_distir.support import PropagationError
+from tvm_distir.support import PropagationError, SBlock, SBlockRealize
 
 from .calls import called_name
 from .functions import calls_op, with_functions
@@ -83,7 +83,7 @@ def copying(
         The name of the kernel, for messages.
     """
     root = kernel.body
-    if not isinstance(root, s_tir.SBlockRealize):
+    if not isinstance(root, SBlockRealize):
         raise PropagationError(
             "DIST0401",
             "its kernel overwrites an operand, and has no root block",
@@ -104,8 +104,8 @@ def copying(
     block = root.block
     body = tirx.SeqStmt([*copies, block.body])
     title, allocations = str(block.name_hint), list(block.alloc_buffers)
-    new_block = s_tir.SBlock([], [], [], title, body, None, allocations, [], block.annotations)
-    new_root = s_tir.SBlockRealize([], root.predicate, new_block)
+    new_block = SBlock([], [], [], title, body, None, allocations, [], block.annotations)
+    new_root = SBlockRealize([], root.predicate, new_block)
     new = tirx.PrimFunc([*params, *results, *rest], new_root, kernel.ret_type, kernel.attrs)
     return s_tir.renew_defs(new).without_attr("global_symbol")
 
@@ -125,8 +125,8 @@ def _copy(source: Any, target: Any) -> tirx.Stmt:
         for buffer in (source, target)
     ]
     store = tirx.BufferStore(target, tirx.BufferLoad(source, positions), positions)
-    block = s_tir.SBlock(iters, *regions, "copy", store)
-    stmt: tirx.Stmt = s_tir.SBlockRealize(loops, True, block)
+    block = SBlock(iters, *regions, "copy", store)
+    stmt: tirx.Stmt = SBlockRealize(loops, True, block)
     for loop, extent, kind in reversed(list(zip(loops, extents, kinds))):
         stmt = tirx.For(loop, tirx.const(0, kind), extent, tirx.ForKind.SERIAL, stmt)
     return stmt

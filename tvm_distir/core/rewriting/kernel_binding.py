@@ -20,10 +20,9 @@ from typing import Any
 
 from tvm import ir, relax, tirx
 from tvm.s_tir import renew_defs
-from tvm.sym import Analyzer
 
 from tvm_distir.core.ir.types import flat_types, static_shape
-from tvm_distir.support import ModelError
+from tvm_distir.support import Analyzer, ModelError
 
 
 class KernelCall:

@@ -18,6 +18,8 @@ import numpy.typing as npt
 import tvm_ffi
 from tvm import ir, relax
 
+from tvm_distir.support import GenericConst
+
 _VAR = tvm_ffi.get_global_func("ir.Var")
 _DATAFLOW_VAR = tvm_ffi.get_global_func("relax.DataflowVar")
 _CALL = tvm_ffi.get_global_func("ir.Call")
@@ -61,7 +63,7 @@ def _scalar_of_digits(digits: str, dtype: str) -> ir.Expr:
 def scalar(value: float, dtype: str) -> ir.Expr:
     """Make a constant (), a separate node; equal ones share their data, which costs most."""
     known = _scalar_of_digits(float(value).hex(), dtype)
-    return ir.GenericConst(known.value, known.ty)
+    return GenericConst(known.value, known.ty)
 
 
 @functools.lru_cache(maxsize=1 << 10)
@@ -72,4 +74,4 @@ def _scalar_of_bytes(data: bytes, dtype: str) -> ir.Expr:
 def scalar_of(array: npt.NDArray[Any]) -> ir.Expr:
     """Return a constant as :func:`scalar` does, from a NumPy array of shape ()."""
     known = _scalar_of_bytes(array.tobytes(), str(array.dtype))
-    return ir.GenericConst(known.value, known.ty)
+    return GenericConst(known.value, known.ty)

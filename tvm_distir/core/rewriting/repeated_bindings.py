@@ -19,7 +19,7 @@ from tvm.ir import Expr, Type
 from tvm.relax import Binding, Var
 
 from tvm_distir.core.rewriting.native.function_index import ALIAS, FunctionView
-from tvm_distir.support import LoweringError
+from tvm_distir.support import GenericConst, LoweringError
 
 from .binding_template import Key, PartMatcher, Template
 from .calls import location_of
@@ -81,7 +81,7 @@ class RewrittenValues:
 
     def recast(self, constant: Expr, ty: Type) -> Expr:
         """Return the new form of a constant of this type, None for the constant itself."""
-        return constant if ty is None else ir.GenericConst(constant.value, ty)
+        return constant if ty is None else GenericConst(constant.value, ty)
 
     def reads_data(self, value: Expr) -> bool:
         """Return whether the new form of a value may depend on the data of its constants."""

@@ -13,6 +13,8 @@ from typing import Any
 from tvm import ir, relax, tirx
 from tvm.relax.distributed import DTensorType
 
+from tvm_distir.support import GenericConst
+
 from .calls import rebuild, typed
 from .substitute import VARIABLES
 from .writer import with_body
@@ -52,7 +54,7 @@ class _FunctionResizing:
     def expression(self, expr: ir.Expr) -> Any:
         if type(expr) in VARIABLES and expr in self.env:
             return self.env[expr]
-        if isinstance(expr, ir.GlobalVar | relax.ExternFunc | ir.Op | ir.GenericConst):
+        if isinstance(expr, ir.GlobalVar | relax.ExternFunc | ir.Op | GenericConst):
             return expr
         if isinstance(expr, relax.ShapeExpr):
             return relax.ShapeExpr(list(map(self.resize, expr.values)))

@@ -27,6 +27,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_distir.core.ir.handles import handle
 from tvm_distir.core.ir.types import relax_functions, static_shape
+from tvm_distir.support import GenericConst
 
 from .calls import called_name
 from .scopes import all_bindings
@@ -79,7 +80,7 @@ class _ShapeFolder(PyExprMutator):  # type: ignore[misc,unused-ignore]
             return call if sizes is None else relax.const(np.asarray(sizes), "int64")
         if name == "relax.tensor_to_shape":
             value = self._bound(call.args[0])
-            if isinstance(value, ir.GenericConst):
+            if isinstance(value, GenericConst):
                 return relax.ShapeExpr([int(n) for n in value.value.numpy()])
         return call
 

@@ -15,6 +15,8 @@ from typing import Any
 from tvm import relax
 from tvm.te.tag import TagScope
 
+from tvm_distir.support import builder_stack, replace_builder_stack
+
 
 class _Stack(threading.local):
     """List whose content depends on the thread."""
@@ -66,8 +68,8 @@ def _exit(scope: Any, *_: object) -> None:
 def separate_scopes() -> None:
     """Replace the scopes of TVM; a builder that is writing stays that of the calling thread."""
     stack = _Stack()
-    for builder in relax.BlockBuilder._stack:
+    for builder in builder_stack():
         stack.append(builder)
-    relax.BlockBuilder._stack = stack
+    replace_builder_stack(stack)
     TagScope.get_current = classmethod(_current)
     TagScope.__enter__, TagScope.__exit__ = _enter, _exit

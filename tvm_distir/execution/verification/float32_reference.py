@@ -26,6 +26,7 @@ from tvm_distir.core.rewriting import called_name
 from tvm_distir.execution.runtime.engines.reference import Reference
 from tvm_distir.execution.runtime.program.io_layout import np_dtype
 from tvm_distir.execution.runtime.program.tensors import Array
+from tvm_distir.support import GenericConst, visits_constants
 
 NARROW = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 WIDE = "float32"
@@ -43,6 +44,7 @@ _COPIES = frozenset(
 
 
 @mutator
+@visits_constants
 class _WideConstants(PyExprMutator):  # type: ignore[misc,unused-ignore]
     """Converts the values of constants whose type was widened."""
 
@@ -50,7 +52,7 @@ class _WideConstants(PyExprMutator):  # type: ignore[misc,unused-ignore]
         super().__init__(mod)
         self._wide = wide
 
-    def visit_generic_const_(self, const: ir.GenericConst) -> ir.GenericConst:
+    def visit_generic_const_(self, const: GenericConst) -> GenericConst:
         value = const.value
         if not isinstance(value, tvm.runtime.Tensor):
             return const

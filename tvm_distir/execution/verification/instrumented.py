@@ -11,6 +11,7 @@ from tvm import ir, relax
 
 from tvm_distir.core.ir import flat_types
 from tvm_distir.core.rewriting import entry_of, substitute
+from tvm_distir.support import update_type
 
 
 @dataclass(frozen=True)
@@ -109,11 +110,11 @@ class TracedProgram:
             returned.append(value)
         result = relax.Tuple(returned)
         body = relax.SeqExpr([relax.BindingBlock(bindings)], result)
-        relax.expr._update_type(body, result.ty)
+        update_type(body, result.ty)
         fn = relax.Function(list(entry.params), body, result.ty, bool(entry.is_pure), entry.attrs)
         functions = {gv: f for gv, f in self.mod.functions.items() if gv.name_hint != self.entry}
         gv = ir.GlobalVar(self.entry)
-        relax.expr._update_type(
+        update_type(
             gv, relax.FuncType([p.ty for p in entry.params], result.ty, bool(entry.is_pure))
         )
         return ir.IRModule(

@@ -17,8 +17,7 @@ import tvm_ffi
 from tvm import DataType, ir, tirx
 
 from tvm_distir.core.ir import known_shape, tensor_type
-
-_BITS_OF = (tirx.RShift, tirx.BitwiseAnd)
+from tvm_distir.support import takes_bits
 
 
 class Unpacking(NamedTuple):
@@ -88,6 +87,6 @@ def unpacking_of(call: ir.Call, functions: Mapping[str, ir.BaseFunc]) -> Unpacki
 
 def _takes_bits(kernel: tirx.PrimFunc) -> bool:
     """Return whether a kernel shifts or masks numbers."""
-    operations: list[ir.Call] = []
-    tvm_ffi.structural_walk(kernel.body, (_BITS_OF, operations.append))
-    return bool(operations)
+    operations: list[ir.Expr] = []
+    tvm_ffi.structural_walk(kernel.body, (ir.Expr, operations.append))
+    return any(map(takes_bits, operations))

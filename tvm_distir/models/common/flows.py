@@ -12,6 +12,7 @@ from tvm.relax import Expr
 
 from tvm_distir.core.ir import flat_types, static_shape, tensor_type
 from tvm_distir.core.rewriting import VARIABLES, all_bindings, called_name, leaves_of, variables
+from tvm_distir.support import GenericConst
 
 _ELEMENTWISE = frozenset(
     f"relax.{name}"
@@ -131,7 +132,7 @@ class Flows:
         if name == "subtract":
             operands = [arg for arg in operands if arg.same_as(value.args[0])]
         elif name in ("divide", "multiply"):
-            factors = [a.value.numpy() for a in value.args if isinstance(a, ir.GenericConst)]
+            factors = [a.value.numpy() for a in value.args if isinstance(a, GenericConst)]
             if any(((f < _NEAR_ONE[0]) | (f > _NEAR_ONE[1])).any() for f in factors):
                 return 0
             under = [self.of[arg][0].beneath for arg in operands]

@@ -7,10 +7,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from tvm import ir, relax
+from tvm import relax
 from tvm.relax import Expr
 
 from tvm_distir.models.common.hlo_names import COMPARISONS
+from tvm_distir.support import GenericConst
 
 from .elementwise import BINARY, UNARY
 from .step import ExportStep
@@ -37,7 +38,7 @@ def is_direct(step: ExportStep, name: str) -> bool:
 
 def _is_filled(arg: Expr) -> bool:
     """Return whether an argument is a constant of equal elements, imported as a number."""
-    if not isinstance(arg, ir.GenericConst):
+    if not isinstance(arg, GenericConst):
         return False
     array = arg.value.numpy()
     return array.ndim > 0 and bool((array.reshape(-1)[:1] == array).all())
@@ -56,7 +57,7 @@ def _binary(step: ExportStep) -> bool:
 def _shift(step: ExportStep) -> bool:
     """Accept a shift by a number below the width, beyond which only StableHLO defines it."""
     count = step.call.args[1]
-    if not isinstance(count, ir.GenericConst) or count.ty.ndim:
+    if not isinstance(count, GenericConst) or count.ty.ndim:
         return False
     return 0 <= int(count.value.numpy()) < np.iinfo(step.dtype).bits and _binary(step)
 
@@ -66,7 +67,7 @@ def _spreads(step: ExportStep) -> bool:
 
 
 def _all_constant(step: ExportStep) -> bool:
-    return all(isinstance(arg, ir.GenericConst) for arg in step.call.args)
+    return all(isinstance(arg, GenericConst) for arg in step.call.args)
 
 
 def _compare(step: ExportStep) -> bool:

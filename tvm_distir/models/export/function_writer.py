@@ -14,7 +14,7 @@ from tvm.relax.distributed import DTensorType
 from tvm_distir.core.ir import flat_types, labels_of, tensor_type
 from tvm_distir.core.ir.attributes import param_names
 from tvm_distir.core.rewriting import all_bindings, op_name
-from tvm_distir.support import ModelError
+from tvm_distir.support import GenericConst, ModelError
 from tvm_distir.transforms import WRITTEN_OPS
 
 from . import collectives, contraction, elementwise, indexing, reductions, shapes
@@ -126,7 +126,7 @@ class FunctionWriter:
             return tuple(self._value(field) for field in expr.fields)
         if isinstance(expr, relax.TupleGetItem):
             return self._value(expr.tuple_value)[int(expr.index)]
-        if isinstance(expr, ir.GenericConst):
+        if isinstance(expr, GenericConst):
             return self.body.constant(expr.value.numpy(), dtype(expr.ty))
         if isinstance(expr, ir.Call):
             return self._call(expr)

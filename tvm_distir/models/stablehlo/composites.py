@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 from tvm import ir, relax, tirx
 from tvm.relax import Expr
-from tvm_ffi import core
 
 from tvm_distir.models.export.composites import ARGUMENTS
 from tvm_distir.models.export.port_attributes import PREFIX
 from tvm_distir.models.mlir.tree import Operation
-from tvm_distir.support import shipped_data
+from tvm_distir.support import shipped_data, type_info
 
 from .emitter import Emitter
 from .translated_values import Tensors, TranslatedTensor, array_type
@@ -129,7 +128,7 @@ def _floats(value: object) -> Any:
 
 def _fields(key: str, attributes: dict[str, Any]) -> dict[str, Any] | None:
     """Return the attribute fields of an op, or None if any is missing, unknown or mistyped."""
-    info: Any = core._lookup_or_register_type_info_from_type_key(key)
+    info: Any = type_info(key)
     kinds = {str(field.name): str(field.ty) for field in info.fields}
     if set(attributes) - set(kinds):
         return None

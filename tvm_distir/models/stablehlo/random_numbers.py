@@ -39,13 +39,13 @@ def _bitcast(call: HloCall) -> TranslatedTensor:
     return call.write.value(call.write.kernel("bitcast", make, [call.write.full(x)], shape, dtype))
 
 
-def _unsigned(value: tirx.PrimExpr) -> tirx.PrimExpr:
+def _unsigned(value: Expr) -> Expr:
     """Return the bits of an element as an unsigned integer."""
     kind = f"uint{_bits(str(value.ty.dtype))}"
     return value if str(value.ty.dtype) == kind else tirx.reinterpret(kind, value)
 
 
-def _from_unsigned(value: tirx.PrimExpr, dtype: str) -> tirx.PrimExpr:
+def _from_unsigned(value: Expr, dtype: str) -> Expr:
     return value if str(value.ty.dtype) == dtype else tirx.reinterpret(dtype, value)
 
 

@@ -18,6 +18,7 @@ from tvm.relax import Expr
 from tvm_distir.core.ir import known_shape
 from tvm_distir.models.common.hlo_names import ELEMENTS
 from tvm_distir.models.mlir.tree import OtherType, TensorType
+from tvm_distir.support import GenericConst
 
 _DTYPES = {word: name for name, word in ELEMENTS.items()}
 HALVES = ("bfloat16", "float16")
@@ -123,7 +124,7 @@ Tensors = Sequence[TranslatedTensor]
 
 def is_constant(expr: Expr) -> bool:
     """Return whether an expression is a constant."""
-    return isinstance(expr, ir.GenericConst)
+    return isinstance(expr, GenericConst)
 
 
 def array_type(dtype: str) -> np.dtype[Any]:
@@ -131,7 +132,7 @@ def array_type(dtype: str) -> np.dtype[Any]:
     return np.dtype(getattr(ml_dtypes, dtype, dtype))
 
 
-def constant(value: npt.ArrayLike, dtype: str) -> ir.GenericConst:
+def constant(value: npt.ArrayLike, dtype: str) -> GenericConst:
     """Return a constant, with its elements converted as NumPy does."""
     array: npt.NDArray[np.generic] = np.asarray(value).astype(array_type(dtype))
     return relax.const(array, dtype)

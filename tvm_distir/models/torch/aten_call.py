@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import fx
-from tvm import ir, relax
+from tvm import relax
 from tvm.relax import BlockBuilder, Expr
 
 from tvm_distir.core.ir import known_shape
+from tvm_distir.support import GenericConst
 
 HALVES = ("bfloat16", "float16")
 """Types whose norms and sums torch computes in float32."""
@@ -225,7 +226,7 @@ Converter = Callable[[AtenCall], Any]
 """Writes what a call computes: an expression, or a list of what its results are."""
 
 
-def constant(value: Any, dtype: str) -> ir.GenericConst:
+def constant(value: Any, dtype: str) -> GenericConst:
     """Return a scalar or an array as a constant, cast from float to integer as torch does."""
     if isinstance(value, float) and not is_float(dtype):
         if not math.isfinite(value):

@@ -8,10 +8,11 @@ import math
 
 import numpy as np
 from torch import fx
-from tvm import ir, relax
+from tvm import relax
 from tvm.relax import Expr
 
 from tvm_distir.models.common.name_tables import by_name
+from tvm_distir.support import GenericConst
 
 from .aten_call import (
     AtenCall,
@@ -61,7 +62,7 @@ def _counted_from_front(call: AtenCall, node: object, index: Expr, size: int) ->
         raise UnsupportedOperator("an index that is a mask: the size of its result depends on data")
     if _is_counted(node):
         return index
-    if isinstance(index, ir.GenericConst):
+    if isinstance(index, GenericConst):
         values = index.value.numpy()
         return relax.const(np.where(values < 0, values + size, values), dtype_of(index))
     kind = dtype_of(index)

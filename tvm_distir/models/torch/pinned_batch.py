@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import fx
-from tvm import ir, relax
+from tvm import relax
 from tvm.relax import BlockBuilder, Expr
 
 from tvm_distir.models.common.batch_position import batch_position
-from tvm_distir.support import ModelError
+from tvm_distir.support import GenericConst, ModelError
 
 from . import arithmetic, elementwise
 from .aten_call import axis_of, constant, dtype_name, shape_of
@@ -251,7 +251,7 @@ class PinnedBatch:
             return None
         value = env.get(node)
         if node.op != "call_function":
-            if isinstance(value, ir.GenericConst):
+            if isinstance(value, GenericConst):
                 return torch.from_numpy(value.value.numpy())
             return None
         values = {n: self._evaluated(n, env) for n in node.all_input_nodes}

@@ -30,7 +30,7 @@ from tvm_distir.core.rewriting.native import (
     TUPLE,
     read_functions,
 )
-from tvm_distir.support import SimulationError
+from tvm_distir.support import GenericConst, SimulationError
 
 from .call_steps import collective, computation, is_nothing, transfer
 from .library_kernels import library_kernel
@@ -141,7 +141,7 @@ class FunctionExporter:
             return tuple(self.tree(field, location) for field in expr.fields[:])
         if type(expr) is relax.TupleGetItem:
             return self.tree(expr.tuple_value, location)[int(expr.index)]
-        if isinstance(expr, ir.GenericConst):
+        if isinstance(expr, GenericConst):
             if expr not in self.constants:
                 constant = {"role": "constant"}
                 name = f"constant{len(self.values)}"
@@ -282,5 +282,5 @@ def _constants(args: Sequence[Any]) -> Iterator[Any]:
     for arg in args:
         if type(arg) is relax.Tuple:
             yield from _constants(arg.fields[:])
-        elif type(arg) is ir.GenericConst:
+        elif type(arg) is GenericConst:
             yield arg

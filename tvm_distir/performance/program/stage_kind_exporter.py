@@ -15,7 +15,7 @@ from tvm_distir.core.ir import TENSOR_TYPES
 from tvm_distir.core.ops import static_tensor
 from tvm_distir.core.plan import PART, STREAM, TOTAL, Pipeline, first_stream, plain_name
 from tvm_distir.core.rewriting import substitute, typed, variables
-from tvm_distir.support import SimulationError
+from tvm_distir.support import SimulationError, update_type
 from tvm_distir.transforms import StageBody, StageInterface, UnitWriter, When
 
 from .function_exporter import FunctionExporter
@@ -297,7 +297,7 @@ class StageKindExporter:
         reads = dict.fromkeys(v for b in bindings for v in variables(b.value) if v not in bound)
         result = typed(relax.Tuple(list(results)), relax.TupleType([v.ty for v in results]))
         body = relax.SeqExpr([relax.BindingBlock(list(bindings))], result)
-        relax.expr._update_type(body, result.ty)
+        update_type(body, result.ty)
         full = f"{self.note.function}.{name}"
         fn = relax.Function(list(reads), body, result.ty, False)
         exporter = FunctionExporter(self.mod, full, fn)

@@ -12,12 +12,15 @@ import functools
 
 from tvm_distir.support.config.files import shipped_data
 from tvm_distir.support.errors.tree import DependencyError
+from tvm_distir.support.tvm.private_names import type_info
 
 _NODES = shipped_data(__file__, "tvm_nodes.json")
 FIELDS: dict[str, list[str]] = _NODES["fields"]
 """The fields that are read, by type key. No node is ever changed."""
 TYPE_KEYS: list[str] = _NODES["types"]
 """Further types that are only recognized."""
+MOVED: dict[str, str] = _NODES["moved"]
+"""The keys that TVM 0.26 has for nodes that 0.27 moved to its common IR."""
 FUNCTIONS: list[str] = _NODES["functions"]
 """Global functions that create nodes."""
 
@@ -33,12 +36,11 @@ def check_nodes() -> None:
     """
     import tvm  # noqa: F401 - it registers the nodes
     import tvm_ffi
-    from tvm_ffi import core
 
     for key in (*FIELDS, *TYPE_KEYS):
-        if core._object_type_key_to_index(key) is None:
+        info = type_info(key) or (key in MOVED and type_info(MOVED[key]))
+        if not info:
             raise _missing(f'no node "{key}"')
-        info = core._lookup_or_register_type_info_from_type_key(key)
         names = {field.name for field in info.fields}
         for field in FIELDS.get(key, ()):
             if field not in names:

@@ -15,6 +15,7 @@ from tvm.relax import Expr, Var
 
 from tvm_distir.core.ir import known_shape
 from tvm_distir.core.rewriting import op_name
+from tvm_distir.support import GenericConst
 
 LOW = -1e4
 """A score that is lower, or a mask's addend, means that a key is not seen."""
@@ -98,7 +99,7 @@ class MaskReader:
         """Return the mask of an addend, zero where a key is seen and low elsewhere."""
         value = self._resolved(expr)
         if op_name(value) != "where":
-            return _constant_addend(value) if isinstance(value, ir.GenericConst) else None
+            return _constant_addend(value) if isinstance(value, GenericConst) else None
         mask, first, other = value.args
         band = self.of(mask)
         if not isinstance(band, Band):
@@ -121,7 +122,7 @@ class MaskReader:
         return expr
 
     def _read(self, value: Expr) -> Fact | None:
-        if isinstance(value, ir.GenericConst):
+        if isinstance(value, GenericConst):
             return Band() if is_filled(value) and _is_bool(value) else _constant(value)
         if type(value) is ir.Call and isinstance(value.op, ir.GlobalVar):
             return self._of_call(value)
@@ -161,7 +162,7 @@ class MaskReader:
 
     def _is_false(self, expr: Expr) -> bool:
         value = self._repeated(expr)
-        return isinstance(value, ir.GenericConst) and not np.any(value.value.numpy())
+        return isinstance(value, GenericConst) and not np.any(value.value.numpy())
 
     def _repeated(self, expr: Expr) -> Expr:
         """Return what an expression repeats in views and ``full``."""
@@ -189,7 +190,7 @@ class MaskReader:
 
 def is_scalar(expr: Expr, fits: Callable[[float], bool]) -> bool:
     """Return whether an expression is a constant of a single number that fits."""
-    if not isinstance(expr, ir.GenericConst) or math.prod(known_shape(expr.ty) or (1,)) != 1:
+    if not isinstance(expr, GenericConst) or math.prod(known_shape(expr.ty) or (1,)) != 1:
         return False
     return fits(float(np.asarray(expr.value.numpy(), "float64").reshape(())))
 
@@ -200,7 +201,7 @@ def _is_zero(expr: Expr) -> bool:
 
 def is_filled(expr: Expr) -> bool:
     """Return whether an expression is a constant that is true everywhere."""
-    return isinstance(expr, ir.GenericConst) and bool(np.all(expr.value.numpy()))
+    return isinstance(expr, GenericConst) and bool(np.all(expr.value.numpy()))
 
 
 def _is_bool(expr: Expr) -> bool:
@@ -208,7 +209,7 @@ def _is_bool(expr: Expr) -> bool:
 
 
 def _integer(expr: Any) -> int | None:
-    if isinstance(expr, ir.GenericConst):
+    if isinstance(expr, GenericConst):
         array = expr.value.numpy()
         return int(array) if array.ndim == 0 and array.dtype.kind in "iu" else None
     number = getattr(expr, "value", expr)

@@ -13,6 +13,7 @@ from tvm.relax import Binding, Expr
 
 from tvm_distir.core.ir.attributes import OPEN_AXES_ATTR, STATIONARY_ATTR, with_annotated
 from tvm_distir.core.rewriting import all_bindings, callee_of
+from tvm_distir.support import begin_block, end_block
 from tvm_distir.transforms.outline.name_allocator import NameAllocator
 
 
@@ -62,14 +63,11 @@ class Inliner(relax.PyExprMutator):  # type: ignore[misc]
     ) -> relax.BindingBlock:
         outer = self.in_dataflow, self.dissolving
         self.in_dataflow, self.dissolving = dataflow, dissolving
-        if dataflow:
-            self.builder_._begin_dataflow_block()
-        else:
-            self.builder_._begin_binding_block()
+        begin_block(self.builder_, dataflow)
         for binding in block.bindings:
             self.visit_binding(binding)
         self.in_dataflow, self.dissolving = outer
-        return self.builder_._end_block()
+        return end_block(self.builder_)
 
     def visit_var_def_(self, var: relax.Var) -> relax.Var:
         """Rename a variable of a callee's branches."""

@@ -36,9 +36,9 @@ import tvm
 import tvm_ffi
 from tvm import ir, tirx
 from tvm.relax import Var
-from tvm.s_tir import SBlock, SBlockRealize
 
 from tvm_distir.core.rewriting import with_functions
+from tvm_distir.support import IF_THEN_ELSE, SBlock, SBlockRealize, TensorLoad
 
 from .sharing import with_block_fields
 
@@ -47,7 +47,7 @@ WIDE = "float32"
 _ARITHMETIC = (
     tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.FloorDiv, tirx.Mod, tirx.FloorMod,
 )  # fmt: skip
-_MOVES = ("prim.if_then_else",)
+_MOVES = (IF_THEN_ELSE,)
 _BY_BITS = ("reinterpret", "extern", "packed", "nextafter", "address_of", "access_ptr")
 """Parts of names of calls whose operands keep their type."""
 
@@ -222,7 +222,7 @@ class _Widening:
             return tirx.FloatImm(WIDE, float(e.value)) if is_narrow(_kind(e)) else e
         if isinstance(e, tirx.Var):
             return _cast(WIDE, e) if is_narrow(_kind(e)) else e
-        if isinstance(e, ir.TensorLoad):
+        if isinstance(e, TensorLoad):
             load = tirx.BufferLoad(e.source, [self._expr(i) for i in e.indices])
             return _cast(WIDE, load) if is_narrow(_kind(load)) else load
         if isinstance(e, ir.Call):

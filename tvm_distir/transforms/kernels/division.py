@@ -23,6 +23,8 @@ from __future__ import annotations
 import tvm_ffi
 from tvm import ir, tirx
 
+from tvm_distir.support import TensorLoad
+
 from .sharing import share
 
 QUOTIENTS = (tirx.Div, tirx.FloorDiv)
@@ -58,7 +60,7 @@ def divisor_parameters(fn: tirx.PrimFunc) -> tuple[int, ...]:
 
     def visit(division: ir.Expr) -> None:
         if is_integer_division(division):
-            loads = (ir.TensorLoad, lambda load: sources.append(load.source))
+            loads = (TensorLoad, lambda load: sources.append(load.source))
             tvm_ffi.structural_walk(division.b, loads)
 
     tvm_ffi.structural_walk(fn.body, (DIVISIONS, visit))

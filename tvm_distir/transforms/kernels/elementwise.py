@@ -13,7 +13,8 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, tirx
 from tvm.relax import Expr
-from tvm.s_tir import SBlock, SBlockRealize
+
+from tvm_distir.support import SBlock, SBlockRealize, TensorLoad
 
 _SIMPLIFIED = (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.Sub, tirx.Div)
 """Operations that TVM simplifies where both sides are equal, although they may be NaN."""
@@ -40,7 +41,7 @@ class Elementwise:
     @property
     def computes(self) -> bool:
         """Return whether the kernel does more than to copy an operand."""
-        return any(not isinstance(value, ir.TensorLoad) for _, value in self.stages)
+        return any(not isinstance(value, TensorLoad) for _, value in self.stages)
 
     @cached_property
     def separates_operands(self) -> bool:
@@ -82,7 +83,7 @@ def static_shape(buffer: ir.Var) -> tuple[int, ...] | None:
 
 def _sources(value: Expr) -> list[ir.Var]:
     variables: list[ir.Var] = []
-    tvm_ffi.structural_walk(value, [(ir.TensorLoad, lambda load: variables.append(load.source))])
+    tvm_ffi.structural_walk(value, [(TensorLoad, lambda load: variables.append(load.source))])
     return variables
 
 
@@ -113,13 +114,13 @@ def _stage(nest: tirx.Stmt, shape: tuple[int, ...]) -> tuple[ir.Var, Expr] | Non
     in_order = all(map(_is_same, loops, nest.iter_values))
     if not in_order or not _is_position(store.indices, at, shape):
         return None
-    loads: list[ir.TensorLoad] = []
+    loads: list[TensorLoad] = []
 
-    def leave_out(load: ir.TensorLoad) -> Expr:
+    def leave_out(load: TensorLoad) -> Expr:
         loads.append(load)
         return tirx.const(0, str(load.ty.dtype))
 
-    rest = tvm_ffi.structural_map(store.value, (ir.TensorLoad, leave_out))
+    rest = tvm_ffi.structural_map(store.value, (TensorLoad, leave_out))
     if _reads_any(rest, at) or not all(_reads_position(load, at, shape) for load in loads):
         return None
     return store.buffer, store.value
@@ -129,7 +130,7 @@ def _is_same(left: Any, right: Any) -> bool:
     return bool(left.same_as(right))
 
 
-def _reads_position(load: ir.TensorLoad, at: Sequence[ir.Var], shape: tuple[int, ...]) -> bool:
+def _reads_position(load: TensorLoad, at: Sequence[ir.Var], shape: tuple[int, ...]) -> bool:
     size = static_shape(load.source)
     if size is not None and math.prod(size) == 1:
         return not any(_reads_any(index, at) for index in load.indices)

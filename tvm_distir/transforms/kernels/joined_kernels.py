@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import tvm_ffi
 from tvm import ir, tirx
 from tvm.relax import Expr
-from tvm.s_tir import SBlock, SBlockRealize
+
+from tvm_distir.support import SBlock, SBlockRealize, TensorLoad
 
 from .elementwise import Elementwise, static_shape
 
@@ -188,7 +189,7 @@ class _Chunk:
 
         for buffer, value in member.kernel.stages:
             stages[buffer], i = self.scratch.take(buffer), tirx.Var("i", "int64")
-            entry = ir.TensorLoad, lambda load, i=i: read(load.source, i)
+            entry = TensorLoad, lambda load, i=i: read(load.source, i)
             element = tvm_ffi.structural_map(value, entry)
             loops.append(_loop(i, self.size, [tirx.BufferStore(stages[buffer], element, [i])]))
         self.values[member.result] = stages.pop(member.kernel.params[-1])

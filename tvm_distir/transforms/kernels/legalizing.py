@@ -37,6 +37,7 @@ from tvm import ir, relax, te, tirx, topi
 from tvm.relax import BlockBuilder, Expr, Var
 
 from tvm_distir.core.ir import tensor_type
+from tvm_distir.support import GenericConst
 
 from .accumulation import accumulate_in_float32
 from .float32_kernels import kernel_in_float32, scan_in_float32, scatter_in_float32
@@ -207,7 +208,7 @@ def _take(builder: BlockBuilder, call: ir.Call) -> Expr:
 
 
 def _is_zero(operand: Expr) -> bool:
-    if not isinstance(operand, ir.GenericConst) or operand.ty.ndim != 0:
+    if not isinstance(operand, GenericConst) or operand.ty.ndim != 0:
         return False
     return bool(operand.value.numpy() == 0)
 

@@ -41,10 +41,9 @@ import tvm
 import tvm_ffi
 from tvm import ir, tirx
 from tvm.relax import Expr
-from tvm.s_tir import SBlock
-from tvm.sym import Analyzer
 
 from tvm_distir.core.rewriting import with_functions
+from tvm_distir.support import IF_THEN_ELSE, Analyzer, SBlock, TensorLoad
 
 from .division import DIVISIONS, define_division, is_integer_division
 from .sharing import share, with_block_fields
@@ -103,7 +102,7 @@ def _reads(root: Expr, computed: Set[ir.Var]) -> bool:
         return root in computed
     stop = tvm_ffi.VisitInterrupt(True)
     entries = [
-        (ir.TensorLoad, lambda _: stop),
+        (TensorLoad, lambda _: stop),
         (tirx.Var, lambda v: stop if v in computed else None),
     ]
     return tvm_ffi.structural_walk(root, entries) is not None
@@ -112,7 +111,7 @@ def _reads(root: Expr, computed: Set[ir.Var]) -> bool:
 def _is_condition(node: Expr) -> bool:
     """Return whether an expression reads one of two others, by a condition."""
     is_op = isinstance(node, ir.Call) and isinstance(node.op, ir.Op)
-    return is_op and str(node.op.name) == "prim.if_then_else"
+    return is_op and str(node.op.name) == IF_THEN_ELSE
 
 
 _LONG = 400
@@ -201,7 +200,7 @@ class _Repair:
                 (tirx.NE, _not_equal),
                 (tirx.Bind, _bind),
                 (DIVISIONS, self._division),
-                (ir.TensorLoad, self._load),
+                (TensorLoad, self._load),
                 (tirx.BufferStore, self._store),
                 (SBlock, self._block),
             ],
@@ -233,7 +232,7 @@ class _Repair:
         is_integer = str(index.ty.dtype).startswith(("int", "uint"))
         return is_integer and _reads(index, self.computed)
 
-    def _load(self, load: ir.TensorLoad) -> Expr:
+    def _load(self, load: TensorLoad) -> Expr:
         positions = [i for i, index in enumerate(load.indices) if self._is_computed(index)]
         if not self._inside(load.source.ty.shape, load.indices):
             return load

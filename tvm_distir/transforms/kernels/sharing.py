@@ -9,7 +9,8 @@ from typing import Any
 
 import tvm_ffi
 from tvm import ir, tirx
-from tvm.s_tir import SBlock
+
+from tvm_distir.support import SBlock
 
 _SHORT = 200
 """Most nodes of a repeated operand. TVM's elimination of common subexpressions fails on

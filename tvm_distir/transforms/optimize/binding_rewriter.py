@@ -30,6 +30,7 @@ from tvm_distir.core.rewriting import (
     with_functions,
 )
 from tvm_distir.core.rewriting.native import Readings, is_pure, pruned
+from tvm_distir.support import GenericConst
 
 from .function_facts import Scan
 
@@ -124,7 +125,7 @@ def signature(value: ir.Call) -> Any:
         (str(k), mesh_key(v) if str(k).endswith("mesh") else str(v)) for k, v in value.attrs.items()
     ]
     operand = value.args[0]
-    if isinstance(operand, ir.GenericConst):  # equal when they share their data
+    if isinstance(operand, GenericConst):  # equal when they share their data
         operand = (operand.value, str(operand.ty))
     return (str(value.op.name), operand, tuple(sorted(attrs)))
 

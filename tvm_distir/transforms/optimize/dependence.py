@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tvm import ir, relax
+from tvm import relax
 from tvm.relax import Expr
 
 from tvm_distir.core.analysis import last_reads, live_bytes
@@ -24,6 +24,7 @@ from tvm_distir.core.rewriting.native import (
     FunctionView,
     is_pure,
 )
+from tvm_distir.support import GenericConst
 
 from .binding_costs import BodyCosts
 from .function_facts import Scan
@@ -143,7 +144,7 @@ def _shares(value: Expr, kind: int, number: int, costs: BodyCosts) -> bool:
     """Return whether a binding needs no memory for its result."""
     if kind in (OP_CALL, FUNCTION_CALL, OTHER_CALL):
         return costs.is_view(number)
-    return kind != IF and type(value) is not ir.GenericConst
+    return kind != IF and type(value) is not GenericConst
 
 
 def peak_bytes(nodes: Sequence[BlockNode], order: Sequence[int]) -> int:

@@ -15,6 +15,7 @@ from tvm_distir.core.ops import rule_of
 from tvm_distir.core.passes import Rewrite, is_choice, module_pass
 from tvm_distir.core.redistribution import local_bytes
 from tvm_distir.core.rewriting import rebuild, substitute
+from tvm_distir.support import GenericConst
 
 from .binding_rewriter import (
     Editor,
@@ -137,7 +138,7 @@ class _Gathers(Editor):
         tied = {
             e: d
             for e, d in zip(cut.operands, cut.factor.ins)
-            if d is not None and not isinstance(e, ir.GenericConst)
+            if d is not None and not isinstance(e, GenericConst)
         }
         if any(labels_of(e.ty.placement)[a] != d for e, d in tied.items() for a in axes):
             return None

@@ -25,7 +25,7 @@ from tvm_distir.core.ir import (
 from tvm_distir.core.ir.operators import ops
 from tvm_distir.core.ops import Factor, call_sharding, rule_of
 from tvm_distir.core.rewriting import rebuild, substitute
-from tvm_distir.support import PropagationError
+from tvm_distir.support import GenericConst, PropagationError
 
 from .binding_rewriter import Editor, operands_of
 
@@ -59,7 +59,7 @@ def cut_at(
 ) -> ShardedCall | None:
     """Find how a call can be sharded through a dim of an operand (None: of the result)."""
     operands = operands_of(call)
-    if not all(isinstance(e, ir.GenericConst) or isinstance(e.ty, DTensorType) for e in operands):
+    if not all(isinstance(e, GenericConst) or isinstance(e.ty, DTensorType) for e in operands):
         return None
     try:
         rule = rule_of(call, edit.mod)
@@ -99,7 +99,7 @@ def on_shards(
     mesh, labels = var.ty.device_mesh, list(labels_of(var.ty.placement))
     dims: dict[Var, int] = {}
     for expr, dim in zip(cut.operands, cut.factor.ins):
-        if isinstance(expr, ir.GenericConst):
+        if isinstance(expr, GenericConst):
             if dim is not None and isinstance(expr.ty, DTensorType):
                 return None  # placed whole
             continue

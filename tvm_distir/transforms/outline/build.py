@@ -15,6 +15,7 @@ from tvm.relax import Expr, Var
 
 from tvm_distir.core.ir.attributes import OPEN_AXES_ATTR, STATIONARY_ATTR
 from tvm_distir.core.rewriting import typed
+from tvm_distir.support import GenericConst
 
 from .choose import Repeat
 from .name_allocator import NameAllocator, function_name, value_name, weight_name
@@ -105,7 +106,7 @@ def _parameters(
     classes: list[tuple[Expr, ...]] = []
     known: dict[Any, int] = {}
     for slot, (offset, column) in enumerate(zip(wiring, columns, strict=True)):
-        constant = [isinstance(value, ir.GenericConst) for value in column]
+        constant = [isinstance(value, GenericConst) for value in column]
         if offset != NOWHERE or (all(constant) and _all_equal(column)):
             slots.append(None)
             continue
@@ -139,13 +140,13 @@ def _wish(
         if 2 * handed >= len(column) - 1:
             return "x"  # what a layer hands to the next
         return value_name([_name(v, names) for v in column])
-    if any(isinstance(v, ir.GenericConst) for v in column):
+    if any(isinstance(v, GenericConst) for v in column):
         return "constant"
     return weight_name([_name(v, names) for v in column])
 
 
 def _name(value: Expr, names: Mapping[Var, str]) -> str:
-    if isinstance(value, ir.GenericConst):
+    if isinstance(value, GenericConst):
         return "constant"
     return names.get(value) or str(value.name)
 

@@ -14,6 +14,7 @@ from tvm import ir, relax
 from tvm.relax import Binding, BindingBlock, Expr, Var
 
 from tvm_distir.core.ir.attributes import OPEN_AXES_ATTR, STATIONARY_ATTR
+from tvm_distir.support import GenericConst, update_type
 
 from .repeats import Ints
 
@@ -108,7 +109,7 @@ def rebuilt(value: Expr, leaves: Iterator[Expr]) -> Expr:
     else:
         copy = _rebuilt_operand(value, leaves)
     if copy.ty is None or not tvm_ffi.structural_equal(copy.ty, value.ty):
-        relax.expr._update_type(copy, value.ty)
+        update_type(copy, value.ty)
     return copy
 
 
@@ -122,7 +123,7 @@ def _rebuilt_operand(expr: Expr, leaves: Iterator[Expr]) -> Expr:
 
 def _is_leaf(expr: Expr) -> bool:
     """Return whether an expression is a constant or a non-symbolic variable."""
-    if isinstance(expr, ir.GenericConst):
+    if isinstance(expr, GenericConst):
         return True
     return isinstance(expr, ir.Var) and not isinstance(expr.ty, ir.PrimType)
 

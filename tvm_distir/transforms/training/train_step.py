@@ -22,7 +22,7 @@ from tvm_distir.core.rewriting import (
     unpartitioned,
 )
 from tvm_distir.hardware import System
-from tvm_distir.support import warn
+from tvm_distir.support import GenericConst, warn
 from tvm_distir.transforms.attention.passes import with_attention_op, with_log_sum_exp
 from tvm_distir.transforms.training.autodiff.function_table import NamedFunctions
 from tvm_distir.transforms.training.autodiff.rules.batch_norms import without_statistics
@@ -240,7 +240,7 @@ def constant_weights(mod: ir.IRModule) -> Iterator[str]:
 
 
 def _is_weight(arg: object) -> bool:
-    if not isinstance(arg, ir.GenericConst):
+    if not isinstance(arg, GenericConst):
         return False
     tensor, shape = tensor_type(arg.ty), known_shape(arg.ty)
     return tensor is not None and "float" in str(tensor.dtype) and bool(shape)

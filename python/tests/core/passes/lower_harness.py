@@ -23,6 +23,7 @@ from tvm_distir.core.rewriting.substitute import substitute
 from tvm_distir.core.rewriting.writer import with_body
 from tvm_distir.execution.runtime.engines.reference import Reference
 from tvm_distir.execution.runtime.engines.virtual.engine import VirtualEngine
+from tvm_distir.support import GenericConst, update_type
 
 
 def whole_module(specs, make):
@@ -71,7 +72,7 @@ def distributed(specs, call, mesh, factors, gather=True, functions=None):
         """Bind a redistribute."""
         call = relax.op.distributed.redistribute(item, mesh, placement_of(labels))
         ty = as_dtensor(item.ty, mesh, labels)
-        relax.expr._update_type(call, ty)
+        update_type(call, ty)
         var = relax.Var(name, ty)
         bindings.append(relax.VarBinding(var, call))
         return var
@@ -85,8 +86,8 @@ def distributed(specs, call, mesh, factors, gather=True, functions=None):
             return arg
         number = next(at)
         labels = [R if f is None or f.ins[number] is None else f.ins[number] for f in factors]
-        if isinstance(arg, ir.GenericConst):
-            whole = ir.GenericConst(arg.value, as_dtensor(arg.ty, mesh, [R] * len(sizes)))
+        if isinstance(arg, GenericConst):
+            whole = GenericConst(arg.value, as_dtensor(arg.ty, mesh, [R] * len(sizes)))
             return whole if max(labels) < 0 else moved(whole, labels, "constant")
         if arg not in env:
             env[arg] = relax.Var(arg.name, as_dtensor(arg.ty, mesh, labels))
@@ -102,7 +103,7 @@ def distributed(specs, call, mesh, factors, gather=True, functions=None):
         outs.append(as_dtensor(ty, mesh, labels))
     ty = relax.TupleType(outs) if isinstance(call.ty, relax.TupleType) else outs[0]
     new = ir.Call(call.op, args, call.attrs, [ty] if call.ty_args else [])
-    relax.expr._update_type(new, ty)
+    update_type(new, ty)
     value = relax.Var("value", ty)
     bindings.append(relax.VarBinding(value, new))
     results = []
@@ -118,8 +119,8 @@ def distributed(specs, call, mesh, factors, gather=True, functions=None):
     body = relax.SeqExpr([relax.BindingBlock(bindings)], result)
     result_ty = result.ty if len(results) == 1 else relax.TupleType([r.ty for r in results])
     if type(result.ty) is ir.Type:
-        relax.expr._update_type(result, result_ty)
-    relax.expr._update_type(body, result_ty)
+        update_type(result, result_ty)
+    update_type(body, result_ty)
     fn = relax.Function(
         params, body, result_ty, True, tvm.ir.make_node("ir.DictAttrs", global_symbol="main")
     )

@@ -18,6 +18,7 @@ from tests.core.passes import lower_harness as h
 from tvm_distir.core.analysis.levels import check_level
 from tvm_distir.core.passes.legalize.passes import LegalizeRedistribute
 from tvm_distir.core.passes.lower.passes import LowerDistIR
+from tvm_distir.support import update_type
 from tvm_distir.support.errors.tree import LevelError, LoweringError, UsageError
 
 
@@ -491,9 +492,9 @@ def test_control_flow_is_refused():
     cond = relax.Var("c", relax.TensorType([], "bool"))
     value = relax.If(cond, relax.const(1.0), relax.const(2.0))
     y = relax.Var("y", relax.TensorType([], "float32"))
-    relax.expr._update_type(value, y.ty)
+    update_type(value, y.ty)
     body = relax.SeqExpr([relax.BindingBlock([relax.VarBinding(y, value)])], y)
-    relax.expr._update_type(body, y.ty)
+    update_type(body, y.ty)
     fn = relax.Function(
         [cond], body, y.ty, True, tvm.ir.make_node("ir.DictAttrs", global_symbol="main")
     )

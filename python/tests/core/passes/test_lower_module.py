@@ -17,6 +17,7 @@ from tests.core.passes import lower_harness as h
 from tvm_distir.core.ir.types import as_dtensor
 from tvm_distir.core.passes.legalize.passes import LegalizeRedistribute
 from tvm_distir.core.passes.lower.passes import LowerDistIR
+from tvm_distir.support import GenericConst, update_type
 from tvm_distir.support.errors.tree import LevelError, LoweringError
 
 
@@ -133,7 +134,7 @@ def test_constants_are_sliced_once(placement, slices):
 """)
     value = np.arange(48).reshape(8, 6).astype("float32")
     mesh = mod.global_infos["mesh"][0]
-    const = tvm.ir.GenericConst(
+    const = GenericConst(
         tvm.runtime.tensor(value), as_dtensor(relax.TensorType([8, 6], "float32"), mesh, [-1, -1])
     )
     fn = mod["main"]
@@ -142,11 +143,11 @@ def test_constants_are_sliced_once(placement, slices):
     bindings = []
     for name in names:
         call = relax.op.add(x, const)
-        relax.expr._update_type(call, x.ty)
+        update_type(call, x.ty)
         x = relax.Var(name, x.ty)
         bindings.append(relax.VarBinding(x, call))
     body = relax.SeqExpr([relax.BindingBlock(bindings)], x)
-    relax.expr._update_type(body, x.ty)
+    update_type(body, x.ty)
     mod["main"] = relax.Function(fn.params, body, x.ty, True, fn.attrs)
     local = lower(mod)
     h.check_module(local)
@@ -351,10 +352,10 @@ def test_operands_on_two_meshes_are_refused():
     )
     fn = mod["main"]
     call = relax.op.add(fn.params[0], fn.params[1])
-    relax.expr._update_type(call, fn.params[0].ty)
+    update_type(call, fn.params[0].ty)
     z = relax.Var("z", fn.params[0].ty)
     body = relax.SeqExpr([relax.BindingBlock([relax.VarBinding(z, call)])], z)
-    relax.expr._update_type(body, z.ty)
+    update_type(body, z.ty)
     mod["main"] = relax.Function(fn.params, body, z.ty, True, fn.attrs)
     with pytest.raises(LoweringError) as caught:
         LowerDistIR()(mod)
@@ -381,11 +382,11 @@ def test_five_thousand_bindings_take_seconds():
                 call = relax.op.distributed.redistribute(value, mesh, ty.placement)
             elif name == "n":
                 call = relax.op.negative(value)
-            relax.expr._update_type(call, ty)
+            update_type(call, ty)
             value = relax.Var(f"{name}{i}", ty)
             bindings.append(relax.VarBinding(value, call))
     body = relax.SeqExpr([relax.BindingBlock(bindings)], value)
-    relax.expr._update_type(body, value.ty)
+    update_type(body, value.ty)
     fn = relax.Function(
         [x, w], body, value.ty, True, tvm.ir.make_node("ir.DictAttrs", global_symbol="main")
     )

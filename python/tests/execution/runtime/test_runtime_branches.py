@@ -28,6 +28,7 @@ from tvm_distir.execution.runtime.engines.reference import Reference
 from tvm_distir.execution.runtime.engines.threads.engine import ThreadsEngine
 from tvm_distir.execution.runtime.engines.virtual.engine import VirtualEngine
 from tvm_distir.execution.runtime.program.joining import same_bits
+from tvm_distir.support import update_type
 from tvm_distir.support.errors.tree import EngineError
 
 ENGINES = [
@@ -119,7 +120,7 @@ def parted():
         var = relax.Var(name, call.ty)
         block = relax.BindingBlock([relax.VarBinding(var, call)])
         seq = relax.SeqExpr([block], var)
-        relax.expr._update_type(seq, call.ty)
+        update_type(seq, call.ty)
         return seq
 
     def body(bb, x):
@@ -128,7 +129,7 @@ def parted():
         reduce = bb.normalize(ops.all_reduce(x, mesh, [0], "sum"))
         greatest = bb.normalize(ops.all_reduce(x, mesh, [0], "max"))
         value = relax.If(cond, branch("sum", reduce), branch("max", greatest))
-        relax.expr._update_type(value, x.ty)
+        update_type(value, x.ty)
         return bb.emit(value, "y")
 
     build.entry([("x", (4,), "float32", "R")], [("y", (4,), "float32", "R")], body)

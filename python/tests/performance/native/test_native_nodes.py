@@ -21,6 +21,8 @@ def test_tables_hold_the_names_in_the_sources() -> None:
     assert fields == {(key, name) for key, names in tvm_nodes.FIELDS.items() for name in names}
     recognized = set(re.findall(r'TypeIndex\("([\w.]+)"\)', text)) - set(tvm_nodes.FIELDS)
     assert recognized == set(tvm_nodes.TYPE_KEYS)
+    moved = dict(re.findall(r'\{"([\w.]+)", "(relax\.[\w.]+)"\},', text))
+    assert moved == tvm_nodes.MOVED
     functions = set(re.findall(r'GetGlobalRequired\("([\w.]+)"\)', text))
     assert functions == set(tvm_nodes.FUNCTIONS)
 
@@ -29,7 +31,8 @@ def test_no_name_is_written_in_another_way() -> None:
     """Every type key in a string of the sources is in one of the tables."""
     text = "\n".join(path.read_text() for path in sorted(SOURCES.iterdir()))
     keys = set(re.findall(r'"((?:ir|relax)\.[\w.]+)"', text))
-    assert keys == {*tvm_nodes.FIELDS, *tvm_nodes.TYPE_KEYS, *tvm_nodes.FUNCTIONS}
+    moved = tvm_nodes.MOVED.values()
+    assert keys == {*tvm_nodes.FIELDS, *tvm_nodes.TYPE_KEYS, *tvm_nodes.FUNCTIONS, *moved}
 
 
 @pytest.mark.parametrize(

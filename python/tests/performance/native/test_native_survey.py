@@ -14,6 +14,7 @@ from tvm_distir.core.ir.types import static_shape
 from tvm_distir.core.ops.lookup import rule_of
 from tvm_distir.core.rewriting.native.survey import survey
 from tvm_distir.models import zoo
+from tvm_distir.support import GenericConst
 
 pytestmark = pytest.mark.usefixtures("kernels")
 
@@ -53,15 +54,15 @@ def flat(expr, numbers):
         return [n for field in expr.fields for n in flat(field, numbers)]
     if isinstance(expr, relax.Var):
         return [numbers.index(expr.__chandle__())]
-    return [-1] if isinstance(expr, ir.GenericConst) else []
+    return [-1] if isinstance(expr, GenericConst) else []
 
 
 def kinds(expr):
     """What an argument is, apart from which variable it is."""
     if isinstance(expr, relax.Tuple):
         return [kinds(field) for field in expr.fields]
-    if isinstance(expr, relax.Var | ir.GenericConst):
-        return type(expr) is ir.GenericConst, str(expr.ty)
+    if isinstance(expr, relax.Var | GenericConst):
+        return type(expr) is GenericConst, str(expr.ty)
     return str(expr)
 
 

@@ -8,7 +8,7 @@ import random
 
 import pytest
 import tvm
-from tvm import ir, relax
+from tvm import relax
 from tvm.script import from_source
 
 from tvm_distir.core.ir.handles import handle
@@ -16,6 +16,7 @@ from tvm_distir.core.rewriting.native.call_rewriting import CallWriter
 from tvm_distir.core.rewriting.native.function_index import unpack
 from tvm_distir.core.rewriting.native.union_find import union_find
 from tvm_distir.core.rewriting.nodes import make_binding, make_call, make_var
+from tvm_distir.support import GenericConst
 
 pytestmark = pytest.mark.usefixtures("kernels")
 
@@ -67,7 +68,7 @@ def test_calls_are_as_written_one_by_one(function):
     for binding, var, new, number in zip(old, variables, bindings, WHICH):
         call, ty = binding.value, (PLAIN, OTHER)[number]
         args = [read.get(handle(arg), arg) for arg in call.args]
-        if type(args[-1]) is ir.GenericConst:
+        if type(args[-1]) is GenericConst:
             args[-1] = new.value.args[-1]
         single = make_call(call.op, args, call.attrs, call.ty_args, ty)
         created = make_var(str(binding.var.name), ty, type(binding.var) is relax.DataflowVar)

@@ -36,6 +36,7 @@ from tvm import ir, relax
 import tvm_distir as td
 from tests.nightly import nightly_but
 from tvm_distir.planning.strategies.composition import make_plan
+from tvm_distir.support import update_type
 
 LAYERS, WIDTH, INNER, ROWS = 16, 1024, 4096, 512
 """``ROWS`` of a micro-batch are few, so that the work inside of a layer takes little."""
@@ -56,7 +57,7 @@ def perceptron(rows: int) -> ir.IRModule:
         builder.emit_func_output(out)
     layer = builder.get()["layer"].without_attr("global_symbol")
     gv = ir.GlobalVar("layer")
-    relax.expr._update_type(gv, layer.ty)
+    update_type(gv, layer.ty)
     builder, data = relax.BlockBuilder(), relax.Var("x", x.ty)
     weights = [relax.Var(f"{w.name}{i}", w.ty) for i in range(LAYERS) for w in (up, down)]
     with builder.function("main", [data, *weights]):

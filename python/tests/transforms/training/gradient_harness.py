@@ -10,6 +10,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.relax.transform import DeadCodeElimination
 
 from tvm_distir.execution.rule_validation.machine import Machine
+from tvm_distir.support import GenericConst
 from tvm_distir.transforms.training.autodiff.reverse import reverse
 from tvm_distir.transforms.training.autodiff.rules.primfuncs import backward_kernel
 
@@ -38,7 +39,7 @@ def retyped(case, dtype):
     def new(arg):
         if isinstance(arg, relax.Tuple):
             return relax.Tuple([new(f) for f in arg.fields])
-        if isinstance(arg, ir.GenericConst) and is_float(arg.ty):
+        if isinstance(arg, GenericConst) and is_float(arg.ty):
             return relax.const(arg.value.numpy().astype(dtype), dtype)
         if not isinstance(arg, relax.Var) or not isinstance(arg.ty, relax.TensorType):
             return arg

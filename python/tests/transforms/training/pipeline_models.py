@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from tvm import ir, relax
 
+from tvm_distir.support import update_type
+
 WIDTH = 8
 
 
@@ -48,7 +50,7 @@ def tower(
         builder.emit_func_output(out)
     layer = builder.get()["layer"].without_attr("global_symbol")
     gv = ir.GlobalVar("layer")
-    relax.expr._update_type(gv, layer.ty)
+    update_type(gv, layer.ty)
     builder = relax.BlockBuilder()
     data = relax.Var("x", x_type)
     first = relax.Var("first", square)
@@ -97,7 +99,7 @@ def normed_tower(layers: int, batch: int, shared: bool = False) -> ir.IRModule:
         builder.emit_func_output(out)
     layer = builder.get()["layer"].without_attr("global_symbol")
     gv = ir.GlobalVar("layer")
-    relax.expr._update_type(gv, layer.ty)
+    update_type(gv, layer.ty)
     builder, data = relax.BlockBuilder(), relax.Var("x", x_type)
     weights = [[relax.Var(f"{n}{i}", ty) for n, ty in types.items()] for i in range(layers)]
     called = [[*each[:3], *weights[0][3:]] if shared else each for each in weights]

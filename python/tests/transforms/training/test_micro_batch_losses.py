@@ -18,6 +18,7 @@ from tvm_distir.core.ir.attributes.readers import param_names
 from tvm_distir.core.plan.plan import Plan
 from tvm_distir.execution.runtime.engines.reference import Reference
 from tvm_distir.planning.strategies.composition import make_plan
+from tvm_distir.support import update_type
 from tvm_distir.support.errors.tree import ModelError
 from tvm_distir.transforms.training.pipeline.expand_passes import SerializePipeline
 
@@ -111,7 +112,7 @@ def model(batch: int, loss: str = "") -> ir.IRModule:
     if loss:
         fn = _function(loss, batch, *FUNCTIONS[loss]) if loss in FUNCTIONS else _identity(loss)
         gv = ir.GlobalVar(loss)
-        relax.expr._update_type(gv, fn.ty)
+        update_type(gv, fn.ty)
         functions[gv] = fn
     x = relax.Var("x", relax.TensorType([batch, TOKENS, WIDTH], "float32"))
     w = relax.Var("w", relax.TensorType([WIDTH, WIDTH], "float32"))

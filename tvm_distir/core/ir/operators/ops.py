@@ -18,6 +18,7 @@ from tvm.relax.distributed import DeviceMesh
 
 from tvm_distir.core.ir.handles import handle
 from tvm_distir.core.ir.placement import parse_placement, placement_text
+from tvm_distir.support import lookup_device_mesh
 
 from .infer import INFER
 
@@ -37,9 +38,7 @@ CONSTRUCTORS: dict[str, Maker] = {}
 def _mesh(mesh: DeviceMesh | str) -> DeviceMesh:
     if not isinstance(mesh, str):
         return mesh
-    from tvm.relax.script.builder.distributed.ir import _lookup_device_mesh
-
-    return _lookup_device_mesh(mesh)
+    return lookup_device_mesh(mesh)
 
 
 def _ints(values: Sequence[int | ir.Expr]) -> list[int]:

@@ -11,9 +11,9 @@ from typing import Any
 
 import tvm_ffi
 from tvm import ir, relax, tirx
-from tvm.sym import Analyzer
 
 from tvm_distir.core.ops.dims import nominal, plain
+from tvm_distir.support import Analyzer, node_kind
 
 _SPATIAL, _REDUCED = 0, 2
 _ARITHMETIC = ("Add", "Sub", "Mul", "Div", "FloorDiv", "FloorMod", "Mod", "Min", "Max")
@@ -66,7 +66,7 @@ class Block:
 
 def kind_of(node: Any) -> str:
     """Return the class name of an IR node."""
-    return type(node).__name__
+    return node_kind(node)
 
 
 def children(e: ir.Expr) -> list[ir.Expr]:

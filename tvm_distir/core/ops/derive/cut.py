@@ -17,10 +17,10 @@ from typing import Any
 from tvm import ir, relax, tirx
 from tvm.ir import Expr
 from tvm.s_tir import renew_defs
-from tvm.sym import Analyzer
 
 from tvm_distir.core.ops.dims import plain, same, symbols
 from tvm_distir.core.rewriting.calls import typed
+from tvm_distir.support import Analyzer
 
 from .compute_blocks import NotUnderstood, blocks_of, kind_of
 from .dim_groups import Buffers, Node, classes_of
@@ -179,7 +179,7 @@ class Cutter:
         for r, extent, local in zip(region.region, old, buffer.ty.shape):
             full = _same(r.extent, extent) and not _same(extent, 1)
             ranges.append(ir.Range.from_min_extent(r.min, local if full else r.extent))
-        return type(region)(buffer, ranges, region.ty)
+        return tirx.BufferRegion(buffer, ranges)
 
     # -- expressions
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm import ir, tirx
-from tvm.sym import Analyzer
 
 from tvm_distir.core.ir.placement import Labels, ceil_div, is_padded_inside, shard_counts
+from tvm_distir.support import Analyzer
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from tvm_distir.core.rewriting.calls import (
     typed,
 )
 from tvm_distir.core.rewriting.substitute import substitute
-from tvm_distir.support import LevelError
+from tvm_distir.support import GenericConst, LevelError
 
 from .moves import Moves
 from .partial_values import ITEM, USE, LegalizedValues
@@ -146,7 +146,7 @@ class CallLegalizer:
         handed: Terms = ()
         if any(have):
             rule = sharding.rule or rule_of(value, self.mod)
-            constants = [i for i, (e, _, _) in enumerate(operands) if type(e) is ir.GenericConst]
+            constants = [i for i, (e, _, _) in enumerate(operands) if type(e) is GenericConst]
             handed, needed = carried(rule, have, constants, sharding)
             mesh = outs[0].device_mesh
             at = 0

@@ -26,7 +26,7 @@ from tvm_distir.core.rewriting.calls import typed
 from tvm_distir.core.rewriting.dims import dims_remedy, open_dims
 from tvm_distir.core.rewriting.nodes import make_call
 from tvm_distir.core.rewriting.substitute import substitute
-from tvm_distir.support import LoweringError
+from tvm_distir.support import GenericConst, LoweringError
 
 from .partial_values import WRAP, LegalizedValues, TransferTags
 
@@ -143,7 +143,7 @@ class Moves:
                 raise values.fault("DIST0504", problem, var, value, "Use the op sum.")
             self._move(var, values.sources[source], axes)
             return
-        if isinstance(source, ir.GenericConst):
+        if isinstance(source, GenericConst):
             values.bind(var, value, [tuple((a, op) for a in axes)])
             return
         if source in values.raw:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
-from tvm import ir, relax
+from tvm import relax
 from tvm.ir import Call, Expr, GlobalVar
 from tvm.relax import BlockBuilder, Var
 from tvm.relax.distributed import DeviceMesh, DTensorType
@@ -19,6 +19,7 @@ from tvm_distir.core.ops.terms import Terms, axes_of, sums, without
 from tvm_distir.core.rewriting.calls import leaves_of, typed
 from tvm_distir.core.rewriting.repeated_bindings import RewrittenValues
 from tvm_distir.core.rewriting.writer import BlockWriter
+from tvm_distir.support import GenericConst
 
 Leaf = tuple[Any, int]
 
@@ -158,8 +159,8 @@ class LegalizedValues(RewrittenValues):
         if not axes:
             return leaf
         mesh = leaf.ty.device_mesh if mesh is None else mesh
-        if isinstance(leaf, ir.GenericConst) and not isinstance(leaf.ty, DTensorType):
-            leaf = ir.GenericConst(leaf.value, as_dtensor(leaf.ty, mesh, [R] * len(mesh.shape)))
+        if isinstance(leaf, GenericConst) and not isinstance(leaf.ty, DTensorType):
+            leaf = GenericConst(leaf.value, as_dtensor(leaf.ty, mesh, [R] * len(mesh.shape)))
         terms = self.terms_of(leaf, 0)
         value = self.writer.emit(ops.partial(leaf, mesh, sorted(axes), "sum"), name)
         self.terms[(value, 0)] = tuple(sorted((*terms, *sums(axes))))

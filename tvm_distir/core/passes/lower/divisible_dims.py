@@ -25,7 +25,6 @@ from typing import Any
 
 from tvm import ir, relax, tirx
 from tvm.relax.distributed import DTensorType
-from tvm.sym import Analyzer
 
 from tvm_distir.core.ir.mesh import mesh_shape
 from tvm_distir.core.ir.placement import labels_of, shard_counts
@@ -36,7 +35,7 @@ from tvm_distir.core.rewriting.dims import dims_remedy, open_dims
 from tvm_distir.core.rewriting.functions import callees_first, has_dtensor
 from tvm_distir.core.rewriting.resizing import with_extents
 from tvm_distir.core.rewriting.scopes import all_bindings
-from tvm_distir.support import LoweringError
+from tvm_distir.support import Analyzer, LoweringError
 
 Dims = Mapping[str, tuple[Any, int]]
 """The variable of a dim of a public function's inputs by its name, and the number of equal parts

@@ -21,7 +21,7 @@ from tvm_distir.core.rewriting.calls import location_of, op_name, rebuild
 from tvm_distir.core.rewriting.functions import has_dtensor, retyped
 from tvm_distir.core.rewriting.substitute import substitute
 from tvm_distir.core.rewriting.writer import BlockWriter, with_body
-from tvm_distir.support import LoweringError
+from tvm_distir.support import GenericConst, LoweringError
 
 _CACHES = {
     "vm.builtin.distributed.attention_kv_cache_append": "vm.builtin.attention_kv_cache_append",
@@ -112,8 +112,8 @@ class _Lowering:
     def _plain(self, expr: ir.Expr) -> Any:
         if isinstance(expr, relax.Tuple):
             return relax.Tuple([self._plain(f) for f in expr.fields])
-        if isinstance(expr, ir.GenericConst) and isinstance(expr.ty, DTensorType):
-            return ir.GenericConst(expr.value, expr.ty.tensor_ty)
+        if isinstance(expr, GenericConst) and isinstance(expr.ty, DTensorType):
+            return GenericConst(expr.value, expr.ty.tensor_ty)
         return substitute(expr, self.env)
 
     def run(self) -> relax.Function:

@@ -26,7 +26,7 @@ from tvm_distir.core.ops.terms import Terms, axes_of, without
 from tvm_distir.core.rewriting.calls import is_tensors, leaves_of, location_of, tensor_args
 from tvm_distir.core.rewriting.dims import dims_remedy
 from tvm_distir.core.rewriting.substitute import VARIABLES, substitute
-from tvm_distir.support import LoweringError, PropagationError
+from tvm_distir.support import GenericConst, LoweringError, PropagationError
 
 from .values import LocalValues
 
@@ -98,7 +98,7 @@ class OpCalls:
     ) -> Operand:
         """Return the shard of an operand of a call."""
         values = self.values
-        if type(expr) is ir.GenericConst:
+        if type(expr) is GenericConst:
             plain: Type = tensor_type(ty)
             layout = shard(static_shape(ty) or (), labels, values.sizes, str(plain.dtype))
             return Operand(values.constant(expr, labels), None, layout, True)
@@ -141,7 +141,7 @@ class OpCalls:
         if not any(have):
             return ()
         rule = sharding.rule or rule_of(value, values.context.mod)
-        constants = [i for i, (e, _, _) in enumerate(operands) if isinstance(e, ir.GenericConst)]
+        constants = [i for i, (e, _, _) in enumerate(operands) if isinstance(e, GenericConst)]
         handed, needed = carried(rule, have, constants, sharding)
         if needed or any(without(t, axes_of(handed)) for t in have):
             raise values.level_fault("it reads partial sums", var, value)

@@ -24,7 +24,7 @@ from tvm_distir.core.ops.packed import (
     packed_rule,
 )
 from tvm_distir.core.rewriting.calls import leaves_of, location_of, typed
-from tvm_distir.support import LoweringError, PropagationError
+from tvm_distir.support import GenericConst, LoweringError, PropagationError, StringImm
 
 from .values import LocalValues
 
@@ -53,7 +53,7 @@ def packed_call(values: LocalValues, var: relax.Var, call: ir.Call) -> ir.Call:
     placements = [None] * len(operands)
     rule, _ = packed_rule(call, placements)
     _, packing = packed_form(call, placements)
-    ins = [None if isinstance(e, ir.GenericConst) else _labels(t) for e, _, t in operands]
+    ins = [None if isinstance(e, GenericConst) else _labels(t) for e, _, t in operands]
     outs = [_labels(t) for t in results]
     for axis in range(len(values.sizes)):
         match_factor(
@@ -126,7 +126,7 @@ def _argument(
 ) -> Any:
     """Return the local form of a argument."""
     if not isinstance(arg, relax.ShapeExpr):
-        scalar = isinstance(arg, ir.StringImm | tirx.IntImm | tirx.FloatImm)
+        scalar = isinstance(arg, StringImm | tirx.IntImm | tirx.FloatImm)
         return arg if scalar else values.local(arg)
     if number not in packing.shapes:
         return arg

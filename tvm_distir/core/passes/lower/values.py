@@ -27,7 +27,7 @@ from tvm_distir.core.rewriting.calls import location_of, typed
 from tvm_distir.core.rewriting.repeated_bindings import RewrittenValues, Templates
 from tvm_distir.core.rewriting.substitute import VARIABLES, substitute
 from tvm_distir.core.rewriting.writer import BlockWriter
-from tvm_distir.support import LevelError, LoweringError, memoized
+from tvm_distir.support import GenericConst, LevelError, LoweringError, memoized
 
 from .collectives import sliced
 
@@ -244,7 +244,7 @@ class LocalValues(RewrittenValues):
 
     def zero_of(self, expr: Expr, number: int) -> bool:
         """Return whether the padding of a leaf is known to hold zeros."""
-        if isinstance(expr, ir.GenericConst):
+        if isinstance(expr, GenericConst):
             return True
         return self.zero.get((expr, number), False)
 
@@ -260,7 +260,7 @@ class LocalValues(RewrittenValues):
         if key not in self.constants:
             local: Expr = expr
             if isinstance(expr.ty, DTensorType):
-                local = ir.GenericConst(expr.value, expr.ty.tensor_ty)
+                local = GenericConst(expr.value, expr.ty.tensor_ty)
             if any(x != R for x in cut):
                 local = sliced(self.writer, local, self.mesh, cut, shape, "constant")
             self.constants[key] = local
@@ -286,7 +286,7 @@ class LocalValues(RewrittenValues):
         """Return the local form of an expression in normal form whose constants are unsharded."""
         if type(expr) in VARIABLES:
             return self._variable(expr)
-        if isinstance(expr, ir.GenericConst):
+        if isinstance(expr, GenericConst):
             labels = (R,) * len(self.sizes)
             if isinstance(expr.ty, DTensorType):
                 labels = labels_of(expr.ty.placement)

@@ -18,7 +18,7 @@ from tvm_distir.core.ir.placement import R, placement_of
 from tvm_distir.core.propagation.graph.packed_rules import PACKED_HANDLES, distributed_name
 from tvm_distir.core.rewriting.dims import dims_remedy
 from tvm_distir.core.rewriting.nodes import make_call, scalar_of
-from tvm_distir.support import PropagationError
+from tvm_distir.support import GenericConst, PropagationError
 
 from .operands import Operands
 from .placed_values import PlacedValues
@@ -109,4 +109,4 @@ def _evaluated(call: ir.Call) -> Any:
         builder.emit_func_output(builder.emit(call))
     mod = relax.transform.FoldConstant()(relax.transform.LegalizeOps()(builder.get()))
     value = mod["main"].body.body
-    return value if isinstance(value, ir.GenericConst) else None
+    return value if isinstance(value, GenericConst) else None

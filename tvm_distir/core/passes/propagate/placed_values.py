@@ -21,6 +21,7 @@ from tvm_distir.core.propagation.decision import Decision, Instance
 from tvm_distir.core.propagation.solve.conversions import Layout, ReshardPath
 from tvm_distir.core.rewriting.calls import typed
 from tvm_distir.core.rewriting.nodes import make_binding, make_var
+from tvm_distir.support import GenericConst
 
 from .tuples import walk_fields
 
@@ -259,7 +260,7 @@ class PlacedValues:
         if tensor_type(constant.ty) is None:
             return constant
         labels = [R] * len(self.decision.mesh_axes(mesh))
-        return ir.GenericConst(constant.value, as_dtensor(constant.ty, self.meshes[mesh], labels))
+        return GenericConst(constant.value, as_dtensor(constant.ty, self.meshes[mesh], labels))
 
     def _unaliased(self, value: Any) -> Any:
         """Return the expression that an old variable, or a field of it, is another name of."""

@@ -19,6 +19,7 @@ from tvm_distir.core.rewriting.calls import typed
 from tvm_distir.core.rewriting.native.making import make_variables
 from tvm_distir.core.rewriting.nodes import argument, make_var
 from tvm_distir.core.rewriting.writer import merged_blocks
+from tvm_distir.support import GenericConst
 
 from .call_rewriter import Calls
 from .operands import Operands
@@ -218,7 +219,7 @@ class FunctionRewriter:
             if type(source) is relax.Tuple:
                 return source.fields[old.index]
             return relax.TupleGetItem(source, old.index)
-        if type(old) is ir.GenericConst:
+        if type(old) is GenericConst:
             return self.values.constant(old, 0)
         return old
 

@@ -11,6 +11,7 @@ from tvm import ir, relax
 from tvm_distir.core.ir.handles import handle
 from tvm_distir.core.ir.types import tensor_type
 from tvm_distir.core.rewriting.native.survey import FunctionIndex
+from tvm_distir.support import GenericConst
 
 from .graph import CONST, FlatValue, Graph
 from .types import ModuleTypes, leaf_types
@@ -106,7 +107,7 @@ class Leaves:
             starts = self._facts.starts(expr.tuple_value.ty)
             source = self.flat(expr.tuple_value, label)
             return source[starts[expr.index] : starts[expr.index + 1]]
-        if isinstance(expr, ir.GenericConst):
+        if isinstance(expr, GenericConst):
             return (CONST,)
         if not isinstance(expr, ir.Call | relax.If):
             return ()

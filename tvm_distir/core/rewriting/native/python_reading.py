@@ -13,6 +13,7 @@ from tvm import ir, relax, tirx
 
 from tvm_distir.core.ir.handles import handle
 from tvm_distir.core.rewriting.substitute import VARIABLES
+from tvm_distir.support import GenericConst, StringImm
 
 from .python_numbers import NUMBERS
 
@@ -24,7 +25,7 @@ _OP_CALL, _FUNCTION_CALL, _OTHER_CALL, _TUPLE, _ITEM, _ALIAS, _IF, _FUNCTION, _C
 _VARIABLE, _TUPLE_PART, _CONSTANT, _LITERAL = range(4)
 _PLAIN_CALL = -4
 _OPEN = (*VARIABLES, ir.Call, relax.If, relax.Function)
-_LITERALS = (relax.ShapeExpr, tirx.IntImm, tirx.FloatImm, ir.StringImm)
+_LITERALS = (relax.ShapeExpr, tirx.IntImm, tirx.FloatImm, StringImm)
 
 
 def packed(values: Sequence[int]) -> bytes:
@@ -116,7 +117,7 @@ class _Description:
         if kind is relax.TupleGetItem and literals is None:  # in a result
             self.add(part.tuple_value, literals)
             return False
-        if kind is ir.GenericConst:
+        if kind is GenericConst:
             self.key += [_CONSTANT, NUMBERS.of(part.ty)]
             self.reads.append(NONE)
             return True

@@ -12,10 +12,11 @@ from tvm import ir, relax, tirx
 from tvm_distir.core.ir.handles import handle
 from tvm_distir.core.rewriting.nodes import make_binding, make_call, make_var
 from tvm_distir.core.rewriting.substitute import VARIABLES
+from tvm_distir.support import GenericConst, StringImm
 
 from .python_reading import bindings_in, packed
 
-_LITERALS = (relax.ShapeExpr, tirx.IntImm, tirx.FloatImm, ir.StringImm)
+_LITERALS = (relax.ShapeExpr, tirx.IntImm, tirx.FloatImm, StringImm)
 
 
 class _Writer:
@@ -67,7 +68,7 @@ class _Writer:
                 args.append(known[1])
             elif type(arg) in _LITERALS:
                 args.append(arg)
-            elif type(arg) is ir.GenericConst:
+            elif type(arg) is GenericConst:
                 args.append(self._constant(arg, number))
             else:
                 return None

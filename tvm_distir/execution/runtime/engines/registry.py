@@ -9,12 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tvm.base import _RUNTIME_ONLY
-
 from tvm_distir.execution.runtime.dispatch.packed_names import AUTO, check_dispatch
 from tvm_distir.execution.runtime.program.inputs import Inputs
 from tvm_distir.execution.runtime.program.run_trace import check_trace_path
-from tvm_distir.support import EngineError, Registry, nearest
+from tvm_distir.support import EngineError, Registry, is_runtime_only, nearest
 
 from .base import Engine
 
@@ -57,7 +55,7 @@ def engine(name: str | Engine, dispatch: str = AUTO) -> Engine:
         return dispatching
     if not isinstance(name, str):
         return name
-    if name == "virtual" and _RUNTIME_ONLY:
+    if name == "virtual" and is_runtime_only():
         # There is no IR to go through step by step: its functions are compiled.
         from .threads.plain import PlainEngine
 

@@ -12,6 +12,8 @@ import numpy.typing as npt
 import tvm
 import tvm_ffi
 
+from tvm_distir.support import view_bits
+
 from .io_layout import np_dtype
 
 Array = npt.NDArray[Any]
@@ -47,7 +49,7 @@ def share_tensor(array: Array) -> tvm_ffi.Tensor:
     bits = _AS_BITS.get(str(array.dtype))
     source = array if bits is None else array.view(bits)
     tensor = tvm_ffi.from_dlpack(source if source.flags.writeable else np.asarray(_Memory(source)))
-    return tensor if bits is None else tensor._create_view(array.shape, str(array.dtype))
+    return tensor if bits is None else view_bits(tensor, array.shape, str(array.dtype))
 
 
 class _Memory:
@@ -121,7 +123,7 @@ def to_array(tensor: object) -> Any:
     if dtype in _SHARED:
         return np.from_dlpack(tensor)
     if dtype in _AS_BITS:
-        bits = tensor._create_view(tensor.shape, _AS_BITS[dtype])
+        bits = view_bits(tensor, tensor.shape, _AS_BITS[dtype])
         return np.from_dlpack(bits).view(np_dtype(dtype))
     copied: Array = tensor.numpy()
     return copied

@@ -14,6 +14,7 @@ from tvm.relax import Binding, Expr, Var
 from tvm_distir.core.ir import value_types
 from tvm_distir.core.ops import kernel_of, transposed_operands
 from tvm_distir.core.rewriting.native import read_functions
+from tvm_distir.support import GenericConst
 from tvm_distir.transforms.training.autodiff.saved_values import type_bytes
 
 
@@ -149,7 +150,7 @@ def _bound(
 
 def _constant_bytes(args: Iterable[Expr]) -> Iterator[int]:
     for arg in args:
-        if isinstance(arg, ir.GenericConst):
+        if isinstance(arg, GenericConst):
             yield type_bytes(arg.ty)
         elif isinstance(arg, relax.Tuple):
             yield from _constant_bytes(arg.fields)

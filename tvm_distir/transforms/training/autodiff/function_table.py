@@ -20,7 +20,7 @@ from tvm_distir.core.rewriting import (
     with_body,
 )
 from tvm_distir.core.rewriting.native import pruned, pruned_bindings
-from tvm_distir.support import ModelError
+from tvm_distir.support import ModelError, begin_block, end_block
 from tvm_distir.transforms.training.autodiff.rules.primfuncs import backward_kernel, unmarked
 
 Made = TypeVar("Made")
@@ -101,9 +101,9 @@ def write_function(
     """
     builder = relax.BlockBuilder()
     builder.begin_scope(list(params))
-    builder._begin_dataflow_block()
+    begin_block(builder, dataflow=True)
     result = write(builder)
-    block = builder._end_block()
+    block = end_block(builder)
     builder.end_scope()
     return list(block.bindings), result
 

@@ -12,19 +12,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-import tvm.relax.op._op_gradient  # noqa: F401  (registers TVM's gradients)
 from tvm import ir, relax
 from tvm.relax import Binding, BlockBuilder, Expr, Var
 from tvm.relax.op import add, astype, ones, zeros
 
 from tvm_distir.core.ir import tensor_type
 from tvm_distir.core.rewriting import variables
-from tvm_distir.support import ModelError
+from tvm_distir.support import ModelError, register_gradients
 from tvm_distir.transforms.training.autodiff.rules.registry import GRADIENTS, Gradient
 from tvm_distir.transforms.training.autodiff.rules.transposes import before_transposing
 
 from .rules import convolutions, gradients, norms  # noqa: F401 (they register theirs)
 from .weight_regather import WeightRegather
+
+register_gradients()
 
 GRAD_SUFFIX = "_grad"
 """Ends the names of the values that are gradients."""

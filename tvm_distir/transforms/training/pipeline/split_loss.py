@@ -208,7 +208,7 @@ class LossSplitter:
         functions = {gv: self.functions.of[name] for name, gv in self.functions.variables.items()}
         try:
             return rule_of(self._of_samples(call, states), ir.IRModule(functions))
-        except (DistIRError, tvm.error.TVMError) as error:
+        except (DistIRError, tvm.error.InternalError, TypeError, ValueError) as error:
             raise refusal(var, call, "its dims have no known relation to the samples") from error
 
     def _of_samples(self, call: ir.Call, states: Sequence[State]) -> ir.Call:

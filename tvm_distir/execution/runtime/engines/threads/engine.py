@@ -39,7 +39,7 @@ from tvm_distir.execution.runtime.program.machines import make_machine
 from tvm_distir.execution.runtime.program.run_trace import RankTrace, write_run_trace
 from tvm_distir.execution.runtime.program.runnable import Runnable
 from tvm_distir.execution.runtime.program.tensors import flat_tensors
-from tvm_distir.support import EngineError, has_library, nearest, repair_disco
+from tvm_distir.support import EngineError, has_library, nearest, repair_disco, sync_workers
 
 TIMEOUT_S = 300.0
 _INVOKE = "tvm_distir.execution.runtime.invoke"
@@ -229,7 +229,7 @@ class ThreadsEngine(LocalEngine):
             try:
                 session.get_global_func(_INVOKE)(number)
                 if wait(job, self.timeout_s):
-                    session._sync_all()
+                    sync_workers(session)
                 else:
                     _give_up(workers)
             finally:

@@ -25,7 +25,14 @@ from tvm_distir.execution.runtime.program.io_layout import EntryFunction
 from tvm_distir.execution.runtime.program.lowered import LoweredProgram
 from tvm_distir.execution.runtime.program.runnable import Runnable
 from tvm_distir.execution.runtime.program.tensors import flat_tensors, is_nested, to_array
-from tvm_distir.support import DistIRError, EngineError, InternalError, Steps, resumable
+from tvm_distir.support import (
+    DistIRError,
+    EngineError,
+    GenericConst,
+    InternalError,
+    Steps,
+    resumable,
+)
 
 from .exchanges import Exchanges, PerRank, Value
 from .function_steps import (
@@ -85,7 +92,7 @@ class _Run:
     def evaluate(self, expr: relax.Expr, env: Mapping[relax.Var, PerRank], count: int) -> PerRank:
         if isinstance(expr, relax.Var):
             return env[expr]
-        if isinstance(expr, ir.GenericConst):
+        if isinstance(expr, GenericConst):
             return [expr.value] * count
         if isinstance(expr, relax.Tuple):
             fields = [self.evaluate(f, env, count) for f in expr.fields]

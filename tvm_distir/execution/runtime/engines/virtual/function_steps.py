@@ -18,7 +18,7 @@ from tvm_distir.core.collectives import Collective, Transfer, decode_collective,
 from tvm_distir.core.ir.operators import call_axes, dist_op_name, is_done
 from tvm_distir.core.rewriting import bindings_in
 from tvm_distir.execution.runtime.program.compiled import KERNEL
-from tvm_distir.support import EngineError, Steps, unrolled
+from tvm_distir.support import EngineError, GenericConst, Steps, unrolled
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +129,7 @@ def leaf_vars(expr: relax.Expr) -> list[relax.Var]:
 
 def _is_alias(value: relax.Expr) -> bool:
     return isinstance(
-        value, relax.Var | relax.Tuple | relax.TupleGetItem | ir.GenericConst
+        value, relax.Var | relax.Tuple | relax.TupleGetItem | GenericConst
     ) and not isinstance(value, ir.GlobalVar)
 
 

@@ -37,6 +37,8 @@ from tvm.relax.op import (
     where,
 )
 
+from tvm_distir.support import GenericConst
+
 from .registry import Gradients, constant_like, register_gradient, unbroadcast
 
 Slope = Callable[[Any, Any], Any]
@@ -114,7 +116,7 @@ def _power(y: Var, call: ir.Call, grad: Expr, _: BlockBuilder) -> Gradients:
     x, n = call.args
     zero, unit = constant_like(0.0, x), constant_like(1.0, x)
     slope = multiply(n, power(x, subtract(n, unit)))
-    if not isinstance(n, ir.GenericConst) or not n.value.numpy().astype("float64").all():
+    if not isinstance(n, GenericConst) or not n.value.numpy().astype("float64").all():
         slope = where(equal(n, zero), zero, slope)
     inner = where(equal(x, zero), zero, multiply(y, log(x)))
     by_x = unbroadcast(multiply(grad, slope), grad, x)
