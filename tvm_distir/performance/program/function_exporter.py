@@ -16,6 +16,7 @@ from tvm_distir.core.ir.attributes import COMPOSITE_ATTR
 from tvm_distir.core.ir.operators import (
     COLLECTIVES,
     EXPERT_MATMUL_OP,
+    PACKED_PREFIX,
     TRANSFERS,
     collective_op,
     is_done,
@@ -36,6 +37,10 @@ from .call_steps import collective, computation, is_nothing, transfer
 from .library_kernels import library_kernel
 from .parts import Function, Op, Value
 from .trees import Tree, leaves
+
+_SKIP = (
+    'Export the module before it, or LegalizeOps(skip_ops=["relax.dist.send", "relax.dist.recv"]).'
+)
 
 
 class FunctionExporter:
@@ -213,6 +218,8 @@ class FunctionExporter:
             op = Op("", "wait", str(call.op.name))
         elif outputs or not is_nothing(call, ty):
             op = computation(self.kernels.of(number))
+            if op.op.startswith(PACKED_PREFIX):
+                raise self.refuse(name, f"{op.op} is what LegalizeOps made of a transfer", _SKIP)
             if op.op == EXPERT_MATMUL_OP:
                 op = op._replace(selects=(int(call.attrs["top_k"]), int(call.attrs["experts"])))
         else:
