@@ -12,7 +12,7 @@ from typing import Any
 from tvm import ir, relax
 
 from tvm_distir.core.ir import TENSOR_TYPES, handle
-from tvm_distir.core.ir.attributes import COMPOSITE_ATTR
+from tvm_distir.core.ir.attributes import CODEGEN_ATTR, COMPOSITE_ATTR
 from tvm_distir.core.ir.operators import (
     COLLECTIVES,
     EXPERT_MATMUL_OP,
@@ -22,7 +22,7 @@ from tvm_distir.core.ir.operators import (
     is_done,
 )
 from tvm_distir.core.ops import LikeKernels, StaticTensor, static_tensor
-from tvm_distir.core.rewriting import VARIABLES
+from tvm_distir.core.rewriting import VARIABLES, has_attr
 from tvm_distir.core.rewriting.native import (
     ALIAS,
     FUNCTION_CALL,
@@ -34,7 +34,7 @@ from tvm_distir.core.rewriting.native import (
 from tvm_distir.support import SimulationError
 
 from .call_steps import collective, computation, is_nothing, transfer
-from .library_kernels import library_kernel
+from .library_kernels import library_kernel, only_kernel
 from .parts import Function, Op, Value
 from .trees import Tree, leaves
 
@@ -74,6 +74,7 @@ class FunctionExporter:
         self.constants: dict[Any, Tree] = {}
         self.tensors: dict[int, StaticTensor] = {}  # by class of types
         self.forms: dict[tuple[int, bool], Op | None] = {}  # first op of like calls
+        self.library_kernels: dict[str, Op | None] = {}  # by callee
         self.devices: Sequence[int] = ()
 
     def run(
@@ -232,10 +233,12 @@ class FunctionExporter:
         callee = str(call.op.name_hint)
         out = self.declare(ty, name)
         outputs = tuple(leaves(out))
-        kernel = self.library_kernel(callee)
+        if callee not in self.library_kernels:
+            self.library_kernels[callee] = self.library_kernel(callee)
+        kernel = self.library_kernels[callee]
         if kernel is not None:
-            kernel = kernel._replace(name=name, inputs=tuple(inputs), outputs=outputs)
-            self.ops.append(kernel)
+            read = tuple(inputs[position] for position in kernel.inputs)
+            self.ops.append(kernel._replace(name=name, inputs=read, outputs=outputs))
             return out
         if callee not in self.callees:
             self.callees.append(callee)
@@ -243,12 +246,17 @@ class FunctionExporter:
         return out
 
     def library_kernel(self, callee: str) -> Op | None:
-        """Return the kernel of a function that is a pattern of a library; None for others."""
+        """Return the kernel of a function that is a pattern of a library, or only calls one.
+
+        Its operands are positions of parameters. None for other functions.
+        """
         fn = self.mod[callee]
-        if not fn.attrs or COMPOSITE_ATTR not in fn.attrs:
+        pattern, library = (has_attr(fn, key) for key in (COMPOSITE_ATTR, CODEGEN_ATTR))
+        if not pattern and not library:
             return None
         body = FunctionExporter(self.mod, callee, fn).run(0, None)
-        return library_kernel(str(fn.attrs[COMPOSITE_ATTR]), body)
+        name = str(fn.attrs[COMPOSITE_ATTR]) if pattern else ""
+        return library_kernel(name, body) if pattern else only_kernel(body)
 
     def choice(self, name: str, value: relax.If, ty: Any) -> Tree:
         """Add an ``If``: the condition, and both functions that may be called."""
