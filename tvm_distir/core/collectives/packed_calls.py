@@ -19,8 +19,11 @@ from tvm_distir.core.ir.mesh import axis_groups, mesh_shape, meshes
 from tvm_distir.core.ir.operators.names import PACKED_ARGS, PACKED_PREFIX, REDUCE_OPS
 from tvm_distir.core.ir.operators.ops import CONSTRUCTORS
 from tvm_distir.core.ir.placement import R, placement_text
+from tvm_distir.core.ir.types import relax_functions
+from tvm_distir.core.rewriting.calls import called_name
 from tvm_distir.core.rewriting.functions import calls_op
 from tvm_distir.core.rewriting.replacing import replaced_calls
+from tvm_distir.core.rewriting.scopes import all_bindings
 
 from .calls import decode_collective, decode_transfer
 
@@ -54,27 +57,39 @@ def with_collectives(mod: ir.IRModule) -> ir.IRModule:
 
     Transfers stay calls. The module is not changed, and returned where it has no such call.
     """
-    if not calls_op(mod, (_CALL,)):
+    values = (binding.value for _, fn in relax_functions(mod) for binding in all_bindings(fn.body))
+    if not calls_op(mod, (_CALL,)) or not any(map(_kind, values)):
         return mod
 
     def collective(_: relax.BlockBuilder, call: ir.Call) -> ir.Call | None:
-        name = str(call.args[0].global_symbol)
-        kind = name.removeprefix(PACKED_PREFIX)
-        if kind == name or kind not in (*PACKED_ARGS, "exchange"):
-            return None
-        return _collective(mod, kind, list(call.args[1].fields))
+        kind = _kind(call)
+        return _collective(mod, kind, list(call.args[1].fields)) if kind else None
 
     return replaced_calls(mod, {_CALL: collective})
 
 
-def _collective(mod: ir.IRModule, kind: str, args: Sequence[Any]) -> ir.Call:
-    """Return the call of a collective from the arguments of its packed call."""
+def _kind(value: Any) -> str:
+    """Return the collective of a packed call; empty for another value."""
+    if type(value) is not ir.Call or called_name(value) != _CALL:
+        return ""
+    prefix, _, kind = str(value.args[0].global_symbol).rpartition(PACKED_PREFIX)
+    return kind if not prefix and kind in (*PACKED_ARGS, "exchange") else ""
+
+
+def _collective(mod: ir.IRModule, kind: str, args: Sequence[Any]) -> ir.Call | None:
+    """Return the call of a collective from the arguments of its packed call.
+
+    None where no mesh of the module has its groups.
+    """
     at = next(i for i, arg in enumerate(args) if isinstance(arg, relax.ShapeExpr))
     operands, ranks, rest = args[:at], _ints(args[at]), args[at + 2 :]
     size = _number(args[at + 1])
     groups = [ranks[i : i + size] for i in range(0, len(ranks), size)]
     inner = _ints(rest[1]) if kind == "exchange" else None
-    mesh, axes = next(_axes(mod, groups, inner))
+    found = next(_axes(mod, groups, inner), None)
+    if found is None:
+        return None
+    mesh, axes = found
     attrs: dict[str, Any] = {}
     if kind == "exchange":
         shape, _, *sides = map(_ints, rest)

@@ -220,7 +220,7 @@ class FunctionExporter:
         elif outputs or not is_nothing(call, ty):
             op = computation(self.kernels.of(number))
             if op.op.startswith(PACKED_PREFIX):
-                raise self.refuse(name, f"{op.op} is what LegalizeOps made of a transfer", _SKIP)
+                raise self.refuse(name, f"LegalizeOps has made it a call of {op.op}", _SKIP)
             if op.op == EXPERT_MATMUL_OP:
                 op = op._replace(selects=(int(call.attrs["top_k"]), int(call.attrs["experts"])))
         else:

@@ -65,6 +65,13 @@ def test_other_packed_calls_stay() -> None:
     assert tvm_ffi.structural_equal(with_collectives(mod), mod)
 
 
+def test_a_collective_of_no_mesh_of_the_module_stays() -> None:
+    mod = legalized(tvm.script.from_source(TEXT.format(call=CALLS[0]), {"I": I, "R": R}))
+    other = {"mesh": [td.device_mesh({"a": 6})]}
+    mod = ir.IRModule(mod.functions, attrs=mod.attrs, global_infos=other)
+    assert tvm_ffi.structural_equal(with_collectives(mod), mod)
+
+
 def step() -> ir.IRModule:
     mod = td.zoo.build("mlp", {"batch": 4, "layers": 1, "hidden": 8})
     return td.distribute(mod, td.Plan(mesh={"tp": 2}, rules={"x": td.P(None, "tp")}))
@@ -91,7 +98,7 @@ def test_a_legalized_transfer_is_refused_and_the_remedy_is_true() -> None:
     ]
     plan = td.Plan.from_dict({"schema_version": 1, "meshes": meshes, "rules": rules})
     dist = td.distribute(parsed(main("h = R.nn.relu(x)\ny = R.negative(h)", X)), plan)
-    with pytest.raises(DistIRError, match="is what LegalizeOps made of a transfer") as caught:
+    with pytest.raises(DistIRError, match="LegalizeOps has made it a call of tvm_distir") as caught:
         td.export(legalized(dist))
     assert caught.value.code == "DIST0714"
     skip = relax.transform.LegalizeOps(skip_ops=["relax.dist.send", "relax.dist.recv"])
