@@ -86,10 +86,10 @@ def _collective(mod: ir.IRModule, kind: str, args: Sequence[Any]) -> ir.Call | N
     size = _number(args[at + 1])
     groups = [ranks[i : i + size] for i in range(0, len(ranks), size)]
     inner = _ints(rest[1]) if kind == "exchange" else None
-    found = next(_axes(mod, groups, inner), None)
-    if found is None:
+    pair = next(_axes(mod, groups, inner), None)
+    if pair is None:
         return None
-    mesh, axes = found
+    mesh, axes = pair
     attrs: dict[str, Any] = {}
     if kind == "exchange":
         shape, _, *sides = map(_ints, rest)

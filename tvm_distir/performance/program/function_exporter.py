@@ -74,7 +74,7 @@ class FunctionExporter:
         self.constants: dict[Any, Tree] = {}
         self.tensors: dict[int, StaticTensor] = {}  # by class of types
         self.forms: dict[tuple[int, bool], Op | None] = {}  # first op of like calls
-        self.library_kernels: dict[str, Op | None] = {}  # by callee
+        self.patterns: dict[str, Op | None] = {}  # kernels of libraries, by callee
         self.devices: Sequence[int] = ()
 
     def run(
@@ -233,12 +233,12 @@ class FunctionExporter:
         callee = str(call.op.name_hint)
         out = self.declare(ty, name)
         outputs = tuple(leaves(out))
-        if callee not in self.library_kernels:
-            self.library_kernels[callee] = self.library_kernel(callee)
-        kernel = self.library_kernels[callee]
+        if callee not in self.patterns:
+            self.patterns[callee] = self.library_kernel(callee)
+        kernel = self.patterns[callee]
         if kernel is not None:
-            read = tuple(inputs[position] for position in kernel.inputs)
-            self.ops.append(kernel._replace(name=name, inputs=read, outputs=outputs))
+            operands = tuple(inputs[position] for position in kernel.inputs)
+            self.ops.append(kernel._replace(name=name, inputs=operands, outputs=outputs))
             return out
         if callee not in self.callees:
             self.callees.append(callee)
@@ -251,12 +251,11 @@ class FunctionExporter:
         Its operands are positions of parameters. None for other functions.
         """
         fn = self.mod[callee]
-        pattern, library = (has_attr(fn, key) for key in (COMPOSITE_ATTR, CODEGEN_ATTR))
-        if not pattern and not library:
+        if not has_attr(fn, COMPOSITE_ATTR) and not has_attr(fn, CODEGEN_ATTR):
             return None
         body = FunctionExporter(self.mod, callee, fn).run(0, None)
-        name = str(fn.attrs[COMPOSITE_ATTR]) if pattern else ""
-        return library_kernel(name, body) if pattern else only_kernel(body)
+        pattern = str(fn.attrs[COMPOSITE_ATTR]) if COMPOSITE_ATTR in fn.attrs else ""
+        return library_kernel(pattern, body) if pattern else only_kernel(body)
 
     def choice(self, name: str, value: relax.If, ty: Any) -> Tree:
         """Add an ``If``: the condition, and both functions that may be called."""
