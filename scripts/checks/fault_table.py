@@ -39,8 +39,7 @@ import tvm_ffi
 from tvm import relax, tirx
 
 import tvm_distir as td
-from tvm_distir.core.ir.operators import ops
-from tvm_distir.execution.runtime.collectives.ccl import PREFIX
+from tvm_distir.core.ir.operators import PACKED_PREFIX, ops
 from tvm_distir.execution.runtime.engines.registry import engine as make_engine
 from tvm_distir.support.errors.tree import DistIRError
 
@@ -54,7 +53,7 @@ MODULE = "fault_table"
 
 
 def _packed(name: str) -> Any:
-    return tvm.get_global_func(PREFIX + name)
+    return tvm.get_global_func(PACKED_PREFIX + name)
 
 
 def _raise(x: Any, out: Any) -> None:

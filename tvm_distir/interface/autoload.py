@@ -13,13 +13,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tvm_distir.core.ir.operators import COLLECTIVES, HOST_PREFIX, LOCAL_OPS, TRANSFERS
+from tvm_distir.core.ir.operators import (
+    COLLECTIVES,
+    HOST_PREFIX,
+    LOCAL_OPS,
+    PACKED_PREFIX,
+    TRANSFERS,
+)
 from tvm_distir.support import repair_disco
 
 if TYPE_CHECKING:
     import tvm_ffi
 
-CCL_PREFIX = "tvm_distir.ccl."
 CCL_NAMES = (*COLLECTIVES, *LOCAL_OPS, *TRANSFERS)
 
 
@@ -51,7 +56,7 @@ def autoload() -> None:
 
     repair_disco()
     for name in CCL_NAMES:
-        if tvm_ffi.get_global_func(CCL_PREFIX + name, allow_missing=True) is None:
-            tvm_ffi.register_global_func(CCL_PREFIX + name, _stand_in(name))
+        if tvm_ffi.get_global_func(PACKED_PREFIX + name, allow_missing=True) is None:
+            tvm_ffi.register_global_func(PACKED_PREFIX + name, _stand_in(name))
     for name, function in (("store", _store), ("fetch", _fetch)):
         tvm_ffi.register_global_func(HOST_PREFIX + name, function, override=True)

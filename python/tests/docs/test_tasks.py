@@ -22,7 +22,7 @@ OPTIMIZED = ("run",)
     "page",
     [
         pytest.param(page, marks=[pytest.mark.optimized] if page.stem in OPTIMIZED else [])
-        for page in (DOCS / "tour.md", *TASKS)
+        for page in (DOCS / "tour.md", DOCS / "chain.md", *TASKS)
     ],
     ids=lambda page: page.stem,
 )

@@ -10,6 +10,9 @@ from .meaning import apply_groups as apply_groups
 from .meaning import apply_local as apply_local
 from .meaning import counted_bytes as counted_bytes
 from .meaning import equal_parts as equal_parts
+from .packed_calls import packed_arguments as packed_arguments
+from .packed_calls import packed_transfer_arguments as packed_transfer_arguments
+from .packed_calls import with_collectives as with_collectives
 from .tiles import Side as Side
 from .tiles import Transfer as Transfer
 from .volume import RING_PASSES as RING_PASSES

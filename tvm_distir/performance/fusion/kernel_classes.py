@@ -17,8 +17,8 @@ _HALF = ("float16", "bfloat16")
 ALIGNED = 8
 """Rows of matrices of so many elements of 16 bits, or multiples, are 16 bytes: what tensor cores
 load at once (NVIDIA, *Matrix Multiplication Background User's Guide*, on tensor cores)."""
-_ATTENTION = ("relax.dist.attention", "relax.dist.paged_attention", "fused_attention")
-_PRODUCTS = ("relax.matmul", "relax.einsum", "linear")
+_ATTENTION = ("relax.dist.attention", "relax.dist.paged_attention")
+_PRODUCTS = ("relax.matmul", "relax.einsum")
 _OVER_CLASSES = ("relax.exp", "relax.nn.log_softmax", "cross_entropy")
 _LOSS = "cross_entropy"
 
@@ -61,7 +61,7 @@ def classified(fn: Function, attention_class: str = "") -> Function:
             classes = {shape[-1] for shape in shapes if shape and _flat(shape) in logits}
             if number in batched:
                 op = op._replace(kernel_class=BATCHED)
-            elif op.kernel_class == ATTENTION and op.op in _ATTENTION:
+            elif op.kernel_class == ATTENTION and op.model_op in _ATTENTION:
                 query = fn.values[op.inputs[0]].shape
                 other = attention_class or ATTENTION
                 op = op._replace(kernel_class=DECODE if query[1] == 1 else other)
@@ -88,7 +88,7 @@ def _flat(shape: tuple[int, ...]) -> tuple[int, int]:
 
 def _is_batched(fn: Function, op: Op) -> bool:
     """Return whether a kernel multiplies two batches of matrices."""
-    if op.kernel_class != "matmul" or op.op not in _PRODUCTS or len(op.inputs) < 2:
+    if op.kernel_class != "matmul" or op.model_op not in _PRODUCTS or len(op.inputs) < 2:
         return False
     first, second = (fn.values[value].shape for value in op.inputs[:2])
     out = fn.values[op.outputs[0]].shape

@@ -22,7 +22,7 @@ HALF = ("float16", "bfloat16")
 EXPERTS = "relax.dist.expert_matmul"
 QUANTIZE = "quantize"
 """Name of the kernels that quantize an operand."""
-PRODUCTS = (*("relax.matmul", "relax.einsum", "relax.dist.grouped_matmul", EXPERTS), "linear")
+PRODUCTS = ("relax.matmul", "relax.einsum", "relax.dist.grouped_matmul", EXPERTS)
 
 
 def quantized(program: Program, profile: Profile) -> Program:
@@ -153,7 +153,7 @@ class _Quantizer:
     def _is_linear(self, number: int) -> bool:
         """Return whether an op is a 16-bit product with a weight, or the gradient of one."""
         op = self.fn.ops[number]
-        if op.dtype not in HALF or op.op not in PRODUCTS:
+        if op.dtype not in HALF or op.model_op not in PRODUCTS:
             return False
         if self.chosen.operands == "weights" and op.kernel_class in ("matmul", BATCHED):
             return bool(self._operands(number))

@@ -81,7 +81,7 @@ class _Writer:
     def operands(self, name: str, number: int) -> list[int]:
         """Return the operands that an op reads quantized."""
         flow, op = self.flows[name], self.program.functions[name].ops[number]
-        if op.kind != "compute" or op.op not in PRODUCTS or op.dtype != self.chosen.dtype:
+        if op.kind != "compute" or op.model_op not in PRODUCTS or op.dtype != self.chosen.dtype:
             return []
         return half_matrices(flow, number)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from tvm import ir, relax
 
+from tvm_distir.core.collectives import with_collectives
 from tvm_distir.core.ir import (
     check_module,
     mesh_axes,
@@ -74,7 +75,7 @@ def export(mod: ir.IRModule) -> Program:
     [('relax.matmul', 256), ('relax.dist.all_reduce', 0), ('relax.add', 32)]
     """
     check_module(mod, "td.export")
-    mod = plain_calls(mod)
+    mod = with_collectives(plain_calls(mod))
     entries, pipeline = _entry_functions(mod), Pipeline.of(mod)
     _refuse_symbolic_dims(entries)
     if pipeline is not None:

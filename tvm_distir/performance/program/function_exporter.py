@@ -12,16 +12,17 @@ from typing import Any
 from tvm import ir, relax
 
 from tvm_distir.core.ir import TENSOR_TYPES, handle
-from tvm_distir.core.ir.attributes import COMPOSITE_ATTR
+from tvm_distir.core.ir.attributes import CODEGEN_ATTR, COMPOSITE_ATTR
 from tvm_distir.core.ir.operators import (
     COLLECTIVES,
     EXPERT_MATMUL_OP,
+    PACKED_PREFIX,
     TRANSFERS,
     collective_op,
     is_done,
 )
 from tvm_distir.core.ops import LikeKernels, StaticTensor, static_tensor
-from tvm_distir.core.rewriting import VARIABLES
+from tvm_distir.core.rewriting import VARIABLES, has_attr
 from tvm_distir.core.rewriting.native import (
     ALIAS,
     FUNCTION_CALL,
@@ -33,9 +34,13 @@ from tvm_distir.core.rewriting.native import (
 from tvm_distir.support import GenericConst, SimulationError
 
 from .call_steps import collective, computation, is_nothing, transfer
-from .library_kernels import library_kernel
+from .library_kernels import library_kernel, only_kernel
 from .parts import Function, Op, Value
 from .trees import Tree, leaves
+
+_SKIP = (
+    'Export the module before it, or LegalizeOps(skip_ops=["relax.dist.send", "relax.dist.recv"]).'
+)
 
 
 class FunctionExporter:
@@ -69,6 +74,7 @@ class FunctionExporter:
         self.constants: dict[Any, Tree] = {}
         self.tensors: dict[int, StaticTensor] = {}  # by class of types
         self.forms: dict[tuple[int, bool], Op | None] = {}  # first op of like calls
+        self.patterns: dict[str, Op | None] = {}  # kernels of libraries, by callee
         self.devices: Sequence[int] = ()
 
     def run(
@@ -213,6 +219,8 @@ class FunctionExporter:
             op = Op("", "wait", str(call.op.name))
         elif outputs or not is_nothing(call, ty):
             op = computation(self.kernels.of(number))
+            if op.op.startswith(PACKED_PREFIX):
+                raise self.refuse(name, f"LegalizeOps has made it a call of {op.op}", _SKIP)
             if op.op == EXPERT_MATMUL_OP:
                 op = op._replace(selects=(int(call.attrs["top_k"]), int(call.attrs["experts"])))
         else:
@@ -225,10 +233,12 @@ class FunctionExporter:
         callee = str(call.op.name_hint)
         out = self.declare(ty, name)
         outputs = tuple(leaves(out))
-        kernel = self.library_kernel(callee)
+        if callee not in self.patterns:
+            self.patterns[callee] = self.library_kernel(callee)
+        kernel = self.patterns[callee]
         if kernel is not None:
-            kernel = kernel._replace(name=name, inputs=tuple(inputs), outputs=outputs)
-            self.ops.append(kernel)
+            operands = tuple(inputs[position] for position in kernel.inputs)
+            self.ops.append(kernel._replace(name=name, inputs=operands, outputs=outputs))
             return out
         if callee not in self.callees:
             self.callees.append(callee)
@@ -236,12 +246,16 @@ class FunctionExporter:
         return out
 
     def library_kernel(self, callee: str) -> Op | None:
-        """Return the kernel of a function that is a pattern of a library; None for others."""
+        """Return the kernel of a function that is a pattern of a library, or only calls one.
+
+        Its operands are positions of parameters. None for other functions.
+        """
         fn = self.mod[callee]
-        if not fn.attrs or COMPOSITE_ATTR not in fn.attrs:
+        if not has_attr(fn, COMPOSITE_ATTR) and not has_attr(fn, CODEGEN_ATTR):
             return None
         body = FunctionExporter(self.mod, callee, fn).run(0, None)
-        return library_kernel(str(fn.attrs[COMPOSITE_ATTR]), body)
+        pattern = str(fn.attrs[COMPOSITE_ATTR]) if COMPOSITE_ATTR in fn.attrs else ""
+        return library_kernel(pattern, body) if pattern else only_kernel(body)
 
     def choice(self, name: str, value: relax.If, ty: Any) -> Tree:
         """Add an ``If``: the condition, and both functions that may be called."""

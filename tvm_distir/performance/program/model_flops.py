@@ -14,7 +14,7 @@ from tvm_distir.core.ir import flat_types, handle, is_private, relax_functions
 from tvm_distir.core.ir.attributes import REPEAT_ATTR, param_names, training_notes
 from tvm_distir.core.ops import TENSOR_CLASSES, is_packed_call, work_of
 from tvm_distir.core.plan import Pipeline
-from tvm_distir.core.rewriting import all_bindings
+from tvm_distir.core.rewriting import all_bindings, canonical
 from tvm_distir.support import Steps, unrolled
 
 
@@ -93,7 +93,7 @@ def product_flops(mod: ir.IRModule, trained: Collection[str] = ()) -> ProductFlo
     trained : collection of str
         Names of the parameters that have a gradient.
     """
-    pipeline = Pipeline.of(mod)
+    mod, pipeline = canonical(mod), Pipeline.of(mod)
     stages = Counter(stage.function for stage in pipeline.stages) if pipeline else None
     counter = _Counter(mod)
     total = ProductFlops(0, 0)

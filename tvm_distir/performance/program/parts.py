@@ -131,8 +131,8 @@ class Op(NamedTuple):
     selects : tuple of int
         Of a product of experts: how many experts work on a token, and all experts.
     anchor : str
-        The op of the model around which ops were grouped to this kernel of a profile, whose name is
-        ``op``; empty for an op of the model.
+        The op of the model around which ops were grouped to this kernel of a profile or a library,
+        whose name is ``op``; empty for an op of the model.
     channel : int
         The channel of a collective: 0 is that of all; a collective of another neither waits for
         those of 0 nor delays them. A simulation sets it, no file has it.
@@ -170,6 +170,11 @@ class Op(NamedTuple):
         """Return the name for tables: the model's op, and in brackets the kernel of a profile."""
         name = short_name(self.op)
         return f"{short_name(self.anchor)} ({name})" if self.anchor else name
+
+    @property
+    def model_op(self) -> str:
+        """Return the op of the model that it is, or around which ops were grouped to it."""
+        return self.anchor or self.op
 
     @property
     def is_start(self) -> bool:

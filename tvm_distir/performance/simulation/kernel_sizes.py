@@ -12,7 +12,7 @@ from tvm_distir.core.ir.operators import EXPERT_MATMUL_OP
 from tvm_distir.hardware import EXPERTS, KernelSizes
 from tvm_distir.performance.program.parts import Op
 
-_PRODUCTS = ("relax.matmul", "linear")
+_PRODUCT = "relax.matmul"
 _CLASSES = ("matmul", "vocabulary", "unaligned")
 _ATTENTION = "relax.dist.paged_attention"
 
@@ -35,7 +35,7 @@ def sizes_of(
     dtypes : sequence of str
         The dtypes of the operands.
     """
-    if op.op in _PRODUCTS and op.kernel_class in _CLASSES and outputs:
+    if op.model_op == _PRODUCT and op.kernel_class in _CLASSES and outputs:
         columns = sum(shape[-1] for shape in outputs)
         rows = math.prod(outputs[0][:-1])
         return KernelSizes(op.dtype, (rows, columns, flops // (2 * rows * columns)))

@@ -18,10 +18,10 @@ from tests.execution.runtime.test_runtime_mpi import has_mpi
 from tests.performance.native.rank_threads import run_ranks
 from tvm_distir.core.collectives import Collective, apply
 from tvm_distir.core.ir import outline_branches
+from tvm_distir.core.ir.operators import PACKED_ARGS, is_done, started_op
 from tvm_distir.core.ir.operators import REDUCE_OPS as OPS
-from tvm_distir.core.ir.operators import is_done, started_op
 from tvm_distir.execution.runtime import ThreadsEngine
-from tvm_distir.execution.runtime.collectives.ccl import ARGS, FABRICS, functions, worker
+from tvm_distir.execution.runtime.collectives.ccl import FABRICS, functions, worker
 from tvm_distir.execution.runtime.collectives.fabric import failure_text
 from tvm_distir.execution.runtime.program.async_calls import split_starts
 from tvm_distir.execution.runtime.program.joining import same_bits
@@ -167,7 +167,10 @@ def packed_arguments(call, x):
         (mesh, _, before), (_, _, after) = args["src"], args["dst"]
         return [*inputs, *map(tvm_ffi.Shape, (args["shape"], mesh, before, after))]
     values = {"wrap": 0, **args}
-    return [*inputs, *(OPS.index(values[k]) if k == "op" else values[k] for k in ARGS[call.name])]
+    return [
+        *inputs,
+        *(OPS.index(values[k]) if k == "op" else values[k] for k in PACKED_ARGS[call.name]),
+    ]
 
 
 @pytest.mark.parametrize("kind", ["native", "python"])

@@ -23,9 +23,9 @@ from tests.execution.runtime.mpi_cases import CASES
 from tests.execution.runtime.mpi_programs import DTYPES, calls, draw, groups_of
 from tests.quick_compilation import QUICK_TARGET
 from tvm_distir.core.collectives.meaning import apply
+from tvm_distir.core.ir.operators import PACKED_ARGS, PACKED_PREFIX
 from tvm_distir.core.ir.operators.names import REDUCE_OPS
 from tvm_distir.execution.runtime.collectives import ccl
-from tvm_distir.execution.runtime.collectives.ccl import ARGS, PREFIX
 from tvm_distir.execution.runtime.engines.torch.engine import TorchEngine
 from tvm_distir.execution.runtime.engines.torch.torch_fabric import TorchFabric
 from tvm_distir.execution.runtime.engines.torch.torch_job import current_job
@@ -65,13 +65,14 @@ def collectives(reduce: str, check: str) -> None:
             want = apply(call, [draw(r, shape, dtype) for r in group])[group.index(rank)]
             values = {"wrap": 0, **dict(call.args)}
             codes = [
-                REDUCE_OPS.index(values[k]) if k == "op" else values[k] for k in ARGS[call.name]
+                REDUCE_OPS.index(values[k]) if k == "op" else values[k]
+                for k in PACKED_ARGS[call.name]
             ]
             out = tvm.runtime.empty(want.shape, want.dtype.name)
             ranks = tvm_ffi.Shape([r for g in groups for r in g])
             x = tvm.runtime.tensor(draw(rank, shape, dtype))
             with ccl.worker(fabric, rank):
-                tvm.get_global_func(PREFIX + call.name)(x, ranks, len(group), *codes, out)
+                tvm.get_global_func(PACKED_PREFIX + call.name)(x, ranks, len(group), *codes, out)
             got = out.numpy()
             right = same_bits(got, want) or (reduce == "library" and is_close(got, want, dtype))
             assert right, f"rank {rank}: {call} of {dtype}{shape} is wrong"

@@ -16,9 +16,9 @@ import tvm_ffi
 from tests.performance.native.collective_cases import DTYPES, equal, np_dtype, random_groups, wild
 from tests.performance.native.rank_threads import run_ranks
 from tvm_distir.core.collectives.meaning import Collective, apply, wide_dtype
+from tvm_distir.core.ir.operators import PACKED_ARGS
 from tvm_distir.core.ir.operators.names import COLLECTIVES, REDUCE_OPS
 from tvm_distir.execution.runtime.collectives import native_library as native
-from tvm_distir.execution.runtime.collectives.ccl import ARGS
 from tvm_distir.execution.runtime.program.joining import same_bits
 from tvm_distir.support.errors.tree import DistIRError, EngineError
 
@@ -29,7 +29,9 @@ def call_native(call, x, out_shape):
     """Call a collective as compiled code does; returns the rank's result."""
     out = tvm.runtime.empty(out_shape, "int64" if x is None else str(x.dtype))
     inputs = dict(call.args)
-    values = [REDUCE_OPS.index(inputs[k]) if k == "op" else inputs[k] for k in ARGS[call.name]]
+    values = [
+        REDUCE_OPS.index(inputs[k]) if k == "op" else inputs[k] for k in PACKED_ARGS[call.name]
+    ]
     groups = tvm_ffi.Shape([r for group in call.groups for r in group])
     operand = [] if x is None else [tvm.runtime.tensor(x)]
     native.collective(call.name)(*operand, groups, len(call.groups[0]), *values, out)
@@ -45,7 +47,7 @@ def random_call(rng, name, groups, ndim):
         "shift": int(rng.integers(-3, 4)),
         "wrap": int(rng.integers(2)),
     }
-    return Collective(name, groups, tuple((k, values[k]) for k in ARGS[name]))
+    return Collective(name, groups, tuple((k, values[k]) for k in PACKED_ARGS[name]))
 
 
 def random_shape(rng, call, size):
@@ -65,7 +67,7 @@ def test_random_collectives_have_the_bits_of_the_reference(dtype):
     rng = np.random.default_rng(DTYPES.index(dtype))
     ranks = [int(r) for r in rng.permutation(12)[: rng.choice([2, 4, 6, 8])]]
     calls, operands, expected = [], [], []
-    for name in [*ARGS, *rng.choice(sorted(set(COLLECTIVES) & set(ARGS)), 8)]:
+    for name in [*PACKED_ARGS, *rng.choice(sorted(set(COLLECTIVES) & set(PACKED_ARGS)), 8)]:
         groups = tuple(map(tuple, random_groups(rng, ranks)))
         size = len(groups[0])
         call = random_call(rng, str(name), groups, 3)

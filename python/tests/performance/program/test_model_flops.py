@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import pytest
 from tvm import relax
+from tvm.relax.backend.cuda.cublas import partition_for_cublas
 
 import tvm_distir as td
+from tests.core.forms.parsing import main, parsed
 from tvm_distir.performance import step_flops
 from tvm_distir.performance.program.model_flops import product_flops
 from tvm_distir.planning import Study
@@ -88,3 +90,18 @@ def test_utilisation_follows_from_time_and_peak() -> None:
     assert figures["hfu"] > figures["mfu"]
     assert figures["tokens"] == BATCH * SEQ
     assert figures["tokens_per_s_per_device"] == pytest.approx(BATCH * SEQ / result.time_s / 2)
+
+
+@pytest.mark.parametrize("lifted", [False, True], ids=["partitioned", "lifted"])
+def test_products_in_local_functions_are_counted_once(lifted: bool) -> None:
+    params = 'x: R.Tensor((8, 16), "float32"), w: R.Tensor((16, 16), "float32")'
+    inner = params.replace("w:", "v:").replace("x:", "u:")
+    closure = f"@R.function\ndef inner({inner}):\n    p = R.matmul(u, v)\n    return p\n"
+    flat = parsed(main("h = R.matmul(x, w)\ny = R.matmul(h, w)", params))
+    if lifted:
+        called = parsed(main(f"{closure}h = inner(x, w)\ny = inner(h, w)", params))
+        mod = relax.transform.LambdaLift()(called)
+    else:
+        mod = partition_for_cublas(relax.transform.ConvertToDataflow(1)(flat))
+    assert product_flops(mod) == product_flops(flat)
+    assert product_flops(flat).forward == 2 * 2 * 8 * 16 * 16

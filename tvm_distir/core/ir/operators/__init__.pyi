@@ -31,6 +31,8 @@ from .names import COLLECTIVES as COLLECTIVES
 from .names import HOST_PREFIX as HOST_PREFIX
 from .names import LOCAL_OPS as LOCAL_OPS
 from .names import LOCAL_STEPS as LOCAL_STEPS
+from .names import PACKED_ARGS as PACKED_ARGS
+from .names import PACKED_PREFIX as PACKED_PREFIX
 from .names import REDUCE_OPS as REDUCE_OPS
 from .names import REDUCTIONS as REDUCTIONS
 from .names import TRANSFERS as TRANSFERS

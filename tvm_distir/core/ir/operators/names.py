@@ -31,6 +31,21 @@ LOCAL_OPS: tuple[str, ...] = (*LOCAL_STEPS, "axis_index")
 REDUCE_OPS: tuple[str, ...] = ("sum", "prod", "min", "max")
 """Kinds of reduction; their position is their code in a compiled call."""
 
+PACKED_PREFIX = "tvm_distir.ccl."
+"""Prefix of the packed functions that compiled code calls for these ops."""
+
+PACKED_ARGS: dict[str, tuple[str, ...]] = {
+    "all_reduce": ("op",),
+    "all_gather": ("dim",),
+    "reduce_scatter": ("dim", "op"),
+    "all_to_all": ("gather_dim", "split_dim"),
+    "collective_permute": ("shift", "wrap"),
+    "local_slice": ("dim",),
+    "partial": ("op",),
+    "axis_index": (),
+}
+"""Names of the integer arguments of packed functions, between ``group_size`` and ``out``."""
+
 HOST_PREFIX = "tvm_distir.host."
 """Prefix of the packed functions that copy a tensor to the host's memory, ``store``, and back,
 ``fetch``: a tensor of the host, and memory of the device to be filled."""

@@ -40,7 +40,7 @@ import tvm
 import tvm_ffi
 
 from tvm_distir.core.collectives import Collective, Transfer
-from tvm_distir.core.ir.operators import COLLECTIVES, REDUCE_OPS
+from tvm_distir.core.ir.operators import COLLECTIVES, PACKED_ARGS, PACKED_PREFIX, REDUCE_OPS
 from tvm_distir.execution.runtime.program.async_names import DONE, START
 from tvm_distir.execution.runtime.program.tensors import to_array, to_tensor
 from tvm_distir.support import EngineError
@@ -52,20 +52,6 @@ from .native_fabric import NativeFabric
 from .posted_collectives import PostedCollectives
 from .python_fabric import PythonFabric
 from .transfers import Transfers
-
-PREFIX = "tvm_distir.ccl."
-
-ARGS: dict[str, tuple[str, ...]] = {
-    "all_reduce": ("op",),
-    "all_gather": ("dim",),
-    "reduce_scatter": ("dim", "op"),
-    "all_to_all": ("gather_dim", "split_dim"),
-    "collective_permute": ("shift", "wrap"),
-    "local_slice": ("dim",),
-    "partial": ("op",),
-    "axis_index": (),
-}
-"""Names of the integer arguments between ``group_size`` and ``out``."""
 
 FABRICS: dict[str, Callable[[Sequence[int], float], Watched]] = {
     "native": NativeFabric,
@@ -90,7 +76,7 @@ def worker(fabric: Fabric, rank: int) -> Iterator[None]:
 def _membership(name: str) -> tuple[Fabric, int]:
     membership: tuple[Fabric, int] | None = getattr(_here, "membership", None)
     if membership is None:
-        problem = f"{PREFIX}{name} was called outside of a run of several ranks"
+        problem = f"{PACKED_PREFIX}{name} was called outside of a run of several ranks"
         remedy = "Run the module with tvm_distir.run."
         raise EngineError("DIST0605", problem, location=name, remedy=remedy)
     return membership
@@ -120,7 +106,7 @@ def _decoded(name: str, args: Sequence[Any]) -> tuple[Collective, list[tvm.runti
     """Return the collective of a call, and its operand, if any, from all but the result."""
     if name == "exchange":
         return _decoded_exchange(*args)
-    names = ARGS[name]
+    names = PACKED_ARGS[name]
     end = len(args) - len(names)
     *operand, groups, size = args[:end]
     values = [int(v) for v in args[end:]]
@@ -183,16 +169,16 @@ def functions(collectives: str = "native") -> dict[str, Callable[..., Any]]:
     """
     bodies: dict[str, Callable[..., Any]]
     if collectives == "native":
-        bodies = {name: native.collective(name) for name in ARGS}
+        bodies = {name: native.collective(name) for name in PACKED_ARGS}
     else:
-        bodies = {name: _guarded(name, _collective(name)) for name in ARGS}
+        bodies = {name: _guarded(name, _collective(name)) for name in PACKED_ARGS}
     exchange = _exchange if collectives == "native" else _collective("exchange")
     ours: dict[str, Callable[..., Any]]
     ours = {"exchange": exchange, "send": _send, "recv": _recv}
     for name in COLLECTIVES:
         start = _start_on_thread(bodies.get(name)) if collectives == "native" else _start(name)
         ours[name + START] = start
-    ours[DONE.removeprefix(PREFIX)] = _done
+    ours[DONE.removeprefix(PACKED_PREFIX)] = _done
     bodies.update({name: _guarded(name, body) for name, body in ours.items()})
     return bodies
 
@@ -237,4 +223,4 @@ def register(collectives: str = "native") -> None:
         DIST0110 without the native library.
     """
     for name, function in functions(collectives).items():
-        tvm_ffi.register_global_func(PREFIX + name, function, override=True)
+        tvm_ffi.register_global_func(PACKED_PREFIX + name, function, override=True)

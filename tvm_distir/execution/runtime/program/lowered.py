@@ -15,6 +15,7 @@ import tvm
 import tvm_ffi
 from tvm import ir
 
+from tvm_distir.core.collectives import with_collectives
 from tvm_distir.core.ir import check_module, outline_branches
 from tvm_distir.core.rewriting import plain_calls, reached_from
 from tvm_distir.execution.runtime.dispatch.kernel_dispatch import dispatch_kernels
@@ -78,7 +79,7 @@ class LoweredProgram:
         keys = target_in_scope().keys
         library = library_of(dispatch, keys)
         with compile_turn():  # a pipelined step is expanded
-            expanded = ExpandSchedule()(plain_calls(mod))
+            expanded = ExpandSchedule()(with_collectives(plain_calls(mod)))
             self.mod = dispatch_kernels(expanded, library, "gpu" in keys)
         self.entries = entries(self.mod)
 

@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 
 from tvm.runtime.vm import VirtualMachine
 
+from tvm_distir.core.ir.operators import PACKED_PREFIX
 from tvm_distir.performance import write_trace
 from tvm_distir.support import UsageError
 
 from .async_names import DONE, START
 
 _BUILTIN = "vm.builtin."
-_COLLECTIVE = "tvm_distir.ccl."
 _US = 1e-3
 _KERNELS, _CALLS = 1, 2
 
@@ -47,7 +47,7 @@ class CallSpan(NamedTuple):
     @property
     def is_collective(self) -> bool:
         """Return whether the function is one of collectives and transfers."""
-        return self.name.startswith(_COLLECTIVE)
+        return self.name.startswith(PACKED_PREFIX)
 
     @property
     def is_start(self) -> bool:
@@ -83,7 +83,7 @@ class RankTrace:
         end_ns, name, address = time.time_ns(), str(name), 0
         if name == DONE:
             address = args[0].data_ptr()
-        elif name.startswith(_COLLECTIVE) and name.endswith(START):
+        elif name.startswith(PACKED_PREFIX) and name.endswith(START):
             address = args[-1].data_ptr()
         self.spans.append(CallSpan(name, self._begun_ns.pop(), end_ns, address))
         return 0
@@ -141,13 +141,13 @@ def _events(rank: int, spans: Sequence[CallSpan], first_ns: int) -> Iterator[dic
             "ph": "X",
             "pid": rank,
             "tid": _CALLS if span.is_collective else _KERNELS,
-            "name": span.name.removeprefix(_COLLECTIVE),
+            "name": span.name.removeprefix(PACKED_PREFIX),
             "ts": (span.begin_ns - first_ns) * _US,
             "dur": (span.end_ns - span.begin_ns) * _US,
         }
     changes: list[tuple[int, int]] = []
     for number, (start, done) in enumerate(spans_in_flight(spans)):
-        name = start.name.removeprefix(_COLLECTIVE).removesuffix(START)
+        name = start.name.removeprefix(PACKED_PREFIX).removesuffix(START)
         common = {"pid": rank, "tid": _CALLS, "cat": "in flight", "name": name, "id": number}
         yield {"ph": "b", **common, "ts": (start.begin_ns - first_ns) * _US}
         yield {"ph": "e", **common, "ts": (done.end_ns - first_ns) * _US}
