@@ -21,6 +21,7 @@ import tvm_ffi
 from tvm import ir
 from tvm.contrib import tvmjs
 
+from tests.quick_compilation import QUICK_TARGET
 from tvm_distir.execution.runtime.program.joining import gather_outputs
 from tvm_distir.execution.runtime.program.local_inputs import LocalInputs
 from tvm_distir.support import repair_disco
@@ -116,7 +117,7 @@ class Workers:
         self.folder, self.session = folder, _session(self.count, groups)
         _exchange = self.exchange = Exchange(self.count, groups)
         library = str(folder / "workers.so")
-        tvm.compile(mod, "llvm").export_library(library)
+        tvm.compile(mod, QUICK_TARGET).export_library(library)
         self.module = self.session.load_vm_module(library, tvm.cpu(0))
 
     def tensor(self, parts: Sequence[Array]) -> Any:

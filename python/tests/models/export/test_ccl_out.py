@@ -196,6 +196,13 @@ CASES = {
         calls=("all_gather",),
         same=False,
     ),
+    "all_to_all": Case(
+        GATHER.replace("DIM", "1"),
+        rules=[{"param": "w", "placement": "S[1]"}, {"value": "y", "placement": "S[0]"}],
+        same=False,
+        emulate=True,
+        calls=("all_gather",),
+    ),
     "emulated": Case(
         "zoo:mlp?batch=4,layers=2,hidden=8", {"tp": 2}, "tensor_parallel", same=False, emulate=True
     ),
