@@ -185,9 +185,11 @@ class _Writer:
             raise _refusal(f"collectives of Disco have no {dtype}", location, remedy)
         size = math.prod(self.sizes[a] for a in axes)
         others = [a for a, n in enumerate(self.sizes) if n > 1 and a not in axes]
-        if others and max(others) > min(a for a in axes if self.sizes[a] > 1):
+        if others and max(others) > min(
+            (a for a in axes if self.sizes[a] > 1), default=len(self.sizes)
+        ):
             problem = f"the groups along mesh axes {list(axes)} are not consecutive workers"
-            remedy = "Make the axis the last one of the mesh."
+            remedy = "Make the axis the last one of the mesh, and communicate along no other."
             raise _refusal(problem, location, remedy)
         if size not in (self.count, self.group) and self.group != self.count:
             problem = f"groups of {size} workers, and elsewhere of {self.group}"
