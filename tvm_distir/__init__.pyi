@@ -34,6 +34,7 @@ from .interface.explain.shard_map import visualize as visualize
 from .interface.ir_display import show as show
 from .interface.report.comparison import compare as compare
 from .models import zoo as zoo
+from .models.export.ccl import to_ccl as to_ccl
 from .models.export.stablehlo import to_stablehlo as to_stablehlo
 from .models.frontends import from_exported_program as from_exported_program
 from .models.frontends import from_onnx as from_onnx

@@ -8,10 +8,12 @@ reduced by ``R.ccl.allreduce``, and the strategy of each parameter says how a we
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tvm import ir, relax
+from tvm.relax.frontend import nn
 
 from tvm_distir.core.ir import (
     AXES_ATTR,
@@ -23,15 +25,34 @@ from tvm_distir.core.ir import (
     is_object,
     is_private,
     placement_text,
+    relax_functions,
     static_shape,
 )
-from tvm_distir.core.ir.attributes import IO_ATTR, num_input, param_names
+from tvm_distir.core.ir.attributes import (
+    IO_ATTR,
+    WORKER_INDEX_ATTR,
+    WORKERS_ATTR,
+    num_input,
+    param_names,
+)
 from tvm_distir.core.passes import dim_text
-from tvm_distir.core.rewriting import bind_dims, open_tuples, open_variables, with_mesh_collectives
+from tvm_distir.core.rewriting import (
+    bind_dims,
+    has_attr,
+    open_tuples,
+    open_variables,
+    reached_from,
+    with_mesh_collectives,
+)
+from tvm_distir.support import ModelError
+from tvm_distir.transforms import InlinePrivateFunctions
 
+from .export.shard_loading import SHARD_INFO
 from .relax_nn import with_names
 
 _AXIS = "tp"
+Ports = Mapping[str, object]
+"""What ``dist.io`` says of an entry."""
 Shards = Mapping[str, tuple[int, tuple[int, ...] | None]]
 """The dim along which a parameter is divided, and the sizes of its segments on a device."""
 
@@ -42,7 +63,8 @@ def from_ccl(exported: Any, size: int, dims: Mapping[str, int] | None = None) ->
     Parameters
     ----------
     exported : IRModule, or what ``export_tvm`` returned
-        The module of a device. ``(mod, params)`` of ``nn.Module.export_tvm`` has the names of
+        The module of a device. What `tvm_distir.to_ccl` wrote keeps its mesh, inputs and outputs.
+        ``(mod, params)`` of ``nn.Module.export_tvm`` has the names of
         parameters, and in their attribute ``shard_strategy`` how each weight is divided (``dim``,
         and ``segs`` for fused weights); without it inputs are replicated.
     size : int
@@ -60,7 +82,8 @@ def from_ccl(exported: Any, size: int, dims: Mapping[str, int] | None = None) ->
     Raises
     ------
     ModelError
-        DIST0343 for a collective that ``R.dist`` does not have.
+        DIST0343 for a collective that ``R.dist`` does not have, or another number of devices
+        than `tvm_distir.to_ccl` wrote the module for.
 
     Examples
     --------
@@ -75,28 +98,60 @@ def from_ccl(exported: Any, size: int, dims: Mapping[str, int] | None = None) ->
     ['relax.dist.all_reduce']
     """
     mod, params = (exported, []) if isinstance(exported, ir.IRModule) else exported[:2]
-    named = with_names(open_tuples(mod), [str(name) for name, _ in params])
+    workers = (mod.attrs or {}).get(WORKERS_ATTR)
+    if workers is None:
+        named = with_names(open_tuples(mod), [str(name) for name, _ in params])
+        shards = _shards(params)
+        return _on_mesh(
+            bind_dims(named, dims or {}),
+            {_AXIS: size},
+            1,
+            lambda fn, name: _ports(fn, name, shards, size),
+        )
+    axes = {str(a): int(n) for a, n in zip(workers["axes"], workers["sizes"], strict=True)}
+    if math.prod(axes.values()) != size:
+        problem = f"the module was written for {math.prod(axes.values())} workers, not {size}"
+        remedy = f"Give size={math.prod(axes.values())}."
+        raise ModelError("DIST0343", problem, location="from_ccl", remedy=remedy)
+    read = _on_mesh(mod, axes, int(workers["groups"]), lambda fn, _: fn.attrs[WORKERS_ATTR])
+    return bind_dims(read, dims or {})
+
+
+def _shards(params: Sequence[tuple[str, nn.Parameter]]) -> Shards:
+    """Return how the strategies of parameters divide them, by name."""
     strategies = {str(name): param.attrs.get("shard_strategy") for name, param in params}
-    shards: dict[str, tuple[int, tuple[int, ...] | None]] = {
+    return {
         name: (int(how.dim), tuple(how.segs) if how.segs else None)
         for name, how in strategies.items()
         if how is not None
     }
-    mesh = device_mesh({_AXIS: size})
-    functions: dict[ir.GlobalVar, relax.Function] = {}
-    for gv, fn in bind_dims(named, dims or {}).functions.items():
-        if not isinstance(fn, relax.Function) or is_private(fn):
-            functions[gv] = fn
-            continue
-        local = with_mesh_collectives(fn, mesh, str(gv.name_hint))
-        functions[gv] = local.with_attr(IO_ATTR, _ports(local, str(gv.name_hint), shards, size))
-    attrs: dict[str, Any] = {**dict((mod.attrs or {}).items()), AXES_ATTR: [[_AXIS]]}
+
+
+def _on_mesh(
+    mod: ir.IRModule,
+    axes: Mapping[str, int],
+    groups: int,
+    io: Callable[[relax.Function, str], Ports],
+) -> ir.IRModule:
+    """Return the module at level 5: ``io`` returns ``dist.io`` of an entry and its name."""
+    mesh = device_mesh(axes)
+    indices = [str(g.name_hint) for g, f in relax_functions(mod) if has_attr(f, WORKER_INDEX_ATTR)]
+    read = with_mesh_collectives(mod, mesh, groups)
+    read = InlinePrivateFunctions(indices)(read) if indices else read
+    entries = {str(gv.name_hint): fn for gv, fn in relax_functions(read) if not is_private(fn)}
+    entries.pop(SHARD_INFO, None)
+    functions = reached_from(read, list(entries))
+    for name, fn in entries.items():
+        local = fn.with_attr(IO_ATTR, io(fn, name))
+        functions[read.get_global_var(name)] = local.without_attr(WORKERS_ATTR)
+    attrs = {**dict((mod.attrs or {}).items()), AXES_ATTR: [list(axes)]}
+    attrs.pop(WORKERS_ATTR, None)
     return ir.IRModule(
         functions, attrs=ir.make_node("ir.DictAttrs", **attrs), global_infos={MESH_INFO: [mesh]}
     )
 
 
-def _ports(fn: relax.Function, location: str, shards: Shards, size: int) -> dict[str, Any]:
+def _ports(fn: relax.Function, location: str, shards: Shards, size: int) -> Ports:
     """Return ``dist.io`` of a function: what is not divided by its strategy is replicated."""
     dims = {str(v.name): (v, 1) for v in open_variables(fn)}
 
@@ -126,5 +181,5 @@ def _ports(fn: relax.Function, location: str, shards: Shards, size: int) -> dict
             item["role"] = "data" if i < data else "weight"
         inputs.append(item)
     outputs = [{"index": i, **port(ty)} for i, ty in enumerate(flat_types(fn.ret_ty))]
-    io: dict[str, Any] = {"mesh": 0, "inputs": inputs, "outputs": outputs}
+    io: Ports = {"mesh": 0, "inputs": inputs, "outputs": outputs}
     return {**io, "dims": dict.fromkeys(dims, 1)} if dims else io

@@ -55,6 +55,7 @@ PASSES = Registry(
             "prefetch": "transforms.optimize.prefetch:PrefetchGathers",
             "in-turn": "transforms.training.pipeline.expand_passes:SerializePipeline",
             "expand": "transforms.training.pipeline.expand_passes:ExpandSchedule",
+            "ccl": "models.export.ccl:LowerToCCL",
             "export": "performance.program.export_pass:ExportProgram",
         }.items()
     },

@@ -247,6 +247,7 @@ CALLS: dict[str, Callable[[], Any]] = {
     "show": lambda: td.show(local()),
     "simulate": lambda: td.simulate(td.export(local()), system()).time_s,
     "sweep": _swept,
+    "to_ccl": lambda: td.to_ccl(local(), emulate=True),
     "to_jax": _by_jax,
     "to_stablehlo": lambda: td.to_stablehlo(model()),
     "train_step": lambda: td.train_step(model(), "mse", "adam"),

@@ -32,6 +32,7 @@ TAKES_MODULE: dict[str, Callable[[Any, Path], object]] = {
     "auto_shard": lambda mod, _: td.auto_shard(mod, {"tp": 2}, SYSTEM),
     "deploy": lambda mod, folder: td.deploy(mod, folder / "deployed"),
     "compile": lambda mod, _: td.compile(mod),
+    "to_ccl": lambda mod, _: td.to_ccl(mod),
     "to_stablehlo": lambda mod, _: td.to_stablehlo(mod),
     "plan_storage": lambda mod, _: td.plan_storage(mod),
     "measure": lambda mod, _: td.measure(mod),

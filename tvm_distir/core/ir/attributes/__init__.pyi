@@ -28,6 +28,8 @@ from .keys import STAGE_KIND_ATTR as STAGE_KIND_ATTR
 from .keys import STATIONARY_ATTR as STATIONARY_ATTR
 from .keys import TRAINING_ATTR as TRAINING_ATTR
 from .keys import WEIGHT_PHASE as WEIGHT_PHASE
+from .keys import WORKER_INDEX_ATTR as WORKER_INDEX_ATTR
+from .keys import WORKERS_ATTR as WORKERS_ATTR
 from .readers import donated_params as donated_params
 from .readers import num_input as num_input
 from .readers import open_axes_of as open_axes_of

@@ -7,6 +7,13 @@ from __future__ import annotations
 IO_ATTR = "dist.io"
 """Level-5 entry: index, full shape, mesh and placement of every input and output."""
 
+WORKERS_ATTR = "dist.workers"
+"""Module with ``R.ccl``: the mesh's axes and their sizes, and the number of Disco's groups. Its
+entries: what ``dist.io`` says at level 5."""
+
+WORKER_INDEX_ATTR = "dist.worker_index"
+"""Function of such a module that returns a worker's position along these mesh axes."""
+
 DONATED_ATTR = "dist.donated"
 """Level-5 function: the numbers of the parameters whose memory kernels may write results to."""
 
