@@ -194,26 +194,58 @@ class Reverse:
             self.give(value, gradient)
             return
         reread_call = value if self.regatherer is None else self.regatherer.again(value)
-        parts = self._rule(value)(var, reread_call, gradient, self.builder)
+        rule = gradient_rule(value, self.location)
+        parts = rule(var, reread_call, gradient, self.builder)
         for arg, part in zip(value.args, parts, strict=False):
             marked = isinstance(part, ir.Call) and str(part.op.name) == _NO_GRADIENT
             if part is not None and not marked and any(v in self.live for v in variables(arg)):
                 self.give(arg, part)
 
-    def _rule(self, call: ir.Call) -> Gradient:
-        if not isinstance(call.op, ir.Op):
-            problem = f"a call of {getattr(call.op, 'name_hint', call.op)} cannot be differentiated"
-            remedy = "Register a gradient for the kernel."
-            raise ModelError("DIST0350", problem, location=self.location, remedy=remedy)
-        name = str(call.op.name)
-        rule = GRADIENTS.get(name) or call.op.get_attr("FPrimalGradient")
-        if rule is None:
-            problem = "the op has no gradient"
-            remedy = f'Register one: tvm.relax.op.base.register_gradient("{name}", fn).'
-            raise ModelError(
-                "DIST0350", problem, location=f"{self.location} ({name})", remedy=remedy
-            )
-        return rule
+def gradient_rule(call: ir.Call, location: str) -> Gradient:
+    """Return the gradient of an op, that of this package or of TVM.
+
+    Raises
+    ------
+    ModelError
+        DIST0350 where there is none.
+    """
+    if not isinstance(call.op, ir.Op):
+        problem = f"a call of {getattr(call.op, 'name_hint', call.op)} cannot be differentiated"
+        remedy = "Register a gradient for the kernel."
+        raise ModelError("DIST0350", problem, location=location, remedy=remedy)
+    name = str(call.op.name)
+    rule = GRADIENTS.get(name) or call.op.get_attr("FPrimalGradient")
+    if rule is None:
+        problem = "the op has no gradient"
+        remedy = f'Register one: tvm.relax.op.base.register_gradient("{name}", fn).'
+        raise ModelError("DIST0350", problem, location=f"{location} ({name})", remedy=remedy)
+    return rule
+
+
+def argument_gradients(
+    builder: BlockBuilder, call: ir.Call, gradient: Expr, result: Var | None = None
+) -> list[Any]:
+    """Write the gradients of the arguments of one call.
+
+    Parameters
+    ----------
+    builder : BlockBuilder
+        The builder, inside a block.
+    call : Call
+        A call of an op.
+    gradient : Expr
+        The gradient of its result.
+    result : Var, optional
+        Its result, which some rules read; None: the call is emitted.
+
+    Returns
+    -------
+    gradients : list of Expr or None
+        One per argument, not emitted yet; None where there is none.
+    """
+    call = builder.normalize(call)
+    result = builder.emit(call) if result is None else result
+    return list(gradient_rule(call, "gradient")(result, call, gradient, builder))
 
 
 def _item(gradient: Expr, index: int) -> Expr:
