@@ -66,7 +66,7 @@ from .spec import levels_after as levels_after
 from .spec import parse_passes as parse_passes
 from .stage_body import StageBody as StageBody
 from .stage_body import When as When
-from .training.autodiff.reverse import argument_gradients as argument_gradients
+from .training.autodiff.call_gradients import argument_gradients as argument_gradients
 from .training.autodiff.rules.norms import through_norm as through_norm
 from .training.autodiff.rules.primfuncs import (
     register_primfunc_gradient as register_primfunc_gradient,

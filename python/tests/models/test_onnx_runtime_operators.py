@@ -534,6 +534,22 @@ def test_indices_of_a_pool_that_others_read_are_refused():
 
 
 @pytest.mark.quick
+@pytest.mark.parametrize(
+    ("operands", "code"),
+    [
+        ([G, normal(4, 5)], r"DIST0310 y0 \(GeluGrad\): the operands or attributes do not fit"),
+        ([G], r"DIST0312 y0 \(GeluGrad\): operand 1 is missing"),
+    ],
+)
+def test_nodes_that_do_not_fit_are_refused_in_a_line(operands, code, capfd):
+    with pytest.raises(ModelError, match=code) as caught:
+        node_results("GeluGrad", operands)
+    assert "\n" not in str(caught.value)
+    captured = capfd.readouterr()
+    assert captured.out == captured.err == ""
+
+
+@pytest.mark.quick
 @pytest.mark.parametrize("op", ["LSTMGrad", "NcclAllReduce", "YieldOp", "PythonOpGrad"])
 def test_other_operators_are_refused_by_name(op):
     with pytest.raises(ModelError, match=rf'DIST0311 .*"{op}" of domain com.microsoft'):

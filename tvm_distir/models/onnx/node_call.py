@@ -19,6 +19,7 @@ from tvm.relax.op import astype, expand_dims, permute_dims, reshape, where
 
 from tvm_distir.core.ir import known_shape
 from tvm_distir.core.rewriting import scalar
+from tvm_distir.models.common.quiet import IMPORT_ERRORS, drop_half_built, reason
 from tvm_distir.support import ModelError
 
 from .batch import node_location
@@ -162,26 +163,44 @@ def converted_types(
     ModelError
         DIST0312 where a part of the node is not converted; DIST0310 types that do not fit.
     """
-    builder = BlockBuilder()
     try:
-        params = {
-            name: _variable(types[name], name) for name in node.input if name and name not in values
-        }
-        inputs = [
-            relax.const(values[name]) if name in values else params[name] if name else None
-            for name in node.input
-        ]
-        with builder.function("main", list(params.values())):
-            with builder.dataflow():
-                call = NodeCall(inputs, attributes_of(node), len(node.output), builder)
-                results = [call.emit(value) for value in converter(call)[: len(node.output)]]
-                output = builder.emit_output(relax.Tuple(results))
-            builder.emit_func_output(output)
+        results = _results(converter, node, types, values)
     except UnreadNode as error:
+        drop_half_built(error)
         remedy = "Write it in standard ONNX operators."
         location = node_location(node)
         raise ModelError("DIST0312", str(error), location=location, remedy=remedy) from error
+    except IMPORT_ERRORS as error:
+        drop_half_built(error)
+        problem = f"the operands or attributes do not fit: {reason(error)}"
+        remedy = "Compare the node with the operator's documentation."
+        location = node_location(node)
+        raise ModelError("DIST0310", problem, location=location, remedy=remedy) from error
     return {name: _type(value) for name, value in zip(node.output, results, strict=True) if name}
+
+
+def _results(
+    converter: Converter,
+    node: onnx.NodeProto,
+    types: Mapping[str, onnx.TypeProto],
+    values: Mapping[str, npt.NDArray[np.generic]],
+) -> list[Expr]:
+    """Convert a node on variables, and on constants where values are known."""
+    builder = BlockBuilder()
+    params = {
+        name: _variable(types[name], name) for name in node.input if name and name not in values
+    }
+    inputs = [
+        relax.const(values[name]) if name in values else params[name] if name else None
+        for name in node.input
+    ]
+    with builder.function("main", list(params.values())):
+        with builder.dataflow():
+            call = NodeCall(inputs, attributes_of(node), len(node.output), builder)
+            results = [call.emit(value) for value in converter(call)[: len(node.output)]]
+            output = builder.emit_output(relax.Tuple(results))
+        builder.emit_func_output(output)
+    return results
 
 
 def _variable(kind: onnx.TypeProto, name: str) -> relax.Var:

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Differentiate a dataflow block in reverse mode.
 
-The gradient of an op is that of this package (:mod:`.gradients`) or of TVM (``FPrimalGradient``).
+The gradients of ops are those of :mod:`.call_gradients`.
 Unlike TVM's pass ``Gradient`` it takes bfloat16, writes only what the wanted gradients need, and
 registers nothing with TVM.
 """
@@ -12,18 +12,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-import tvm.relax.op._op_gradient  # noqa: F401  (registers TVM's gradients)
 from tvm import ir, relax
 from tvm.relax import Binding, BlockBuilder, Expr, Var
 from tvm.relax.op import add, astype, ones, zeros
 
 from tvm_distir.core.ir import tensor_type
 from tvm_distir.core.rewriting import variables
-from tvm_distir.support import ModelError
-from tvm_distir.transforms.training.autodiff.rules.registry import GRADIENTS, Gradient
 from tvm_distir.transforms.training.autodiff.rules.transposes import before_transposing
 
-from .rules import convolutions, gradients, norms  # noqa: F401 (they register theirs)
+from .call_gradients import gradient_rule
 from .weight_regather import WeightRegather
 
 GRAD_SUFFIX = "_grad"
@@ -200,52 +197,6 @@ class Reverse:
             marked = isinstance(part, ir.Call) and str(part.op.name) == _NO_GRADIENT
             if part is not None and not marked and any(v in self.live for v in variables(arg)):
                 self.give(arg, part)
-
-def gradient_rule(call: ir.Call, location: str) -> Gradient:
-    """Return the gradient of an op, that of this package or of TVM.
-
-    Raises
-    ------
-    ModelError
-        DIST0350 where there is none.
-    """
-    if not isinstance(call.op, ir.Op):
-        problem = f"a call of {getattr(call.op, 'name_hint', call.op)} cannot be differentiated"
-        remedy = "Register a gradient for the kernel."
-        raise ModelError("DIST0350", problem, location=location, remedy=remedy)
-    name = str(call.op.name)
-    rule = GRADIENTS.get(name) or call.op.get_attr("FPrimalGradient")
-    if rule is None:
-        problem = "the op has no gradient"
-        remedy = f'Register one: tvm.relax.op.base.register_gradient("{name}", fn).'
-        raise ModelError("DIST0350", problem, location=f"{location} ({name})", remedy=remedy)
-    return rule
-
-
-def argument_gradients(
-    builder: BlockBuilder, call: ir.Call, gradient: Expr, result: Var | None = None
-) -> list[Any]:
-    """Write the gradients of the arguments of one call.
-
-    Parameters
-    ----------
-    builder : BlockBuilder
-        The builder, inside a block.
-    call : Call
-        A call of an op.
-    gradient : Expr
-        The gradient of its result.
-    result : Var, optional
-        Its result, which some rules read; None: the call is emitted.
-
-    Returns
-    -------
-    gradients : list of Expr or None
-        One per argument, not emitted yet; None where there is none.
-    """
-    call = builder.normalize(call)
-    result = builder.emit(call) if result is None else result
-    return list(gradient_rule(call, "gradient")(result, call, gradient, builder))
 
 
 def _item(gradient: Expr, index: int) -> Expr:
