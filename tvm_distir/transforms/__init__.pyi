@@ -66,12 +66,15 @@ from .spec import levels_after as levels_after
 from .spec import parse_passes as parse_passes
 from .stage_body import StageBody as StageBody
 from .stage_body import When as When
+from .training.autodiff.call_gradients import argument_gradients as argument_gradients
+from .training.autodiff.rules.norms import through_norm as through_norm
 from .training.autodiff.rules.primfuncs import (
     register_primfunc_gradient as register_primfunc_gradient,
 )
 from .training.optimizers.master import MASTER as MASTER
 from .training.optimizers.registry import optimizer_named as optimizer_named
 from .training.optimizers.registry import read_optimizer as read_optimizer
+from .training.optimizers.update_rules import adam_moments as adam_moments
 from .training.passes import TrainStep as TrainStep
 from .training.pipeline.exchange_placements import NEXT_STAGE as NEXT_STAGE
 from .training.pipeline.exchange_placements import MessageEndpoints as MessageEndpoints

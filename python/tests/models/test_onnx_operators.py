@@ -324,13 +324,6 @@ REFUSED = {
         "DIST0312", "no kernel for R.power",
         lambda: with_inputs("Pow", (INT64, (4,)), (INT64, (4,))),
     ),
-    "running statistics": (
-        "DIST0312", "y0 (BatchNormalization): TVM's importer translates it incorrectly",
-        lambda: model_of(
-            "BatchNormalization", (4, 6), {n: np.ones(6, "float32") for n in "sbmv"}, outputs=3,
-            training_mode=1,
-        ),
-    ),
     "inf of one sign": (
         "DIST0312", "y (IsInf)", lambda: with_inputs("IsInf", (FLOATS, (4,)), detect_negative=0),
     ),
@@ -343,12 +336,6 @@ REFUSED = {
         lambda: with_inputs(
             "ConvTranspose", (FLOATS, (1, 1, 3, 3)), (FLOATS, (1, 2, 3, 3)), output_shape=[6, 6],
             strides=[2, 2],
-        ),
-    ),
-    "mean of a norm": (
-        "DIST0312", "y0 (LayerNormalization)",
-        lambda: model_of(
-            "LayerNormalization", (4, 6), {"s": np.ones(6, "float32")}, outputs=2
         ),
     ),
 }  # fmt: skip

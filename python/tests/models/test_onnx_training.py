@@ -12,7 +12,7 @@ from onnx.reference import ReferenceEvaluator
 
 import tvm_distir as td
 from tvm_distir.execution.runtime.engines.reference import Reference
-from tvm_distir.models.onnx.optimizers import DOMAIN
+from tvm_distir.models.onnx.update_nodes import PREVIEW as DOMAIN
 
 STATES = {"Adam": "vh", "Momentum": "v", "Adagrad": "h", "plain": "vh"}
 OPTIMIZERS = [

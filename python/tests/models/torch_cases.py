@@ -356,7 +356,13 @@ def backward(d):
     plain = [2, 2], [1, 1], [1, 1], False, [0, 0], 2, [True, True, True]
     gradient = d.floats(2, 6, 4, 4)
     yield "convolution_backward.default", (gradient, image, kernel, [6], *plain), {}
+    line, kernel = d.floats(2, 4, 9), d.floats(6, 4, 3)
+    options = [2], [1], [1], False, [0], 1, [True, True, True]
+    yield "convolution_backward.default", (d.floats(2, 6, 5), line, kernel, [6], *options), {}
     window = [2, 2], [2, 2], [0, 0]
+    wide = torch.ops.aten.avg_pool2d.default(image, [3, 3], [2, 2], [1, 1], True)
+    arguments = (wide, image, [3, 3], [2, 2], [1, 1], True, True, None)
+    yield "avg_pool2d_backward.default", arguments, {}
     result, places = torch.ops.aten.max_pool2d_with_indices.default(image, *window)
     name = "max_pool2d_with_indices_backward.default"
     yield name, (torch.ones_like(result), image, *window, [1, 1], False, places), {}

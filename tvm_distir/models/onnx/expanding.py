@@ -25,6 +25,7 @@ from .misread import Seen
 from .node_writer import NodeWriter
 from .protos import attribute_of, attributes_of
 from .resizing import resized
+from .training_nodes import EXPANSIONS
 
 Nodes = list[onnx.NodeProto]
 _FLOATS = (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE)
@@ -204,5 +205,6 @@ _EXPANSIONS: dict[tuple[str, str], Callable[[onnx.NodeProto, Seen, int], Nodes |
     ("", "Resize"): _resize,
     (MICROSOFT, "GroupQueryAttention"): group_query_attention_nodes,
     (MICROSOFT, "MultiHeadAttention"): multi_head_attention_nodes,
+    **EXPANSIONS,
 }
 """Expansions by the domain and the name of the operator."""

@@ -27,8 +27,10 @@ from tvm_distir.models.common.quiet import (
 from tvm_distir.support import ModelError
 
 from .batch import node_location
+from .converters import CONVERTERS
 from .input_shapes import static_shapes
 from .name_checks import check_names
+from .node_call import PREFIX, NodeCall
 from .onnx_file import check_complete, opset_version, read_model
 from .resolve import resolve
 from .scopes import name_weights, variable_name
@@ -129,17 +131,34 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
             traceback.clear_frames(refused.__traceback__)  # they hold the builder
             raise refused.error from None
 
+    def _check_for_unsupported_ops(self, graph: onnx.GraphProto) -> None:
+        rest = onnx.GraphProto()
+        rest.node.extend(n for n in graph.node if not n.op_type.startswith(PREFIX))
+        super()._check_for_unsupported_ops(rest)
+
     def _convert_operator(self, op_name: str, inputs: Any, attrs: Any, opset: int) -> Any:
         name = attrs["tvm_custom"]["name"]
         self.node = f"{name or '?'} ({op_name})"
         try:
-            result = super()._convert_operator(op_name, inputs, attrs, opset)
+            if op_name.startswith(PREFIX):
+                result = self._converted(op_name, inputs, attrs)
+            else:
+                result = super()._convert_operator(op_name, inputs, attrs, opset)
         except Exception as error:
             raise _Refused(error) from None
         if name in self.names and isinstance(result, ir.Call):
             if isinstance(result.ty, relax.TensorType):
                 return self.bb.emit(result, self.names[name])
         return result
+
+    def _converted(self, op_name: str, inputs: Any, attrs: Any) -> Any:
+        """Convert a node by this package's converter; the types of its results are known."""
+        count = attrs["tvm_custom"]["num_outputs"]
+        call = NodeCall([*inputs], attrs, count, self.bb)
+        results = CONVERTERS[op_name.removeprefix(PREFIX)](call)[:count]
+        if count == 1:
+            return self.bb.normalize(results[0])
+        return relax.Tuple([call.emit(value) for value in results])
 
 
 def _import(skeleton: Skeleton, location: str) -> ir.IRModule:

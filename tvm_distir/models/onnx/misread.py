@@ -22,16 +22,28 @@ class Seen(Protocol):
     """Facts known of a graph up to a node."""
 
     @property
-    def read(self) -> Set[str]:
-        """Return the names that nodes, or the caller of the graph, read."""
-
-    @property
     def values(self) -> Mapping[str, npt.NDArray[np.generic]]:
         """Return the known values."""
 
     @property
-    def types(self) -> Mapping[str, onnx.TypeProto]:
+    def types(self) -> dict[str, onnx.TypeProto]:
         """Return the types, by name."""
+
+    @property
+    def makers(self) -> dict[str, onnx.NodeProto]:
+        """Return the nodes of results, by name."""
+
+    @property
+    def readers(self) -> Mapping[str, Set[str]]:
+        """Return the operators that read a value, by its name."""
+
+    @property
+    def stated(self) -> Mapping[str, tuple[int, ...]]:
+        """Return the shapes that the file states of values inside, by name."""
+
+    @property
+    def updated(self) -> dict[str, str]:
+        """Return the names of new values of what is written in place, by name."""
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """Return the static shape of a tensor, None when unknown."""
@@ -58,14 +70,14 @@ TOPK_TYPES = tuple(
 """The types that TVM's sort compares; a program with other types fails as it runs."""
 
 
-def _reads(node: onnx.NodeProto, first: int, seen: Seen) -> bool:
+def reads(node: onnx.NodeProto, first: int, seen: Seen) -> bool:
     """Return whether a result of the given number, or a later result, is read."""
-    return any(name in seen.read for name in list(node.output)[first:] if name)
+    return any(name in seen.readers for name in list(node.output)[first:] if name)
 
 
 def attention_fault(node: onnx.NodeProto, seen: Seen) -> Fault:
     """Return what of an ``Attention`` of ONNX is not written out (:mod:`.attention_nodes`)."""
-    if _reads(node, 3, seen):
+    if reads(node, 3, seen):
         return "it has no result qk_matmul_output", "Compute the scores with MatMul."
     for name in ("left_window_size", "right_window_size"):
         if attribute_of(node, name, -1) != -1:
@@ -77,27 +89,6 @@ def attention_fault(node: onnx.NodeProto, seen: Seen) -> Fault:
     keys = (seen.shape(k) or (0,))[-2] + ((seen.shape(past) or (0, 0))[-2] if past else 0)
     if mask and (seen.shape(mask) or (keys,))[-1] not in (1, keys):
         return "attn_mask has fewer columns than there are keys", "Pad it to the number of keys."
-    return None
-
-
-def _batch_norm(node: onnx.NodeProto, seen: Seen) -> Fault:
-    if attribute_of(node, "training_mode", 0):
-        return "the running mean and variance of training_mode", "Export the model for inference."
-    return None
-
-
-def _dropout(node: onnx.NodeProto, seen: Seen) -> Fault:
-    training = node.input[2] if len(node.input) > 2 else ""
-    if training and (training not in seen.values or seen.values[training].any()):
-        return "training_mode is ignored", "Export the model for inference."
-    if _reads(node, 1, seen):
-        return "the mask is not a tensor of booleans", "Remove the mask."
-    return None
-
-
-def _layer_norm(node: onnx.NodeProto, seen: Seen) -> Fault:
-    if _reads(node, 1, seen):
-        return "the mean and the deviation are not computed", "Compute them with ReduceMean."
     return None
 
 
@@ -153,11 +144,8 @@ def _topk(node: onnx.NodeProto, seen: Seen) -> Fault:
 
 _FAULTS: dict[str, Callable[[onnx.NodeProto, Seen], Fault]] = {
     "Attention": attention_fault,
-    "BatchNormalization": _batch_norm,
     "ConvTranspose": _conv_transpose,
-    "Dropout": _dropout,
     "IsInf": _is_inf,
-    "LayerNormalization": _layer_norm,
     "Resize": _resize,
     "RoiAlign": _roi_align,
     "SpaceToDepth": _space_to_depth,

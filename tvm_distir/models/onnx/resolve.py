@@ -69,9 +69,13 @@ def resolve(
 def _replaced(
     model: onnx.ModelProto, nodes: list[onnx.NodeProto], walk: ShapeWalk
 ) -> onnx.ModelProto:
-    """Return the model with other nodes, and the inferred shapes of inputs and outputs."""
+    """Return the model with other nodes, and the inferred shapes of inputs and outputs.
+
+    What nodes write in place becomes a further output.
+    """
     result = copied(model)
     refill(result.graph.node, nodes)
+    result.graph.output.extend(onnx.ValueInfoProto(name=new) for new in walk.updated.values())
     drop_dead_constants(result.graph)
     for value in [*result.graph.input, *result.graph.output]:
         if value.name in walk.types:

@@ -8,7 +8,6 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from .optimizers import updates
 from .protos import copied
 
 
@@ -16,12 +15,9 @@ def rewritten(node: onnx.NodeProto) -> list[onnx.NodeProto]:
     """Return the nodes that replace a node, which is not changed.
 
     TVM's importer would stack the operands of a Sum: it becomes Adds. It refuses a TopK that
-    leaves the order open, for which any order is right: it becomes a sorted order. It knows no
-    optimizers: these are written out; and of constants tensors only, not numbers and lists.
+    leaves the order open, for which any order is right: it becomes a sorted order. Of constants it
+    knows tensors only, not numbers and lists.
     """
-    updated = updates(node)
-    if updated is not None:
-        return updated
     if node.domain not in ("", "ai.onnx"):
         return [node]
     if node.op_type == "Sum":

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,6 +22,15 @@ from .rewriting import rewritten
 SMALL_NUMEL = 16
 FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
 
+# Operands that a node updates: weights, their states and the number of the step.
+_UPDATED_OPERANDS: dict[str, Sequence[int]] = by_name(
+    ((0,), "InPlaceAccumulator InPlaceAccumulatorV2 ZeroGradient"),
+    ((1,), "SGDOptimizer SGDOptimizerV2"),
+    ((1, 2, 4, 5), "AdamOptimizer"),
+    ((2, 4, 5), "AdamWOptimizer"),
+    (range(2, 1 << 12), "Adagrad Adam Momentum"),
+    (range(4, 1 << 13), "LambOptimizer"),
+)
 # Operands that hold trained values: operator to operand numbers.
 _WEIGHT_OPERANDS = by_name(
     ((1,), "MatMul PRelu RMSNormalization"),
@@ -94,13 +103,14 @@ def strip_weights(model: onnx.ModelProto, folder: str = "") -> Skeleton:
 
     A weight is a floating initializer of more than 16 elements, or a smaller initializer that an
     operator uses as trained values (a convolution's bias, a norm's scale), or a ConstantOfShape
-    node used so. Integers, booleans and small rest (shapes, scales of Resize, ...) become Constant
-    nodes.
+    node used so, or any initializer that an optimizer updates. Integers, booleans and small rest
+    (shapes, scales of Resize, ...) become Constant nodes.
     """
     graph = model.graph
     used = {name for node in graph.node for name in node.input}
     used |= {output.name for output in graph.output} | _captured(graph.node)
     trained, vectors = _trained_names(graph)
+    updated = _updated_names(graph)
     weights: dict[str, FileWeight] = {}
     constants: list[onnx.NodeProto] = []
     shapes: dict[str, list[int]] = {}
@@ -111,7 +121,8 @@ def strip_weights(model: onnx.ModelProto, folder: str = "") -> Skeleton:
         check_tensor(tensor)
         floating = tensor.data_type in FLOATS
         big = math.prod(dims) > SMALL_NUMEL
-        if floating and (big or (tensor.name in trained and math.prod(dims) > 1)):
+        is_weight = floating and (big or (tensor.name in trained and math.prod(dims) > 1))
+        if is_weight or tensor.name in updated:
             weights[tensor.name] = FileWeight(tensor.name, tensor.data_type, dims, tensor)
             continue
         constants.append(constant_node(tensor.name, tensor_array(tensor, folder)))
@@ -133,6 +144,8 @@ def strip_weights(model: onnx.ModelProto, folder: str = "") -> Skeleton:
     bare.graph.name = graph.name or "main"
     bare.graph.node.extend([*constants, *nodes])
     bare.graph.output.extend(graph.output)
+    pooled = {node.output[0] for node in graph.node if node.op_type == "AveragePoolGrad"}
+    bare.graph.value_info.extend(value for value in graph.value_info if value.name in pooled)
     inputs = [helper.make_tensor_value_info(w.name, w.elem_type, w.shape) for w in weights.values()]
     bare.graph.input.extend([*data, *inputs])
     drop_dead_constants(bare.graph)
@@ -172,6 +185,18 @@ def _trained_names(graph: onnx.GraphProto) -> tuple[set[str], set[str]]:
         if node.op_type == "ConstantOfShape" and sizes.get(node.input[0]) == (1,):
             sizes[node.output[0]] = (0,)  # rank 1: the shape operand has one entry
     return trained - {""}, {name for name in vectors if len(sizes.get(name, ())) == 1}
+
+
+def _updated_names(graph: onnx.GraphProto) -> set[str]:
+    """Return the names that optimizers and accumulators update, directly or in a sequence."""
+    updated: set[str] = set()
+    for node in reversed(graph.node):
+        names = list(node.input)
+        if node.op_type == "SequenceConstruct" and node.output[0] in updated:
+            updated.update(names)
+        numbers = _UPDATED_OPERANDS.get(node.op_type, ())
+        updated.update(names[i] for i in numbers[: len(names)] if i < len(names))
+    return updated - {""}
 
 
 def _filled_weight(

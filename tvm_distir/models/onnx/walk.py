@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -16,10 +16,12 @@ from tvm_distir.models.common.quiet import reason
 from tvm_distir.support import ModelError
 
 from .batch import node_location
+from .converters import converter_of, marked
 from .evaluate import evaluated
 from .expanding import expanded
 from .input_shapes import Shape
 from .misread import check_read
+from .node_call import converted_types
 from .onnx_file import opset_version
 from .protos import constant_node
 from .support import check_numbers, check_sizes
@@ -54,8 +56,16 @@ class ShapeWalk:
         self.types: dict[str, onnx.TypeProto] = {}
         self.values: dict[str, Array] = {}
         self.outer: dict[str, int] = {}
-        self.read = {name for node in model.graph.node for name in node.input}
-        self.read |= {output.name for output in model.graph.output}
+        self.makers: dict[str, onnx.NodeProto] = {}
+        self.updated: dict[str, str] = {}
+        self.readers: dict[str, set[str]] = {}
+        self._note_readers(model.graph.node)
+        for output in model.graph.output:
+            self.readers.setdefault(output.name, set()).add("the caller")
+        self.stated = {
+            value.name: tuple(d.dim_value for d in value.type.tensor_type.shape.dim)
+            for value in [*model.graph.value_info, *model.graph.output]
+        }
         for value in model.graph.input:
             elem_type = value.type.tensor_type.elem_type
             self.types[value.name] = helper.make_tensor_type_proto(elem_type, shapes[value.name])
@@ -81,9 +91,16 @@ class ShapeWalk:
         """Infer the outputs of a node; return it, or the nodes that replace it."""
         parts = expanded(node, self, self.version)
         if parts is None:
-            return [self._inferred(node)]
-        self.read |= {name for part in parts for name in part.input}
+            inferred = self._inferred(node)
+            self.makers.update((name, node) for name in node.output)
+            return [inferred]
+        self._note_readers(parts)
         return [visited for part in parts for visited in self.visit(part)]
+
+    def _note_readers(self, nodes: Iterable[onnx.NodeProto]) -> None:
+        for node in nodes:
+            for name in node.input:
+                self.readers.setdefault(name, set()).add(node.op_type)
 
     def _inferred(self, node: onnx.NodeProto) -> onnx.NodeProto:
         """Infer the outputs of a node; return it, or the Constant that replaces it."""
@@ -91,6 +108,11 @@ class ShapeWalk:
             return self._constant(node)
         if node.op_type == "Shape" and self.shape(node.input[0]) is not None:
             return self.set_constant(node.output[0], self._sliced_shape(node))
+        converter = converter_of(node, self, self.version)
+        if converter is not None:
+            self._check_defined(node)
+            self.types.update(converted_types(converter, node, self.types, self.values))
+            return marked(node)
         self._infer(node)
         check_numbers(node, self.types)
         folded = self._fold(node)
@@ -123,11 +145,7 @@ class ShapeWalk:
             schema = onnx.defs.get_schema(node.op_type, self.version, node.domain)
         except onnx.defs.SchemaError as error:
             raise unknown_operator(node) from error
-        missing = [name for name in node.input if name and name not in self.types]
-        if missing:
-            problem = f'"{missing[0]}" is read before it is defined'
-            remedy = "Export the model again with topologically sorted nodes."
-            raise ModelError("DIST0310", problem, location=node_location(node), remedy=remedy)
+        self._check_defined(node)
         nested = any(a.type in (a.GRAPH, a.GRAPHS) for a in node.attribute)
         types = self.types if nested else {name: self.types[name] for name in node.input if name}
         known = {
@@ -152,6 +170,13 @@ class ShapeWalk:
                 remedy="Check the model with onnx.checker.check_model(full_check=True).",
             ) from error
         self.types.update(outputs)
+
+    def _check_defined(self, node: onnx.NodeProto) -> None:
+        missing = [name for name in node.input if name and name not in self.types]
+        if missing:
+            problem = f'"{missing[0]}" is read before it is defined'
+            remedy = "Export the model again with topologically sorted nodes."
+            raise ModelError("DIST0310", problem, location=node_location(node), remedy=remedy)
 
     def _operands(self, node: onnx.NodeProto) -> str:
         shapes = [self.shape(name) for name in node.input if name]

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import math
 
-from tvm import ir, relax
+from tvm import relax
 from tvm.relax import Expr
+
+from tvm_distir.transforms import argument_gradients
 
 from .aten_call import AtenCall, Converter, UnsupportedOperator, constant, dtype_of, shape_of
 from .contraction import sizes
@@ -32,63 +34,44 @@ def _embedding(call: AtenCall) -> Expr:
 
 
 def _convolution(call: AtenCall) -> Expr:
-    """Return the gradients of the image, the kernel and the bias, by TVM's gradient."""
+    """Return the gradients of the image, the kernel and the bias."""
     gradient, x, w = call["grad_output"], call["input"], call["weight"]
     rank = len(shape_of(w)) - 2
-    if call["transposed"] or rank != 2:
-        raise UnsupportedOperator(
-            "the gradient of a convolution that is transposed or not two-dimensional"
-        )
-    forward = call.normalized(
-        _op.nn.conv2d(
-            x,
-            w,
-            strides=sizes(call["stride"], rank),
-            padding=sizes(call["padding"], rank) * 2,
-            dilation=sizes(call["dilation"], rank),
-            groups=int(call["groups"]),
-        )
+    if call["transposed"]:
+        raise UnsupportedOperator("the gradient of a transposed convolution")
+    forward = getattr(_op.nn, f"conv{rank}d")(
+        x,
+        w,
+        strides=sizes(call["stride"], rank),
+        padding=sizes(call["padding"], rank) * 2,
+        dilation=sizes(call["dilation"], rank),
+        groups=int(call["groups"]),
     )
-    write = ir.Op.get("relax.nn.conv2d").get_attr("FPrimalGradient")
-    parts = list(write(relax.Var("y", forward.ty), forward, gradient, call.builder))
-    mask = call["output_mask"]
+    parts = argument_gradients(call.builder, forward, gradient)
+    mask, others = call["output_mask"], [0, *range(2, rank + 2)]
     results = [call.emit(parts[i]) if mask[i] else call.absent(i) for i in (0, 1)]
-    bias = call.in_float32(lambda g: _op.sum(g, [0, 2, 3]), gradient) if mask[2] else None
+    bias = call.in_float32(lambda g: _op.sum(g, others), gradient) if mask[2] else None
     return [*results, call.absent(2) if bias is None else bias]
 
 
 def _max_pool(call: AtenCall) -> Expr:
     kernel, options = window(call, 2)
-    return call.in_float32(
-        lambda gradient, x: _op.grad.max_pool2d_backward(
-            gradient,
-            x,
-            kernel,
-            options["strides"],
-            options["padding"],
-            tuple(sizes(call["dilation"], 2)),
-            options["ceil_mode"],
-        ),
-        call["grad_output"],
-        call["self"],
-    )
+    dilation = tuple(sizes(call["dilation"], 2))
+
+    def through(gradient: Expr, x: Expr) -> Expr:
+        pool = _op.nn.max_pool2d(x, kernel, dilation=dilation, **options)
+        return argument_gradients(call.builder, pool, gradient)[0]
+
+    return call.in_float32(through, call["grad_output"], call["self"])
 
 
 def _avg_pool(call: AtenCall) -> Expr:
     if call["divisor_override"] is not None:
         raise UnsupportedOperator("an average pool with divisor_override")
     kernel, options = window(call, 2)
-    return call.emit(
-        _op.grad.avg_pool2d_backward(
-            call["grad_output"],
-            call["self"],
-            kernel,
-            options["strides"],
-            options["padding"],
-            ceil_mode=options["ceil_mode"],
-            count_include_pad=bool(call["count_include_pad"]),
-        )
-    )
+    options["count_include_pad"] = bool(call["count_include_pad"])
+    pool = _op.nn.avg_pool2d(call["self"], kernel, **options)
+    return call.emit(argument_gradients(call.builder, pool, call["grad_output"])[0])
 
 
 CONVERTERS: dict[str, Converter] = {

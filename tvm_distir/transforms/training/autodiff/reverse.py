@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Differentiate a dataflow block in reverse mode.
 
-The gradient of an op is that of this package (:mod:`.gradients`) or of TVM (``FPrimalGradient``).
+The gradients of ops are those of :mod:`.call_gradients`.
 Unlike TVM's pass ``Gradient`` it takes bfloat16, writes only what the wanted gradients need, and
 registers nothing with TVM.
 """
@@ -18,14 +18,10 @@ from tvm.relax.op import add, astype, ones, zeros
 
 from tvm_distir.core.ir import tensor_type
 from tvm_distir.core.rewriting import variables
-from tvm_distir.support import ModelError, register_gradients
-from tvm_distir.transforms.training.autodiff.rules.registry import GRADIENTS, Gradient
 from tvm_distir.transforms.training.autodiff.rules.transposes import before_transposing
 
-from .rules import convolutions, gradients, norms  # noqa: F401 (they register theirs)
+from .call_gradients import gradient_rule
 from .weight_regather import WeightRegather
-
-register_gradients()
 
 GRAD_SUFFIX = "_grad"
 """Ends the names of the values that are gradients."""
@@ -195,26 +191,12 @@ class Reverse:
             self.give(value, gradient)
             return
         reread_call = value if self.regatherer is None else self.regatherer.again(value)
-        parts = self._rule(value)(var, reread_call, gradient, self.builder)
+        rule = gradient_rule(value, self.location)
+        parts = rule(var, reread_call, gradient, self.builder)
         for arg, part in zip(value.args, parts, strict=False):
             marked = isinstance(part, ir.Call) and str(part.op.name) == _NO_GRADIENT
             if part is not None and not marked and any(v in self.live for v in variables(arg)):
                 self.give(arg, part)
-
-    def _rule(self, call: ir.Call) -> Gradient:
-        if not isinstance(call.op, ir.Op):
-            problem = f"a call of {getattr(call.op, 'name_hint', call.op)} cannot be differentiated"
-            remedy = "Register a gradient for the kernel."
-            raise ModelError("DIST0350", problem, location=self.location, remedy=remedy)
-        name = str(call.op.name)
-        rule = GRADIENTS.get(name) or call.op.get_attr("FPrimalGradient")
-        if rule is None:
-            problem = "the op has no gradient"
-            remedy = f'Register one: tvm.relax.op.base.register_gradient("{name}", fn).'
-            raise ModelError(
-                "DIST0350", problem, location=f"{self.location} ({name})", remedy=remedy
-            )
-        return rule
 
 
 def _item(gradient: Expr, index: int) -> Expr:

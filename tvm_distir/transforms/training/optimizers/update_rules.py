@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tvm.ir import Type
@@ -56,6 +57,18 @@ LEFT = ("left1", "left2")
 """Names of what the moments fall short by so far."""
 
 
+def adam_moments(
+    builder: BlockBuilder, grad: Expr, states: Sequence[Expr], betas: Sequence[float]
+) -> list[Expr]:
+    """Return the running means of a gradient and of its square, with decays ``betas``."""
+    squared = builder.emit(multiply(grad, grad))
+    moments: list[Expr] = []
+    for state, new, beta in zip(states, (grad, squared), betas, strict=True):
+        new_state = scaled(builder, beta, state)
+        moments.append(builder.emit(add(new_state, scaled(builder, 1 - beta, new))))
+    return moments
+
+
 @dataclass(frozen=True)
 class Adam:
     """Adam (Kingma and Ba 2015, algorithm 1), with decay added to the gradient (L2).
@@ -95,11 +108,7 @@ class Adam:
         if self.decay and not self.decoupled:
             grad = builder.emit(add(grad, scaled(builder, self.decay, weight)))
         left = [like(builder, shared[name], grad) for name in LEFT]
-        squared = builder.emit(multiply(grad, grad))
-        betas, moments = (self.beta1, self.beta2), []
-        for state, new, beta in zip(states, (grad, squared), betas, strict=True):
-            new_state = scaled(builder, beta, state)
-            moments.append(builder.emit(add(new_state, scaled(builder, 1 - beta, new))))
+        moments = adam_moments(builder, grad, states, (self.beta1, self.beta2))
         first, second = (
             builder.emit(divide(moment, part)) for moment, part in zip(moments, left, strict=True)
         )

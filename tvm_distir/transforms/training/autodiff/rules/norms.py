@@ -56,10 +56,14 @@ def _normed(x: Expr, axes: list[int], epsilon: float, builder: BlockBuilder) -> 
     return builder.emit(multiply(shifted, scale)), scale
 
 
-def _through_norm(
+def through_norm(
     normed: Var, scale: Var, grad: Expr, axes: list[int], centred: bool, builder: BlockBuilder
 ) -> Expr:
-    """Return ``r (g - mean(g) - xh mean(g xh))``; only centered norms have the first mean."""
+    """Return the gradient of the data of a norm.
+
+    ``r (g - mean(g) - xh mean(g xh))`` for the normalized ``xh``, the scale ``r`` and the gradient
+    ``g`` of ``xh``; only centered norms have the first mean.
+    """
     along = builder.emit(mean(builder.emit(multiply(grad, normed)), axes, keepdims=True))
     rest = builder.emit(subtract(grad, builder.emit(multiply(normed, along))))
     if centred:
@@ -85,7 +89,7 @@ def _layer_norm(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gra
     axes = [int(a) % len(shape_of(x)) for a in call.attrs.axes]
     normed, scale = _normed(x, axes, float(call.attrs.epsilon), builder)
     inner = builder.emit(multiply(grad, gamma))
-    through = _through_norm(normed, scale, inner, axes, True, builder)
+    through = through_norm(normed, scale, inner, axes, True, builder)
     by_gamma = fitted(builder, multiply(grad, normed), gamma)
     return _typed([through, by_gamma, fitted(builder, grad, beta)], call)
 
@@ -100,7 +104,7 @@ def _rms_norm(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradi
     scale = builder.emit(rsqrt(builder.emit(add(squares, epsilon))))
     normed = builder.emit(multiply(x, scale))
     inner = builder.emit(multiply(grad, gamma))
-    through = _through_norm(normed, scale, inner, axes, False, builder)
+    through = through_norm(normed, scale, inner, axes, False, builder)
     return _typed([through, fitted(builder, multiply(grad, normed), gamma)], call)
 
 
@@ -122,7 +126,7 @@ def _group_norm(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gra
     normed, scale = _normed(parted, over, float(call.attrs.epsilon), builder)
     inner = builder.emit(multiply(grad, builder.emit(reshape(gamma, per_channel))))
     inner = builder.emit(reshape(inner, split))
-    through = builder.emit(_through_norm(normed, scale, inner, over, True, builder))
+    through = builder.emit(through_norm(normed, scale, inner, over, True, builder))
     flat = builder.emit(reshape(normed, shape))
     by_gamma = sum_op(builder.emit(multiply(grad, flat)), others)
     return _typed([reshape(through, shape), by_gamma, sum_op(grad, others)], call)
@@ -150,7 +154,7 @@ def _batch_norm(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gra
         inner = builder.emit(multiply(data, builder.emit(reshape(gamma, per_channel))))
     through = multiply(inner, scale)
     if training:
-        through = _through_norm(normed, scale, inner, others, True, builder)
+        through = through_norm(normed, scale, inner, others, True, builder)
     gradients = [
         through,
         sum_op(builder.emit(multiply(data, normed)), others) if a.scale else None,
