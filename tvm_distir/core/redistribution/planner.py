@@ -72,8 +72,7 @@ class Planner:
         """Return a planner of the same options that does not use a kind of step."""
         if kind not in self._narrower:
             narrower = copy.copy(self)
-            kinds = tuple(other for other in self.means.kinds if other != kind)
-            narrower.means = replace(self.means, kinds=kinds)
+            narrower.means = self.means.without(kind)
             narrower._cache, narrower._narrower = OrderedDict(), {}
             self._narrower[kind] = narrower
         return self._narrower[kind]
@@ -113,10 +112,23 @@ class Planner:
         )
         plan = self._cache.get(key)
         if plan is None:
-            plan = self._cache[key] = PathSearch(self.means, key).run()
+            plan = self._cache[key] = self._search(key)
             if len(self._cache) > MAX_KNOWN:
                 self._cache.popitem(last=False)
         return plan
+
+    def _search(self, key: Transition) -> Redistribution:
+        """Search without exchanges where the cheapest plan by bytes has none.
+
+        A system may expect an exchange over more links to be faster than the plain collectives
+        that receive no more bytes. Programs do not send it then.
+        """
+        means = self.means
+        if "exchange" in means.kinds and not isinstance(means.costs, RingCosts):
+            by_bytes = PathSearch(replace(means, costs=RingCosts()), key).run()
+            if not key.exchanges(by_bytes.steps):
+                means = means.without("exchange")
+        return PathSearch(means, key).run()
 
 
 _DEFAULT = Planner()
