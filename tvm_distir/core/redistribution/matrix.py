@@ -17,8 +17,8 @@ from tvm_distir.core.ops.dims import size_bytes
 from tvm_distir.core.solver.problem import INFINITE
 
 from .costs import Groups, RingCosts, StepCosts
-from .path_search import MAX_PAIRS
 from .shards import bounds_of, lacking
+from .shortest_path import MAX_PAIRS
 from .steps import KINDS, Space, crossing_axes, steps_from
 from .transfer import StepTraffic, step_transfer
 from .transition import Transition
