@@ -10,16 +10,17 @@ condition of an ``If`` may differ along no axis.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from tvm import ir, relax
 
 from tvm_distir.core.ir.attributes.keys import IO_ATTR
-from tvm_distir.core.ir.mesh import mesh_key, mesh_shape, meshes
+from tvm_distir.core.ir.mesh import MeshKey, mesh_key, meshes
 from tvm_distir.core.ir.operators.async_ops import collective_op, is_done
 from tvm_distir.core.ir.operators.ops import call_axes, dist_op_name
 from tvm_distir.core.ir.placement import parse_placement
+from tvm_distir.core.ir.views import first_views
 from tvm_distir.support import Steps, unrolled
 
 Axis = tuple[Any, int]
@@ -38,7 +39,7 @@ class Differing:
     """
 
     def __init__(self, mod: ir.IRModule) -> None:
-        self.mod = mod
+        self.mod, self._first = mod, first_views(meshes(mod))
         self.known: dict[Any, Any] = {}
         self.differing: list[tuple[str, Any, Axes]] = []
 
@@ -58,7 +59,7 @@ class Differing:
             key = home
             if other is not None:
                 key = tuple(int(n) for n in other["shape"]), tuple(int(d) for d in other["devices"])
-            inputs.append(_cut(key, str(item["placement"])))
+            inputs.append(self._cut(key, str(item["placement"])))
         return tuple(inputs)
 
     def _function(self, name: str, fn: relax.Function, arguments: tuple[Any, ...]) -> Steps[Any]:
@@ -99,31 +100,33 @@ class Differing:
             callee = self.mod[value.op]
             return (yield self._function(str(value.op.name_hint), callee, operand_axes))
         if dist_op_name(value) is not None:
-            return _collective(value, _all_axes(operand_axes))
+            return self._collective(value, _all_axes(operand_axes))
         return _all_axes(operand_axes)
 
+    def _axes(self, key: MeshKey, axes: Iterable[int]) -> Axes:
+        """Return mesh axes of more than a single device, as those of the first view of the mesh."""
+        first, numbers = self._first.get(key, (key, range(len(key[0]))))
+        return frozenset((first, numbers[a]) for a in axes if key[0][a] > 1)
 
-def _cut(key: Any, placement: str) -> Axes:
-    """Return the mesh axes of more than a single device along which a placement shards."""
-    labels = parse_placement(placement)
-    return frozenset((key, a) for a, label in enumerate(labels) if label >= 0 and key[0][a] > 1)
+    def _cut(self, key: MeshKey, placement: str) -> Axes:
+        """Return the mesh axes along which a placement shards."""
+        labels = parse_placement(placement)
+        return self._axes(key, [a for a, label in enumerate(labels) if label >= 0])
 
-
-def _collective(call: ir.Call, operand_axes: Axes) -> Axes:
-    """Return the axes along which the result of an ``R.dist`` op differs."""
-    if is_done(call):
-        return operand_axes
-    kind = collective_op(call) or str(dist_op_name(call))
-    key = mesh_key(call.attrs["device_mesh"])
-    if kind in ("send", "recv"):
-        return operand_axes if kind == "send" else _cut(key, str(call.attrs["placement"]))
-    sizes = mesh_shape(call.attrs["device_mesh"])
-    axes = frozenset((key, a) for a in call_axes(call) if sizes[a] > 1)
-    if kind in SAME:
-        return operand_axes - axes
-    if kind == "exchange":
-        return (operand_axes - axes) | _cut(key, str(call.attrs["peer_placement"]))
-    return operand_axes | axes
+    def _collective(self, call: ir.Call, operand_axes: Axes) -> Axes:
+        """Return the axes along which the result of an ``R.dist`` op differs."""
+        if is_done(call):
+            return operand_axes
+        kind = collective_op(call) or str(dist_op_name(call))
+        key = mesh_key(call.attrs["device_mesh"])
+        if kind in ("send", "recv"):
+            return operand_axes if kind == "send" else self._cut(key, str(call.attrs["placement"]))
+        axes = self._axes(key, call_axes(call))
+        if kind in SAME:
+            return operand_axes - axes
+        if kind == "exchange":
+            return (operand_axes - axes) | self._cut(key, str(call.attrs["peer_placement"]))
+        return operand_axes | axes
 
 
 def _leaves(tree: Any) -> Iterator[Axes]:

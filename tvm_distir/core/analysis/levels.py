@@ -31,8 +31,8 @@ _MOVES = (*COLLECTIVES, "local_slice", *TRANSFERS)
 ALLOWED: dict[int, tuple[str, ...]] = {
     1: (),
     2: ("annotate_sharding",),
-    3: ("redistribute", "partial"),
-    4: ("partial", *_MOVES),
+    3: ("redistribute", "partial", "view"),
+    4: ("partial", "view", *_MOVES),
     5: ("partial", "axis_index", *_MOVES, *map(start_name, COLLECTIVES), DONE),
 }
 """``relax.dist.*`` ops each level may hold."""

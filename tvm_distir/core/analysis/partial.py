@@ -12,13 +12,17 @@ from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
 from tvm_distir.core.ir.attributes.keys import PARTIAL_ATTR
+from tvm_distir.core.ir.handles import handle
+from tvm_distir.core.ir.mesh import mesh_shape
 from tvm_distir.core.ir.operators.compute_ops import COMPUTE_OPS
 from tvm_distir.core.ir.operators.ops import call_axes
-from tvm_distir.core.ir.placement import P, R, labels_of
+from tvm_distir.core.ir.placement import P, R
 from tvm_distir.core.ir.types import FieldLeaves, is_private, value_types
+from tvm_distir.core.ir.views import moved_axes
 from tvm_distir.core.ops.lookup import rule_of
 from tvm_distir.core.ops.match import match_factor
 from tvm_distir.core.ops.packed import is_packed_call
+from tvm_distir.core.ops.views import call_view
 from tvm_distir.core.rewriting.native.function_index import FunctionView, read_functions
 from tvm_distir.support import LevelError
 
@@ -134,6 +138,8 @@ class PartialState:
                     f"{sorted(have)}",
                 )
             return [have - axes]
+        if short == "view":
+            return [moved_axes(have, call.args[0].ty.device_mesh, call.attrs["device_mesh"])]
         if short == "send" and have:
             raise self.error(f"{where} (send)", "a partial sum is sent to another mesh")
         return [have]
@@ -143,22 +149,33 @@ class PartialState:
         pending = [axes for a in call.args if value_types(a.ty) for axes in self.of(a)]
         types = [t for a in call.args for t in value_types(a.ty)]
         results = value_types(out)
-        rank = max([len(labels_of(t.placement)) for t in results if _placed(t)], default=0)
+        location = f"{self.name}/{where} ({name.removeprefix('relax.')})"
+        placed = [t for t in (*results, *types) if _placed(t)]
+        if not any(_placed(t) for t in results):
+            return [NONE] * len(results)
+        mesh, rows = call_view(placed, location)
+        known = dict(zip(map(handle, placed), rows))
+        pending = [
+            moved_axes(axes, t.device_mesh, mesh) if axes and _placed(t) else axes
+            for axes, t in zip(pending, types)
+        ]
         left: list[list[int]] = [[] for _ in results]
-        for axis in range(rank):
+        for axis in range(len(mesh_shape(mesh))):
             ins = [
-                P if axis in axes else labels_of(t.placement)[axis] if _placed(t) else None
+                P if axis in axes else known[handle(t)][axis] if _placed(t) else None
                 for axes, t in zip(pending, types)
             ]
-            outs = [labels_of(t.placement)[axis] if _placed(t) else R for t in results]
-            location = f"{self.name}/{where} ({name.removeprefix('relax.')})"
+            outs = [known[handle(t)][axis] if _placed(t) else R for t in results]
             factor = match_factor(rule, ins, outs, location)
             carried = P in ins
             for i, axes in enumerate(left):
                 starts = factor is not None and rule.factors[factor].leaves_terms(i)
                 if carried or (starts and self.legalized):
                     axes.append(axis)
-        return [frozenset(axes) for axes in left]
+        return [
+            moved_axes(axes, mesh, t.device_mesh) if axes and _placed(t) else frozenset(axes)
+            for axes, t in zip(left, results)
+        ]
 
 
 def _placed(ty: ir.Type) -> bool:

@@ -27,7 +27,10 @@ MOST_KEYS = 64
 MOST_DEVICES_KEPT = 1 << 12
 """Limits of the cache of mesh keys: the number of meshes and of devices of each."""
 
-_KEYS: dict[int, tuple[DeviceMesh, tuple[tuple[int, ...], tuple[int, ...]]]] = {}  # by handle
+MeshKey = tuple[tuple[int, ...], tuple[int, ...]]
+"""Shape and device ids of a mesh."""
+
+_KEYS: dict[int, tuple[DeviceMesh, MeshKey]] = {}  # by handle
 _turn = threading.Lock()
 
 
@@ -131,7 +134,7 @@ def mesh_devices(mesh: DeviceMesh) -> npt.NDArray[np.int64]:
     return ids.reshape(shape)
 
 
-def mesh_key(mesh: DeviceMesh) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def mesh_key(mesh: DeviceMesh) -> MeshKey:
     """Return (shape, device ids): equal exactly when two meshes are the same, hashable."""
     cached = _KEYS.get(handle(mesh))
     if cached is not None:

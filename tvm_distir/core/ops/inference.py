@@ -18,16 +18,18 @@ from tvm import ir, relax
 from tvm.ir import Call, Expr, Type
 from tvm.relax.distributed import DTensorType
 
-from tvm_distir.core.ir.mesh import mesh_key
+from tvm_distir.core.ir.mesh import mesh_shape
 from tvm_distir.core.ir.operators.names import relax_names
-from tvm_distir.core.ir.placement import R, labels_of, placement_of
+from tvm_distir.core.ir.placement import R, placement_of
 from tvm_distir.core.ir.types import flat_types, tensor_type
+from tvm_distir.core.ir.views import are_views
 from tvm_distir.support import GenericConst
 
 from .factor import Rule
 from .lookup import rule_of
 from .match import follows
 from .packed import PACKED_OPS
+from .views import call_view
 
 TUPLE_OPS = ("relax.concat", "relax.stack", "relax.einsum", "relax.meshgrid")
 NO_BFLOAT16 = tuple(
@@ -91,19 +93,20 @@ def infer_dtensor(call: Call, context: relax.BlockBuilder, plain_infer: Callable
     """Infer the result type of a call on DTensors."""
     leaves, constants = _leaves(call.args), _constant_leaves(call.args)
     placed = [t for t in leaves if isinstance(t, DTensorType)]
-    mesh = placed[0].device_mesh
     full = ir.Call(call.op, [_plain(a) for a in call.args], call.attrs, call.ty_args)
     plain = plain_infer(full, context)
-    if any(mesh_key(t.device_mesh) != mesh_key(mesh) for t in placed):
+    mesh = placed[0].device_mesh
+    if any(not are_views(t.device_mesh, mesh) for t in placed):
         return plain
+    mesh, labels = call_view(placed, str(call.op.name))
     rule = rule_of(full, None, plain)
     results = [t for t in flat_types(plain) if tensor_type(t) is not None]
+    replicated = (R,) * len(mesh_shape(mesh))
+    of_placed = iter(labels)
+    columns_in = [next(of_placed) if isinstance(t, DTensorType) else replicated for t in leaves]
     rows = []
-    for axis in range(len(labels_of(placed[0].placement))):
-        ins: list[int | None] = [
-            None if fixed else labels_of(t.placement)[axis] if isinstance(t, DTensorType) else R
-            for t, fixed in zip(leaves, constants)
-        ]
+    for along in zip(*columns_in):
+        ins = [None if fixed else label for label, fixed in zip(along, constants)]
         rows.append(result_labels(rule, ins, len(results)))
     columns = iter(zip(*rows))
 

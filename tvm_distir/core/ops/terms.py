@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tvm_distir.core.ir.placement import Labels
+from tvm_distir.core.ir.views import moved_axes
 
 from .factor import Factor, Rule
 
 if TYPE_CHECKING:
     from tvm import relax
+    from tvm.relax.distributed import DeviceMesh
 
 Terms = tuple[tuple[int, str], ...]
 """(mesh axis, reduction op) pairs, in order of axis."""
@@ -37,6 +39,12 @@ def without(terms: Terms, axes: Sequence[int]) -> Terms:
 def within(terms: Terms, axes: Sequence[int]) -> Terms:
     """Return the partial sums along some axes."""
     return tuple(t for t in terms if t[0] in axes)
+
+
+def moved_terms(terms: Terms, source: DeviceMesh, target: DeviceMesh) -> Terms:
+    """Return the partial sums of a value named by the axes of another view of its mesh."""
+    moved = ((axis, op) for a, op in terms for axis in moved_axes((a,), source, target))
+    return tuple(sorted(moved))
 
 
 def attribute_axes(fn: relax.Function, side: str) -> dict[int, tuple[int, ...]]:

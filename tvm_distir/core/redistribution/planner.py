@@ -13,15 +13,18 @@ from __future__ import annotations
 import copy
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from tvm_distir.support import UsageError
 
 from .costs import RingCosts, StepCosts
 from .path_search import PathSearch
+from .shortest_path import ShortestPath
 from .steps import KINDS, Step
 from .transition import PlannerOptions, Redistribution, Transition
+from .view_search import ViewSearch, ViewTransition
 
 MAX_KNOWN = 1 << 15
 """Redistributions that a planner keeps."""
@@ -66,15 +69,15 @@ class Planner:
             )
         self.means = PlannerOptions(costs or RingCosts(), memory_bound, memory_bytes, tuple(kinds))
         self._cache: OrderedDict[Transition, Redistribution] = OrderedDict()
+        self._of_views: dict[ViewTransition, Redistribution] = {}
         self._narrower: dict[str, Planner] = {}
 
     def without(self, kind: str) -> Planner:
         """Return a planner of the same options that does not use a kind of step."""
         if kind not in self._narrower:
             narrower = copy.copy(self)
-            kinds = tuple(other for other in self.means.kinds if other != kind)
-            narrower.means = replace(self.means, kinds=kinds)
-            narrower._cache, narrower._narrower = OrderedDict(), {}
+            narrower.means = self.means.without(kind)
+            narrower._cache, narrower._of_views, narrower._narrower = OrderedDict(), {}, {}
             self._narrower[kind] = narrower
         return self._narrower[kind]
 
@@ -113,10 +116,36 @@ class Planner:
         )
         plan = self._cache.get(key)
         if plan is None:
-            plan = self._cache[key] = PathSearch(self.means, key).run()
+            plan = self._cache[key] = self._search(lambda means: PathSearch(means, key))
             if len(self._cache) > MAX_KNOWN:
                 self._cache.popitem(last=False)
         return plan
+
+    def plan_views(self, request: ViewTransition) -> Redistribution:
+        """Return the cheapest steps (:class:`.ViewStep`) between placements on views of a mesh.
+
+        Raises
+        ------
+        LoweringError
+            DIST0509 when no sequence of the steps at hand stays within the memory bound.
+        """
+        if request not in self._of_views:
+            plan = self._search(lambda means: ViewSearch(means, request))
+            self._of_views[request] = plan
+        return self._of_views[request]
+
+    def _search(self, make: Callable[[PlannerOptions], ShortestPath[Any]]) -> Redistribution:
+        """Search without exchanges where the cheapest plan by bytes has none.
+
+        A system may expect an exchange over more links to be faster than the plain collectives
+        that receive no more bytes. Programs do not send it then.
+        """
+        means = self.means
+        if "exchange" in means.kinds and not isinstance(means.costs, RingCosts):
+            search = make(replace(means, costs=RingCosts()))
+            if not search.exchanges(search.run().steps):
+                means = means.without("exchange")
+        return make(means).run()
 
 
 _DEFAULT = Planner()

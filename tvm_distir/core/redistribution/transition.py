@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from tvm_distir.core.ops.dims import size_bytes
 
 from .costs import Groups, StepCosts
 from .steps import Step
+from .transfer import step_transfer
 
 PADDING_PARTS = 8
 """Padding alone may make a shard on the way larger than the bound, by one part in so many."""
@@ -57,6 +58,14 @@ class Transition:
         """Return the number of shards of the tensor."""
         return math.prod(n for n, label in zip(self.mesh, labels) if label >= 0)
 
+    def exchanges(self, steps: Sequence[Step]) -> bool:
+        """Return whether one of the steps from :attr:`before` sends an exchange."""
+        ends = [self.before, *(step.after for step in steps)]
+        return any(
+            step_transfer(self.shape, labels, step, self.mesh, self.dtype).kind == "exchange"
+            for labels, step in zip(ends, steps)
+        )
+
     def groups(self, axes: Sequence[int]) -> Groups:
         """Return the device ids of the groups along the product of axes."""
         table = np.array(self.devices).reshape(self.mesh)
@@ -73,6 +82,10 @@ class PlannerOptions:
     memory_bound: float | None
     memory_bytes: int | None
     kinds: tuple[str, ...]
+
+    def without(self, kind: str) -> PlannerOptions:
+        """Return the same options without a kind of step."""
+        return replace(self, kinds=tuple(other for other in self.kinds if other != kind))
 
     def limit_bytes(self, key: Transition, padded: bool = False) -> int | None:
         """Return the largest shard allowed between source and target; None: any.

@@ -201,6 +201,7 @@ _MOVES: dict[str, Write] = {
 WRITERS: dict[str, Write] = {
     **{f"dist.{name}": _at_levels(write, _placed) for name, write in _MOVES.items()},
     "dist.partial": _at_levels(_partial, _same),
+    "dist.view": _same,
     "dist.axis_index": _coordinate,
     "dist.collective_done": _same,
     "dist.annotate_sharding": _placed,

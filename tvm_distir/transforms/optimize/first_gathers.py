@@ -9,8 +9,17 @@ from typing import Any
 
 from tvm import ir, relax
 from tvm.relax import BindingBlock, Expr, Var
+from tvm.relax.distributed import DeviceMesh
 
-from tvm_distir.core.ir import R, is_private, parse_placement, placement_text, relax_functions
+from tvm_distir.core.ir import (
+    R,
+    is_private,
+    mesh_key,
+    meshes,
+    parse_placement,
+    placement_text,
+    relax_functions,
+)
 from tvm_distir.core.ir.attributes import IO_ATTR, training_notes
 from tvm_distir.core.ir.operators import call_axes, collective_op, dist_op_name
 from tvm_distir.core.passes import Rewrite, module_pass
@@ -58,7 +67,8 @@ def _gathered_first(mod: ir.IRModule) -> ir.IRModule:
     for gv, fn in relax_functions(mod):
         if not is_private(fn) and fn.attrs and IO_ATTR in fn.attrs:
             pairs = _updated(str(gv.name_hint), fn, pipeline)
-            functions[gv] = _FirstGathers(fn, pairs).run() if pairs else fn
+            home = meshes(mod)[int(fn.attrs[IO_ATTR]["mesh"])]
+            functions[gv] = _FirstGathers(fn, pairs, home).run() if pairs else fn
     return with_functions(mod, functions)
 
 
@@ -93,10 +103,12 @@ class _FirstGathers:
     fn : Function
     updated : mapping of int to int
         The position of the new value of each updated parameter, by the parameter's.
+    home : DeviceMesh
+        The mesh of the function. Weights on other meshes, or other views of it, stay.
     """
 
-    def __init__(self, fn: relax.Function, updated: Mapping[int, int]) -> None:
-        self.fn, self.updated = fn, updated
+    def __init__(self, fn: relax.Function, updated: Mapping[int, int], home: DeviceMesh) -> None:
+        self.fn, self.updated, self.home = fn, updated, home
         self.bindings = [b for block in fn.body.blocks for b in block.bindings]
         self.values = {b.var: b.value for b in self.bindings}
         io = fn.attrs[IO_ATTR]
@@ -143,10 +155,11 @@ class _FirstGathers:
 
     def _sharded(self, number: int, position: int, gather: ir.Call) -> str | None:
         """Return the placement of the shards of a weight, None where there is no text for it."""
-        read, written = (
-            parse_placement(str(item["placement"]))
-            for item in (self.inputs[number], self.outputs[position])
-        )
+        ports = self.inputs[number], self.outputs[position]
+        other = any("mesh" in port for port in ports)
+        if other or mesh_key(gather.attrs["device_mesh"]) != mesh_key(self.home):
+            return None
+        read, written = (parse_placement(str(port["placement"])) for port in ports)
         axes, dim = call_axes(gather), int(gather.attrs["dim"])
         if read != written or dim in read or any(read[axis] != R for axis in axes):
             return None

@@ -11,8 +11,9 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, relax
 from tvm.relax import Binding, Expr, Var
+from tvm.relax.distributed import DeviceMesh
 
-from tvm_distir.core.ir import mesh_shape, meshes, parse_placement, placement_text
+from tvm_distir.core.ir import mesh_key, mesh_shape, meshes, parse_placement, placement_text
 from tvm_distir.core.ir.attributes import IO_ATTR, NUM_INPUT_ATTR
 from tvm_distir.core.ir.operators import dist_op_name
 from tvm_distir.core.ops import shard
@@ -59,7 +60,7 @@ def replicated(mod: ir.IRModule) -> ir.IRModule:
         number = int(io["mesh"])
         if number in programs:
             return mod
-        programs[number] = _MeshProgram(gv, fn, mesh_shape(meshes(mod)[number]))
+        programs[number] = _MeshProgram(gv, fn, meshes(mod)[number])
     removed: dict[int, set[int]] = {number: set() for number in programs}
     for program in programs.values():
         for tag, receive in program.transfers("recv").items():
@@ -100,12 +101,11 @@ class _MeshProgram:
     gv : GlobalVar
     fn : relax.Function
         The entry function at level 5.
-    shape : tuple of int
-        Of the mesh.
+    mesh : DeviceMesh
     """
 
-    def __init__(self, gv: ir.GlobalVar, fn: relax.Function, shape: tuple[int, ...]) -> None:
-        self.gv, self.fn, self.shape = gv, fn, shape
+    def __init__(self, gv: ir.GlobalVar, fn: relax.Function, mesh: DeviceMesh) -> None:
+        self.gv, self.fn, self.mesh, self.shape = gv, fn, mesh, mesh_shape(mesh)
         self.bindings = list(all_bindings(fn.body))
         self._value_of = {b.var: b.value for b in self.bindings}
         self.params = list(fn.params)
@@ -155,6 +155,9 @@ class _MeshProgram:
         self, source: _MeshProgram, origin: _Origin, send: ir.Call
     ) -> dict[Var, dict[str, Any]] | None:
         """Return how this program has the inputs that a sent value follows from, if it can."""
+        ends = [mesh_key(send.attrs[side]) for side in ("device_mesh", "peer_mesh")]
+        if ends != [mesh_key(source.mesh), mesh_key(self.mesh)]:
+            return None  # the placements are those on other views of the meshes
         sent, received = (
             parse_placement(str(send.attrs[side])) for side in ("placement", "peer_placement")
         )

@@ -19,6 +19,7 @@ from tvm_distir.support.errors.tree import MeshError
 
 MESH = td.device_mesh({"a": 2, "b": 3})
 OTHER = td.device_mesh({"c": 2}, start=6)
+VIEW = td.device_mesh({"b": 3, "a": 2}, device_ids=[0, 3, 1, 4, 2, 5])
 
 
 def value(placement, shape=(12, 18)):
@@ -172,17 +173,18 @@ def test_every_op_prints_and_parses_back():
         t = bb.emit(ops.send(y, MESH, OTHER, "S[1], S[0]", "S[0]", shape, 3))
         ends = {"placement": "S[0]", "peer_placement": "S[1], S[0]", "shape": shape}
         y = bb.emit(ops.recv(t, device_mesh=OTHER, peer_mesh=MESH, dtype="float32", tag=3, **ends))
+        bb.emit(ops.view(x, VIEW))
         bb.emit_func_output(y)
     with bb.function("local", [], pure=False):
         y = bb.emit(ops.recv(device_mesh=OTHER, peer_mesh=MESH, dtype="float32", tag=3, **ends))
         bb.emit(ops.axis_index(OTHER, 0))
         bb.emit_func_output(y)
     mod = bb.get()
-    mod.update_global_info("mesh", [MESH, OTHER])
+    mod.update_global_info("mesh", [MESH, OTHER, VIEW])
     relax.analysis.well_formed(mod)
     text = mod.script(show_meta=True)
     local = [name for name, make in ops.CONSTRUCTORS.items() if make.__module__ == ops.__name__]
-    assert len(local) == 11
+    assert len(local) == 12
     assert all(f"R.dist.{name}(" in text for name in local)
     assert tvm_ffi.structural_equal(tvm.script.from_source(text), mod)
     assert [int(n) for n in mod["local"].ret_ty.shape] == [6, 18]

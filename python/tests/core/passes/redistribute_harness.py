@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from tvm import relax
@@ -20,9 +20,11 @@ import tvm_distir as td
 from tvm_distir.core.collectives.calls import decode_collective
 from tvm_distir.core.collectives.meaning import all_reduce, apply
 from tvm_distir.core.ir.placement import P, R, local_shape, placement_text, shard_slices
-from tvm_distir.core.passes.legalize.moves import step_call
+from tvm_distir.core.ir.views import Tiling, View, labels_on, tiling
+from tvm_distir.core.passes.legalize.collective_calls import step_call
 from tvm_distir.core.redistribution.shards import terms_move
 from tvm_distir.core.redistribution.steps import exchange_step
+from tvm_distir.core.redistribution.view_search import ViewTransition
 from tvm_distir.execution.runtime.program.io_layout import np_dtype
 
 MESHES = [(2,), (3,), (4,), (8,), (2, 2), (2, 3), (4, 2), (2, 2, 2)]
@@ -229,6 +231,60 @@ def all_cases(meshes=MESHES, families=(EVEN, UNEVEN, RAGGED)):
                 sizes[ndim], before, after, mesh, orders[number % 2],
                 DTYPES[number // 2 % len(DTYPES)], OPS[number // 3 % len(OPS)],
             )  # fmt: skip
+
+
+def tilings(axes, ndim):
+    """All ordered tilings of tensors on a mesh, partial sums included."""
+    found = []
+    for labels in placements(ndim, axes, True):
+        cuts = [[a for a, x in enumerate(labels) if x == d] for d in range(ndim)]
+        partial = frozenset(a for a, x in enumerate(labels) if x == P)
+        found += [
+            Tiling(dims, partial)
+            for dims in itertools.product(*(itertools.permutations(cut) for cut in cuts))
+        ]
+    return found
+
+
+def view_requests(shape, mesh, devices=None):
+    """All pairs of ordered tilings that a view can state together, and so steps lead between."""
+    own = mesh, tuple(devices or range(math.prod(mesh)))
+    orders = tuple(itertools.permutations(range(len(mesh))))
+    for before, after in itertools.permutations(tilings(len(mesh), len(shape)), 2):
+        ends = (before, after)
+        common = any(all(labels_on(View(own, o), x) is not None for x in ends) for o in orders)
+        if common and after.partial <= before.partial:
+            yield ViewTransition(shape, "float32", before, after, own, orders)
+
+
+def view_difference(request, steps):
+    """Execute steps on views of a mesh; return what is wrong, or an empty text."""
+    rng = np.random.default_rng(len(steps))
+    whole = draw(request.shape, request.dtype, rng)
+
+    def case_on(order, state):
+        view = View(request.family, order)
+        labels = labels_on(view, state)
+        devices = np.array(request.family[1]).reshape(request.family[0]).transpose(order).ravel()
+        mesh = request.sizes(order)
+        return labels and Case(request.shape, labels, labels, mesh, tuple(devices.tolist()))
+
+    first = next(filter(None, (case_on(o, request.before) for o in request.views)))
+    parts = dict(zip(first.devices, shards_of(whole, first.before, first.mesh, "sum", rng)))
+    state = request.before
+    for step in steps:
+        case = case_on(step.view, state)
+        if case is None or case.before != step.before:
+            return f"{request}: {step} from {state}"
+        parts = run_step(parts, step.before, step, replace(case, after=step.after))
+        state = tiling(View(request.family, step.view), step.after, len(request.shape))
+    last = next(filter(None, (case_on(o, request.after) for o in request.views)))
+    rows = finished([parts[d] for d in last.devices], last.before, last.mesh, "sum")
+    for got, box in zip(rows, shard_bounds(whole.shape, last.before, last.mesh)):
+        want = whole[box]
+        if not np.array_equal(got[tuple(slice(0, n) for n in want.shape)], want):
+            return f"{request}: wrong after {steps}"
+    return "" if state == request.after else f"{request}: ends in {state}"
 
 
 def request(case):

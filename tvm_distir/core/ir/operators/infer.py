@@ -23,6 +23,7 @@ from tvm_distir.core.ir.placement import (
     placement_text,
 )
 from tvm_distir.core.ir.types import static_shape
+from tvm_distir.core.ir.views import are_views, relabelled
 from tvm_distir.support import MeshError
 
 Infer = Callable[[ir.Call, Any], Any]
@@ -200,6 +201,25 @@ def _recv(call: ir.Call, _: relax.BlockBuilder) -> ir.Type:
     return relax.TensorType(local_shape(shape, labels, mesh_shape(mesh)), dtype)
 
 
+def _viewed(call: ir.Call, _: relax.BlockBuilder) -> ir.Type:
+    """Infer the type of the same tiles on another view of the operand's mesh."""
+    ty, mesh = _operand(call), call.attrs["device_mesh"]
+    if not isinstance(ty, DTensorType):
+        raise refuse(call, f"an operand of type {ty}", "Pass a DTensor: level 5 has no views.")
+    if not are_views(ty.device_mesh, mesh):
+        problem = "the mesh is no view of the operand's: it is no transpose of its device ids"
+        raise refuse(call, problem, "Use R.dist.redistribute between different meshes.")
+    ndim = int(ty.tensor_ty.ndim)
+    labels = relabelled(labels_of(ty.placement), ty.device_mesh, mesh, ndim)
+    if labels is None:
+        problem = (
+            f"several mesh axes shard a dim of the operand ({ty.placement}) in an order that the "
+            "axes of the mesh do not have"
+        )
+        raise refuse(call, problem, "Use R.dist.redistribute, which moves the shards.")
+    return DTensorType(ty.tensor_ty, mesh, placement_of(labels))
+
+
 def _index(call: ir.Call, _: relax.BlockBuilder) -> ir.Type:
     _axes(call)
     return relax.TensorType([], "int64")
@@ -217,4 +237,5 @@ INFER: dict[str, Infer] = {
     "send": _same,
     "recv": _recv,
     "axis_index": _index,
+    "view": _viewed,
 }

@@ -215,6 +215,15 @@ def axis_index(device_mesh: DeviceMesh | str, mesh_axis: int) -> ir.Call:
     return _mesh_call("axis_index", [], device_mesh=device_mesh, mesh_axis=int(mesh_axis))
 
 
+@_constructor
+def view(x: ir.Expr, device_mesh: DeviceMesh | str) -> ir.Call:
+    """Name the tiles of ``x`` by the axes of another view of its mesh: nothing moves.
+
+    A partial sum stays one, along the same axes of the devices.
+    """
+    return _mesh_call("view", [x], device_mesh=device_mesh)
+
+
 def dist_op_name(expr: Any) -> str | None:
     """Return the short name (``"all_reduce"``) of a call of one of these ops, else None."""
     return _names().get(handle(expr.op)) if type(expr) is ir.Call else None

@@ -21,6 +21,7 @@ from tvm_distir.core.ops.terms import (
     Terms,
     attribute_axes,
     axes_of,
+    moved_terms,
     sums,
     within,
     without,
@@ -83,7 +84,10 @@ class CallLegalizer:
                 location=location_of(values.name, var, value),
                 remedy="Apply LegalizeRedistribute to a module at level 3.",
             )
-        values.bind(var, rebuild(value, value.op, [raw], value.ty), [without(terms, axes)])
+        terms = without(terms, axes)
+        if kind == "view":
+            terms = moved_terms(terms, raw.ty.device_mesh, value.attrs["device_mesh"])
+        values.bind(var, rebuild(value, value.op, [raw], value.ty), [terms])
 
     def function_call(self, var: relax.Var, value: ir.Call) -> None:
         """Write a call of a function, with arguments reduced as its boundary requires."""

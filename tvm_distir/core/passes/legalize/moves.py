@@ -4,112 +4,38 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tvm import ir, relax
 from tvm.ir import Call
 from tvm.relax.distributed import DeviceMesh, DTensorType
 
-from tvm_distir.core.ir.handles import handle
 from tvm_distir.core.ir.mesh import mesh_key
 from tvm_distir.core.ir.operators import ops
-from tvm_distir.core.ir.placement import Labels, P, R, labels_of, placement_text
+from tvm_distir.core.ir.placement import Labels, P, labels_of, placement_text
 from tvm_distir.core.ir.types import known_shape, static_shape
+from tvm_distir.core.ir.views import (
+    ModuleViews,
+    family,
+    mesh_of,
+    moved_axes,
+    tiling,
+)
 from tvm_distir.core.ops.dims import nominal
-from tvm_distir.core.ops.terms import axes_of, sums
+from tvm_distir.core.ops.terms import Terms, axes_of, moved_terms, sums
+from tvm_distir.core.ops.views import is_transfer, view_of_ends
 from tvm_distir.core.redistribution.planner import Planner
 from tvm_distir.core.redistribution.steps import Step
-from tvm_distir.core.rewriting.calls import typed
+from tvm_distir.core.redistribution.transition import Redistribution
+from tvm_distir.core.redistribution.view_search import ViewTransition
 from tvm_distir.core.rewriting.dims import dims_remedy, open_dims
-from tvm_distir.core.rewriting.nodes import make_call
 from tvm_distir.core.rewriting.substitute import substitute
 from tvm_distir.support import GenericConst, LoweringError
 
+from .collective_calls import TypedCalls
 from .partial_values import WRAP, LegalizedValues, TransferTags
-
-
-def step_call(
-    x: ir.Expr, mesh: DeviceMesh, step: Step, before: Labels, shape: Sequence[int], op: str = "sum"
-) -> Call:
-    """Write a step of a plan as a call.
-
-    Parameters
-    ----------
-    x : expression
-        The operand.
-    mesh : DeviceMesh
-    step : Step
-    before : Labels
-        The placement of the operand.
-    shape : sequence of int
-        Whole shape of the tensor.
-    op : str
-        Reduction of its partial axes.
-    """
-    axes = step.axes
-    if step.kind == "all_reduce":
-        return ops.all_reduce(x, mesh, axes, op)
-    if step.kind == "partial":
-        return ops.partial(x, mesh, axes, op)
-    if step.kind == "reduce_scatter":
-        return ops.reduce_scatter(x, mesh, axes, step.split_dim, op)
-    if step.kind == "all_gather":
-        return ops.all_gather(x, mesh, axes, step.gather_dim)
-    if step.kind == "all_to_all":
-        return ops.all_to_all(x, mesh, axes, step.gather_dim, step.split_dim)
-    if step.kind == "exchange":
-        # Along axes that take no part, what is partial is typed R.
-        ends = [placement_text([R if y == P else y for y in x]) for x in (before, step.after)]
-        return ops.exchange(x, mesh, axes, *ends, shape)
-    return ops.local_slice(x, mesh, axes, step.split_dim)
-
-
-class TypedCalls:
-    """A cache of typed collective calls with a single operand.
-
-    Parameters
-    ----------
-    builder : BlockBuilder
-        Infers types.
-    """
-
-    def __init__(self, builder: relax.BlockBuilder) -> None:
-        self.builder = builder
-        self._cache: dict[Any, tuple[Any, Any, Call]] = {}
-
-    def step(
-        self,
-        x: ir.Expr,
-        mesh: DeviceMesh,
-        step: Step,
-        before: Labels,
-        shape: Sequence[int],
-        op: str = "sum",
-    ) -> Call:
-        """Return the typed call of a step (see :func:`step_call`)."""
-        key, normalize = (step, before, tuple(shape), op), self.builder.normalize
-        make = functools.partial(step_call, x, mesh, step, before, shape, op)
-        return self._like(key, x, mesh, lambda: normalize(make()))
-
-    def all_reduce(self, x: ir.Expr, mesh: DeviceMesh, axes: Sequence[int], op: str) -> Call:
-        """Return the typed call of an ``all_reduce``."""
-        key = (tuple(axes), op)
-        return self._like(key, x, mesh, lambda: typed(ops.all_reduce(x, mesh, axes, op), x.ty))
-
-    def _like(self, key: Hashable, x: ir.Expr, mesh: DeviceMesh, make: Callable[[], Call]) -> Call:
-        """Return a call like the first with this key, mesh and type of its operand."""
-        # By handles: the nodes stay alive, so that no other node takes their place.
-        key = (key, handle(mesh), handle(x.ty))
-        cached = self._cache.get(key)
-        if cached is None:
-            call = make()
-            self._cache[key] = (mesh, x.ty, call)
-            return call
-        like = cached[2]
-        return make_call(like.op, [x], like.attrs, like.ty_args, like.ty)
 
 
 class Moves:
@@ -124,12 +50,20 @@ class Moves:
         Numbers for transfers.
     calls : TypedCalls
         The typed calls of the module.
+    views : ModuleViews
+        The meshes of the module.
     """
 
     def __init__(
-        self, values: LegalizedValues, planner: Planner, tags: TransferTags, calls: TypedCalls
+        self,
+        values: LegalizedValues,
+        planner: Planner,
+        tags: TransferTags,
+        calls: TypedCalls,
+        views: ModuleViews,
     ) -> None:
         self.values, self.planner, self.tags, self.calls = values, planner, tags, calls
+        self.views = views
 
     def wrap(self, var: relax.Var, value: Call) -> None:
         """Legalize ``R.dist.partial``: keep partial sums and make reduced values partial."""
@@ -189,13 +123,12 @@ class Moves:
                 "DIST0504", f"a redistribute of {source.ty}", var, value, "Pass a single DTensor."
             )
         if mesh_key(source.ty.device_mesh) != mesh_key(mesh):
-            self._transfer(var, source, mesh, target, keep)
+            if is_transfer(value):
+                self._transfer(var, source, mesh, target, keep)
+            else:
+                self._between_views(var, value, source, keep)
             return
-        terms = values.terms_of(source, 0)
-        if keep or len({op for _, op in terms}) > 1:
-            # Only a sum can stay unfinished; of several reductions all but the sums end first.
-            source = values.complete(source, 0, [a for a, op in terms if op == "sum"], name)
-            terms = values.terms_of(source, 0)
+        source, terms = self._summed(source, keep, name)
         before = self._with_partial(labels_of(source.ty.placement), axes_of(terms))
         after = self._with_partial(target, keep)
         if before == after:
@@ -210,6 +143,56 @@ class Moves:
         last = self.calls.step(source, mesh, final, at, shape, op)
         values.bind(var, last, [sums(keep)])
 
+    def _summed(self, source: ir.Expr, keep: Sequence[int], name: str) -> tuple[Any, Terms]:
+        """Return a source whose terms have one op, and its terms.
+
+        Only a sum can stay unfinished; of several reductions all but the sums end first.
+        """
+        values = self.values
+        terms = values.terms_of(source, 0)
+        if keep or len({op for _, op in terms}) > 1:
+            source = values.complete(source, 0, [a for a, op in terms if op == "sum"], name)
+            terms = values.terms_of(source, 0)
+        return source, terms
+
+    def _between_views(
+        self, var: relax.Var, value: Call, source: ir.Expr, keep: Sequence[int]
+    ) -> None:
+        """Bind ``var`` to a source, moved to another view of its mesh; partial along ``keep``."""
+        values, name, mesh = self.values, var.name, value.attrs.device_mesh
+        source, terms = self._summed(source, keep, name)
+        shape = known_shape(source.ty) or self._sample_shape(source, var, value, mesh)
+        have, want = family(source.ty.device_mesh), family(mesh)
+        before = self._with_partial(labels_of(source.ty.placement), axes_of(terms))
+        after = self._with_partial(labels_of(value.attrs.placement), keep)
+        common = view_of_ends(source.ty, value)
+        preferred = [m for m in (source.ty.device_mesh, mesh, common) if m is not None]
+        request = ViewTransition(
+            shape,
+            str(source.ty.tensor_ty.dtype),
+            tiling(have, before, len(shape)),
+            tiling(want, after, len(shape)),
+            have.family,
+            self.views.orders(*preferred),
+        )
+        op = terms[0][1] if terms else "sum"
+        for step in self._steps(source, var, value, lambda p: p.plan_views(request)):
+            view = self.views.declared(mesh_of(have.family, step.view))
+            source = self._on_view(source, view, name)
+            call = self.calls.step(source, view, step, step.before, shape, op)
+            source = values.writer.add(call, name)
+        values.terms[(source, 0)] = sums(sorted(moved_axes(keep, mesh, source.ty.device_mesh)))
+        values.alias(var, self._on_view(source, mesh, name))
+
+    def _on_view(self, source: ir.Expr, mesh: DeviceMesh, name: str) -> ir.Expr:
+        """Return a value on a view of its mesh."""
+        values, have = self.values, source.ty.device_mesh
+        if mesh_key(have) == mesh_key(mesh):
+            return source
+        viewed = values.writer.emit(ops.view(source, mesh), name)
+        values.terms[(viewed, 0)] = moved_terms(values.terms_of(source, 0), have, mesh)
+        return viewed
+
     def _plan(
         self,
         source: ir.Expr,
@@ -221,12 +204,22 @@ class Moves:
         value: ir.Expr,
     ) -> tuple[Step, ...]:
         sizes, devices = mesh_key(mesh)
-        dtype = str(source.ty.tensor_ty.dtype)
+        ends = shape, before, after, sizes, str(source.ty.tensor_ty.dtype), devices
+        return self._steps(source, var, value, lambda planner: planner.plan(*ends))
+
+    def _steps(
+        self,
+        source: ir.Expr,
+        var: relax.Var,
+        value: ir.Expr,
+        plan: Callable[[Planner], Redistribution],
+    ) -> tuple[Any, ...]:
+        """Return the steps of a plan; errors name the binding."""
         planner = self.planner
         if known_shape(source.ty) is None:
             planner = planner.without("exchange")
         try:
-            return planner.plan(shape, before, after, sizes, dtype, devices).steps
+            return plan(planner).steps
         except LoweringError as error:
             raise self.values.fault(error.code, error.what, var, value, error.remedy) from error
 

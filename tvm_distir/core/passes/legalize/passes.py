@@ -10,9 +10,10 @@ from functools import partial
 from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
-from tvm_distir.core.ir.mesh import mesh_key
 from tvm_distir.core.ir.operators.ops import dist_op_name
+from tvm_distir.core.ir.views import ModuleViews
 from tvm_distir.core.ops.class_memo import class_facts, class_memo
+from tvm_distir.core.ops.views import is_transfer
 from tvm_distir.core.passes.cost_model import CostModel
 from tvm_distir.core.passes.declaration import Rewrite, module_pass
 from tvm_distir.core.redistribution.planner import Planner
@@ -22,8 +23,10 @@ from tvm_distir.core.rewriting.native.function_index import OP_CALL, Member, rea
 from tvm_distir.core.rewriting.repeated_bindings import Templates
 from tvm_distir.support import LevelError
 
+from .call_views import with_call_views
+from .collective_calls import TypedCalls
 from .local_view import is_local_view, legalize_local_view
-from .moves import Moves, TypedCalls
+from .moves import Moves
 from .partial_values import LegalizedValues, TransferTags
 from .rewrite import FunctionLegalizer
 
@@ -77,6 +80,7 @@ def LegalizeRedistribute(
 
 def legalize(mod: ir.IRModule, planner: Planner) -> ir.IRModule:
     """Apply :func:`LegalizeRedistribute`."""
+    mod = with_call_views(mod)
     members = read_module(mod, ordered=False)
     transferring = _transferring(members)
     if is_local_view(mod, members):
@@ -89,19 +93,19 @@ def legalize(mod: ir.IRModule, planner: Planner) -> ir.IRModule:
             renamed[gv] = retyped(gv, relax.FuncType(params, fn.ret_ty, False))
     tags, builder = TransferTags(), relax.BlockBuilder(mod)
     templates = Templates(class_memo("level 4"), class_memo("states"))
-    calls = TypedCalls(builder)
+    calls, views = TypedCalls(builder), ModuleViews(mod)
     done: dict[str, relax.Function] = {}
     for gv, fn, reading in members:
         name = str(gv.name_hint)
         if has_dtensor(fn):
             values = LegalizedValues(name, builder, renamed, name in impure)
-            moves = Moves(values, planner, tags, calls)
+            moves = Moves(values, planner, tags, calls, views)
             fn = FunctionLegalizer(mod, fn, reading, values, moves, templates).run()
         done[name] = fn
     result = {
         renamed.get(gv, gv): done.get(str(gv.name_hint), fn) for gv, fn in mod.functions.items()
     }
-    return ir.IRModule(result, attrs=mod.attrs, global_infos=mod.global_infos)
+    return views.module(result)
 
 
 def _transferring(members: Sequence[Member]) -> set[str]:
@@ -133,5 +137,5 @@ def _is_transfer(member: Member, number: int) -> bool:
     if dist_op_name(value) in ("send", "recv"):
         return True
     if is_redistribute(value) and isinstance(value.args[0].ty, DTensorType):
-        return mesh_key(value.args[0].ty.device_mesh) != mesh_key(value.attrs.device_mesh)
+        return is_transfer(value)
     return False

@@ -12,7 +12,7 @@ from tvm import ir, relax
 from tvm_distir.core.ir.operators.ops import dist_op_name
 from tvm_distir.core.ir.types import FieldLeaves, flat_types
 from tvm_distir.core.ops.packed import is_packed_call
-from tvm_distir.core.ops.terms import attribute_axes, axes_of, sums
+from tvm_distir.core.ops.terms import attribute_axes, axes_of, moved_terms, sums
 from tvm_distir.core.rewriting.calls import is_tensors, leaves_of, rebuild
 
 from .moves import LocalMoves
@@ -94,7 +94,12 @@ class Bindings:
         name = str(op.name) if type(op) is ir.Op else ""
         if name in ("relax.dist.redistribute", "relax.dist.annotate_sharding"):
             raise self.values.level_fault("the module is not legalized", var, value)
-        if kind in ("send", "recv"):
+        if kind == "view":
+            source, values = value.args[0], self.values
+            meshes = source.ty.device_mesh, value.attrs["device_mesh"]
+            moved = moved_terms(values.terms_of(source, 0), *meshes)
+            values.bind(var, values.local(source), [moved], values.zero_of(source, 0))
+        elif kind in ("send", "recv"):
             self.moves.transfer(var, value, kind)
         elif kind is not None:
             self.moves.collective(var, value, kind)

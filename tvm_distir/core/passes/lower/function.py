@@ -188,7 +188,7 @@ class LocalFunction:
 
     def _refuse_several_meshes(self, location: str, problem: str) -> None:
         """Refuse an object of a module with several meshes: it is not known which has it."""
-        if len(self.values.context.keys) > 1:
+        if len(set(self.values.context.firsts)) > 1:
             raise LoweringError(
                 "DIST0504",
                 f"{problem} is an object, and the module has several meshes",

@@ -10,8 +10,9 @@ from typing import Any
 from tvm import ir, relax
 from tvm.ir import Expr, Type
 from tvm.relax import Var
-from tvm.relax.distributed import DTensorType
+from tvm.relax.distributed import DeviceMesh, DTensorType
 
+from tvm_distir.core.ir.mesh import mesh_key, mesh_shape
 from tvm_distir.core.ir.placement import Labels
 from tvm_distir.core.ir.types import flat_types, static_shape, tensor_type
 from tvm_distir.core.ops.dims import symbols
@@ -60,6 +61,7 @@ class OpCalls:
                 folds = True
                 value = folded(value, source, values.context.mod, values.name, var)
         outs = flat_types(var.ty)
+        mesh = values.view_of(outs[0])
         sharding = self.shardings.of(
             -1 if folds else like,
             lambda: call_sharding(value, outs, values.context.mod, values.name, var),
@@ -67,11 +69,11 @@ class OpCalls:
         operands = [leaf for arg in tensor_args(value) for leaf in leaves_of(arg)]
         handed = self._handed(var, value, sharding, operands)
         ins = [
-            self._operand(var, value, *leaf, labels, location)
+            self._operand(var, value, *leaf, labels, mesh, location)
             for leaf, labels in zip(operands, sharding.ins)
         ]
         shards = [values.shard_of(t, location) for t in outs]
-        where = (values.mesh, values.writer, values.name, var, values.memo)
+        where = (mesh, values.writer, values.name, var, values.memo_on(mesh))
         cx = LocalCall(value, sharding, value.args, ins, shards, *where)
         registration = registration_of(str(value.op.name))
         try:
@@ -94,15 +96,16 @@ class OpCalls:
         number: int,
         ty: Type,
         labels: Labels,
+        mesh: DeviceMesh,
         location: str,
     ) -> Operand:
         """Return the shard of an operand of a call."""
         values = self.values
         if type(expr) is GenericConst:
             plain: Type = tensor_type(ty)
-            layout = shard(static_shape(ty) or (), labels, values.sizes, str(plain.dtype))
-            return Operand(values.constant(expr, labels), None, layout, True)
-        if type(ty) is DTensorType and values.context.mesh_number(ty.device_mesh) != values.number:
+            layout = shard(static_shape(ty) or (), labels, mesh_shape(mesh), str(plain.dtype))
+            return Operand(values.constant(expr, labels, mesh), None, layout, True)
+        if type(ty) is DTensorType and mesh_key(ty.device_mesh) != mesh_key(mesh):
             problem = "an operand is on another mesh than the result"
             remedy = "Redistribute it to the mesh of the result."
             raise values.fault("DIST0503", problem, var, call, remedy)

@@ -10,6 +10,7 @@ from typing import Any
 from tvm import ir, relax, tirx
 from tvm.relax.distributed import DTensorType
 
+from tvm_distir.core.ir.mesh import mesh_key, mesh_shape
 from tvm_distir.core.ir.placement import labels_of
 from tvm_distir.core.ir.types import flat_types, tensor_type
 from tvm_distir.core.ops.local.shard import Shard
@@ -55,7 +56,7 @@ def packed_call(values: LocalValues, var: relax.Var, call: ir.Call) -> ir.Call:
     _, packing = packed_form(call, placements)
     ins = [None if isinstance(e, GenericConst) else _labels(t) for e, _, t in operands]
     outs = [_labels(t) for t in results]
-    for axis in range(len(values.sizes)):
+    for axis in range(len(mesh_shape(values.mesh))):
         match_factor(
             rule, [_along(r, axis) for r in ins], [_along(r, axis) for r in outs], location
         )
@@ -71,7 +72,7 @@ def packed_call(values: LocalValues, var: relax.Var, call: ir.Call) -> ir.Call:
     for _, _, ty in operands:
         if not isinstance(ty, DTensorType):
             continue
-        if values.context.mesh_number(ty.device_mesh) != values.number:
+        if mesh_key(ty.device_mesh) != mesh_key(values.mesh):
             raise LoweringError(
                 "DIST0503",
                 "an operand is on another mesh than the object",

@@ -13,10 +13,12 @@ from tvm.relax.distributed import DeviceMesh
 
 from tvm_distir.core.ir.attributes.keys import INPUTS_ATTR, IO_ATTR
 from tvm_distir.core.ir.branches import branch_of
-from tvm_distir.core.ir.mesh import mesh_key, meshes
+from tvm_distir.core.ir.mesh import mesh_key, mesh_shape, meshes
+from tvm_distir.core.ir.operators.names import TRANSFERS
 from tvm_distir.core.ir.placement import R, labels_of, placement_text
 from tvm_distir.core.ir.segments import SEGMENTS_ATTR, Segments, segments_of
 from tvm_distir.core.ir.types import is_object, is_private, is_shape, static_shape
+from tvm_distir.core.ops.dist_ops import dist_ops
 from tvm_distir.core.ops.index_ranges import IndexRange, input_index_ranges
 from tvm_distir.core.passes.branches.restore import restore_branches
 from tvm_distir.core.passes.declaration import Rewrite, module_pass
@@ -28,13 +30,14 @@ from tvm_distir.core.rewriting.native.making import make_ports
 from tvm_distir.core.rewriting.native.pruning import mentioned
 from tvm_distir.support import LevelError, LoweringError
 
+from .context import Context
 from .divisible_dims import Dims, dim_text, has_symbolic_dims, write_divisible_dims
 from .function import LocalFunction
 from .inlining import inline_functions
 from .local_view import lower_local_view
 from .partitions import restore_partitions
-from .sharing import device_classes, entry_names, merged, transfer_order
-from .values import Context, LocalValues
+from .sharing import described_mesh, device_classes, entry_names, merged, transfer_order
+from .values import LocalValues
 
 
 @module_pass("legalized", "local")
@@ -65,23 +68,29 @@ def LowerDistIR() -> Rewrite:
 
 def _meshes_of(member: Member, context: Context) -> list[int]:
     """Return the meshes that a function works on, sorted; equal types are looked at once."""
-    cached = context.meshes.get(member.name)
+    cached = context.worked_on.get(member.name)
     if cached is None:
         reading = member.reading
         firsts = dict(zip(reversed(reading.types), reversed(reading.variables)))
         numbers = {m for var in firsts.values() for m in context.meshes_of(var.ty)}
         cached = sorted(numbers.union(context.meshes_of(member.fn.ret_ty)))
-        context.meshes[member.name] = cached
+        context.worked_on[member.name] = cached
     return cached
 
 
 def _mixed(members: Sequence[Member], context: Context) -> list[str]:
-    """Return the private functions that work on several meshes, directly or through callees."""
+    """Return the private functions that work on several meshes, directly or through callees.
+
+    Those with a transfer between views of a mesh are among them: its tag is that of one call.
+    """
+    views = len(set(context.firsts)) < len(context.firsts)
     where: dict[str, set[int]] = {}
     for member in members:
         if is_private(member.fn):
             called = [where.get(str(c.name_hint), set()) for c in member.reading.callees]
             direct = set(_meshes_of(member, context))
+            if views and any(name in TRANSFERS for name in dist_ops(member.reading)):
+                direct.add(-1)
             where[member.name] = direct.union(*called)
     return [name for name, numbers in where.items() if len(numbers) > 1]
 
@@ -134,7 +143,7 @@ def lower(mod: ir.IRModule) -> ir.IRModule:
 
 
 def _context(mod: ir.IRModule) -> Context:
-    return Context(mod, [mesh_key(m) for m in meshes(mod)], {})
+    return Context(mod, meshes(mod))
 
 
 def _entries(
@@ -166,7 +175,7 @@ def _part(
     segments = segments_of(attrs)
     attrs.pop(SEGMENTS_ATTR, None)
     data = {str(n) for n in attrs[INPUTS_ATTR]} if INPUTS_ATTR in attrs else None
-    description, which = _Described(len(values.sizes), dims, values.name), []
+    description, which = _Described(values.mesh, dims, values.name), []
     for position, name, ty, like in lowered.param_leaves:
         usage = ""
         if data is not None:
@@ -201,9 +210,9 @@ class _Described:
         The descriptions, by number.
     """
 
-    def __init__(self, axes: int, dims: Dims, location: str) -> None:
-        self.dims, self.location = dims, location
-        self.replicated = placement_text((R,) * axes)
+    def __init__(self, mesh: DeviceMesh, dims: Dims, location: str) -> None:
+        self.mesh, self.dims, self.location = mesh, dims, location
+        self.replicated = placement_text((R,) * len(mesh_shape(mesh)))
         self.rows: list[dict[str, Any]] = []
         self._cache: dict[tuple[int, str, IndexRange | None, Segments | None], int] = {}
 
@@ -228,6 +237,8 @@ class _Described:
             "dtype": str(ty.tensor_ty.dtype),
             "placement": placement_text(labels_of(ty.placement)),
         }
+        if mesh_key(ty.device_mesh) != mesh_key(self.mesh):
+            row["mesh"] = described_mesh(ty.device_mesh)
         if usage:
             row["role"] = usage
         if allowed is not None:

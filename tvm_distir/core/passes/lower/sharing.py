@@ -129,6 +129,12 @@ def _segments(fn: relax.Function, order: dict[Transfer, int]) -> list[tuple[int,
     return out
 
 
+def described_mesh(mesh: DeviceMesh) -> dict[str, list[int]]:
+    """Return the description of the mesh of a port that is not on the mesh of its entry."""
+    devices = [int(d) for d in mesh_devices(mesh).ravel()]
+    return {"shape": list(mesh_shape(mesh)), "devices": devices}
+
+
 def _items(fn: relax.Function, side: str, mesh: DeviceMesh, home: int) -> list[dict[str, Any]]:
     """Return the ports of an entry; those on another mesh than the merged entry name it."""
     fn_mesh = int(fn.attrs[IO_ATTR]["mesh"])
@@ -139,10 +145,7 @@ def _items(fn: relax.Function, side: str, mesh: DeviceMesh, home: int) -> list[d
         if side == "inputs" and data_count is not None:
             port.setdefault("role", "data" if position < data_count else "weight")
         if fn_mesh != home:
-            port["mesh"] = {
-                "shape": list(mesh_shape(mesh)),
-                "devices": [int(d) for d in mesh_devices(mesh).ravel()],
-            }
+            port.setdefault("mesh", described_mesh(mesh))
         items.append(port)
     return items
 

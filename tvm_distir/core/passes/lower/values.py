@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from tvm import ir, relax
@@ -17,19 +16,19 @@ from tvm_distir.core.ir.mesh import mesh_key, mesh_shape
 from tvm_distir.core.ir.operators.ops import dist_op_name
 from tvm_distir.core.ir.placement import Labels, R, labels_of
 from tvm_distir.core.ir.types import flat_types, static_shape
-from tvm_distir.core.ops.class_memo import ClassMemo, class_memo
 from tvm_distir.core.ops.local.call import expected_mismatch
 from tvm_distir.core.ops.local.positions import BlockMemo
 from tvm_distir.core.ops.local.shard import Shard, shard
 from tvm_distir.core.ops.registry import registration_of
 from tvm_distir.core.ops.terms import Terms
 from tvm_distir.core.rewriting.calls import location_of, typed
-from tvm_distir.core.rewriting.repeated_bindings import RewrittenValues, Templates
+from tvm_distir.core.rewriting.repeated_bindings import RewrittenValues
 from tvm_distir.core.rewriting.substitute import VARIABLES, substitute
 from tvm_distir.core.rewriting.writer import BlockWriter
-from tvm_distir.support import GenericConst, LevelError, LoweringError, memoized
+from tvm_distir.support import GenericConst, LevelError, LoweringError
 
 from .collectives import sliced
+from .context import Context
 
 
 class VariableState(NamedTuple):
@@ -37,73 +36,6 @@ class VariableState(NamedTuple):
 
     terms: tuple[Terms, ...]
     zero: tuple[bool, ...]
-
-
-@dataclass
-class Context:
-    """The context that all functions of a module share.
-
-    Attributes
-    ----------
-    mod : IRModule
-        The module, at level 4.
-    keys : list of mesh keys
-        The key of each mesh of the module.
-    callees : dict of GlobalVar to GlobalVar
-        Private functions lowered so far, and what takes their place.
-    known : list of (handle, position)
-        Mesh objects met so far, for speed only.
-    prim_funcs : dict
-        PrimFuncs cut to local shapes, see :mod:`.local.sharding`.
-    shardings : ClassMemo
-        The :class:`~.CallSharding` of the calls of each class.
-    templates : dict of int to Templates
-        Local forms per mesh.
-    meshes : dict of str to list of int
-        The meshes that functions work on, of those that were looked at.
-    """
-
-    mod: ir.IRModule
-    keys: list[Any]
-    callees: dict[ir.GlobalVar, ir.GlobalVar]
-    known: list[tuple[int, int]] = field(default_factory=list)
-    prim_funcs: dict[Any, Any] = field(default_factory=dict)
-    shardings: ClassMemo = field(default_factory=lambda: class_memo("forms"))
-    templates: dict[int, Templates] = field(default_factory=dict)
-    meshes: dict[str, list[int]] = field(default_factory=dict)
-
-    def templates_on(self, number: int) -> Templates:
-        """Return the local forms for a mesh."""
-        if number not in self.templates:
-            shared = class_memo(("local forms", self.keys[number]))
-            self.templates[number] = Templates(shared, class_memo("states"))
-        return self.templates[number]
-
-    @memoized
-    def local_types_on(self, number: int) -> dict[int, ir.Type]:
-        """Return the types of a device's parts on a mesh, those of all modules.
-
-        They go by the number of the tensor type at level 4, ``Reading.types``.
-        """
-        return class_memo(("local types", self.keys[number]))
-
-    def mesh_number(self, mesh: DeviceMesh) -> int:
-        """Return the position of a mesh in the module."""
-        for other, number in self.known:
-            if other == mesh.__chandle__():
-                return number
-        key = mesh_key(mesh)
-        if key not in self.keys:
-            problem = f"a mesh of shape {key[0]} is not among the module's global_infos"
-            remedy = 'Add it: mod.update_global_info("mesh", meshes).'
-            raise LoweringError("DIST0503", problem, remedy=remedy)
-        self.known.append((mesh.__chandle__(), self.keys.index(key)))
-        return self.known[-1][1]
-
-    def meshes_of(self, ty: ir.Type) -> list[int]:
-        """Return the sorted meshes of the DTensors of a type."""
-        meshes = {self.mesh_number(t.device_mesh) for t in flat_types(ty) if type(t) is DTensorType}
-        return sorted(meshes)
 
 
 class LocalValues(RewrittenValues):
@@ -124,14 +56,14 @@ class LocalValues(RewrittenValues):
 
     def __init__(self, context: Context, name: str, number: int, mesh: DeviceMesh) -> None:
         self.context, self.name = context, name
-        self.number, self.mesh, self.sizes = number, mesh, mesh_shape(mesh)
+        self.number, self.mesh = number, mesh
         self.builder = relax.BlockBuilder()
         self.env: dict[Expr, Expr] = {}
         self.zero: dict[tuple[Any, int], bool] = {}
         self.terms: dict[tuple[Any, int], Terms] = {}
         self.tuples: dict[Expr, list[Expr]] = {}
         self.constants: dict[Any, Any] = {}
-        self.memo = BlockMemo()
+        self._memos: dict[int, BlockMemo] = {}  # by view
         self.foldable: dict[Any, ir.Call] = {}
         self.shards: dict[int, tuple[Any, Shard]] = {}  # by the handle of the type, kept alive
         self.writer = BlockWriter(self.builder, False)
@@ -140,8 +72,18 @@ class LocalValues(RewrittenValues):
         """Begin a block; expressions written in the previous block are no longer visible."""
         self.writer = BlockWriter(self.builder, dataflow)
         self.constants.clear()
-        self.memo.clear()
+        self._memos.clear()
         self.foldable.clear()
+
+    def view_of(self, ty: ir.Type) -> DeviceMesh:
+        """Return the module's mesh on which a tensor is, this mesh of a plain tensor."""
+        if not isinstance(ty, DTensorType):
+            return self.mesh
+        return self.context.meshes[self.context.view_number(ty.device_mesh)]
+
+    def memo_on(self, mesh: DeviceMesh) -> BlockMemo:
+        """Return what calls on a view have written in this block."""
+        return self._memos.setdefault(self.context.view_number(mesh), BlockMemo())
 
     def level_fault(self, problem: str, var: relax.Var, value: Expr) -> LevelError:
         """Return the error about a module that is not at level 4."""
@@ -169,9 +111,11 @@ class LocalValues(RewrittenValues):
             raise LoweringError("DIST0502", problem, location=location, remedy=remedy)
         if isinstance(ty, DTensorType):
             labels, dtype = labels_of(ty.placement), str(ty.tensor_ty.dtype)
+            sizes = mesh_shape(ty.device_mesh)
         else:
-            labels, dtype = (R,) * len(self.sizes), str(ty.dtype)
-        layout = shard(shape, labels, self.sizes, dtype)
+            sizes, dtype = mesh_shape(self.mesh), str(ty.dtype)
+            labels = (R,) * len(sizes)
+        layout = shard(shape, labels, sizes, dtype)
         self.shards[handle(ty)] = ty, layout
         return layout
 
@@ -248,27 +192,27 @@ class LocalValues(RewrittenValues):
             return True
         return self.zero.get((expr, number), False)
 
-    def constant(self, expr: Expr, labels: Labels) -> Expr:
-        """Return the local form of a constant: itself, or my slice of it."""
+    def constant(self, expr: Expr, labels: Labels, mesh: DeviceMesh) -> Expr:
+        """Return the local form of a constant: itself, or my slice of it by labels on a view."""
         shape = static_shape(expr.ty)
         if shape is None:
             problem = "a constant has an unknown shape"
             remedy = "Give it a known shape."
             raise LoweringError("DIST0502", problem, location=self.name, remedy=remedy)
-        cut = tuple(x if x >= 0 and self.sizes[a] > 1 else R for a, x in enumerate(labels))
-        key = (handle(expr), cut)
+        cut = tuple(x if x >= 0 and n > 1 else R for n, x in zip(mesh_shape(mesh), labels))
+        key = _constant_key(expr, cut, mesh)
         if key not in self.constants:
             local: Expr = expr
             if isinstance(expr.ty, DTensorType):
                 local = GenericConst(expr.value, expr.ty.tensor_ty)
             if any(x != R for x in cut):
-                local = sliced(self.writer, local, self.mesh, cut, shape, "constant")
+                local = sliced(self.writer, local, mesh, cut, shape, "constant")
             self.constants[key] = local
         return self.constants[key]
 
     def recast(self, constant: Expr, ty: ir.Type) -> Expr:
         """Return the local form of a full constant: itself, or with a local type."""
-        key = (handle(constant), (R,) * len(self.sizes))
+        key = _constant_key(constant, (), self.mesh)
         if key not in self.constants:
             self.constants[key] = super().recast(constant, ty)
         return self.constants[key]
@@ -287,10 +231,10 @@ class LocalValues(RewrittenValues):
         if type(expr) in VARIABLES:
             return self._variable(expr)
         if isinstance(expr, GenericConst):
-            labels = (R,) * len(self.sizes)
+            labels: Labels = ()
             if isinstance(expr.ty, DTensorType):
                 labels = labels_of(expr.ty.placement)
-            return self.constant(expr, labels)
+            return self.constant(expr, labels, self.view_of(expr.ty))
         if isinstance(expr, relax.Tuple):
             fields = [self.local(f) for f in expr.fields[:]]
             return typed(relax.Tuple(fields), relax.TupleType([f.ty for f in fields]))
@@ -305,3 +249,8 @@ class LocalValues(RewrittenValues):
         problem = f'"{var.name}" is on another mesh than its reader'
         remedy = "Redistribute it to the reader's mesh."
         raise LoweringError("DIST0503", problem, location=self.name, remedy=remedy)
+
+
+def _constant_key(expr: Expr, cut: Labels, mesh: DeviceMesh) -> tuple[object, ...]:
+    """Return the key of the slice of a constant; the whole is the same on all views."""
+    return (handle(expr), cut, mesh_key(mesh)) if any(x != R for x in cut) else (handle(expr),)

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from tvm import ir, relax
 from tvm.relax import Expr
@@ -16,11 +16,13 @@ from tvm_distir.core.ir.operators import dist_op_name
 from tvm_distir.core.rewriting import (
     all_bindings,
     callers_closure,
+    location_of,
     make_call,
     substitute,
     typed,
     with_body,
 )
+from tvm_distir.support import LoweringError
 
 from .sums import ContinuedAccumulation
 
@@ -56,10 +58,24 @@ class RelocatedFunctions:
             for gv, fn in relax_functions(mod)
             if any(_has_mesh(b.value) for b in all_bindings(fn.body))
         }
+        self._check_meshes(communicating)
         self.moving = callers_closure(mod, communicating)
         self.known = {str(gv.name_hint): (gv, fn) for gv, fn in mod.functions.items()}
         self._modules: dict[int, ir.IRModule] = {}
         self._sums = ContinuedAccumulation()
+
+    def _check_meshes(self, names: Collection[str]) -> None:
+        """Refuse collectives on a mesh of no stage: a view, which has no counterpart on a rank."""
+        for name in sorted(names):
+            for binding in all_bindings(self.mod[name].body):
+                value = binding.value
+                if _has_mesh(value) and mesh_key(value.attrs[_MESH]) not in self.source:
+                    raise LoweringError(
+                        "DIST0512",
+                        "a collective works on a view of the mesh of its stage",
+                        location=location_of(name, binding.var, value),
+                        remedy="Place the values of a pipelined step on the meshes of its stages.",
+                    )
 
     def module(self, rank: int) -> ir.IRModule:
         """Return the module of the functions of a rank."""

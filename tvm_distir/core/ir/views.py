@@ -1,0 +1,236 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Recognise the views of a mesh: the same devices, with the mesh axes in another order.
+
+A placement shards a dim by the axes of its mesh from major to minor. A view has the axes in another
+order, and so its placements say which axis is major where several shard a dim. Meshes are views of
+each other exactly when their tables of device ids are transposes: they are a *family*, whose axes
+have numbers of their own, common to all views.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from tvm import ir
+from tvm.relax.distributed import DeviceMesh
+
+from .mesh import (
+    AXES_ATTR,
+    MESH_INFO,
+    NAMES_ATTR,
+    MeshKey,
+    mesh_axes,
+    mesh_key,
+    mesh_names,
+    mesh_shape,
+    meshes,
+)
+from .placement import Labels, P
+
+Axes = tuple[int, ...]
+
+
+MOST_ORDERED_AXES = 3
+"""The maximum number of axes of a mesh of which passes may use orders that the module has not."""
+
+
+class View(NamedTuple):
+    """A mesh as a view of its family.
+
+    Attributes
+    ----------
+    family : (sizes, device ids)
+        The family's own view: equal exactly for the views of one mesh.
+    axes : tuple of int
+        The family's number of each axis of the mesh.
+    """
+
+    family: MeshKey
+    axes: Axes
+
+
+class Tiling(NamedTuple):
+    """The tiles of a tensor that devices hold, which does not depend on a view.
+
+    Attributes
+    ----------
+    dims : tuple of tuple of int
+        The family's axes that shard each dim, from major to minor; axes of a single device, whose
+        order means nothing, are last.
+    partial : frozenset of int
+        The family's axes along which the values are partial.
+    """
+
+    dims: tuple[Axes, ...]
+    partial: frozenset[int]
+
+
+@functools.lru_cache(maxsize=256)
+def _view(key: MeshKey) -> View:
+    # Transposing a table keeps its first element, and the element next to it along an axis.
+    shape, ids = key
+    table = np.array(ids).reshape(shape)
+    near = [
+        int(table[tuple(int(b == a) for b in range(len(shape)))]) if size > 1 else -1
+        for a, size in enumerate(shape)
+    ]
+    order = sorted(range(len(shape)), key=lambda a: (-near[a], a))
+    sizes = tuple(shape[a] for a in order)
+    own = sizes, tuple(table.transpose(order).ravel().tolist())
+    return View(own, tuple(order.index(a) for a in range(len(shape))))
+
+
+def family(mesh: DeviceMesh) -> View:
+    """Return a mesh as a view of its family."""
+    return _view(mesh_key(mesh))
+
+
+def are_views(mesh: DeviceMesh, other: DeviceMesh) -> bool:
+    """Return whether two meshes are views of one mesh, or the same."""
+    key, second = mesh_key(mesh), mesh_key(other)
+    return key == second or _view(key).family == _view(second).family
+
+
+def first_views(known: Sequence[DeviceMesh]) -> dict[MeshKey, tuple[MeshKey, Axes]]:
+    """Return per mesh the first view of it among some meshes, and the axis there of each axis."""
+    firsts: dict[MeshKey, DeviceMesh] = {}
+    result = {}
+    for mesh in known:
+        first = firsts.setdefault(family(mesh).family, mesh)
+        numbers = [next(iter(moved_axes((a,), mesh, first))) for a in range(len(mesh_shape(mesh)))]
+        result[mesh_key(mesh)] = mesh_key(first), tuple(numbers)
+    return result
+
+
+def moved_axes(axes: Iterable[int], source: DeviceMesh, target: DeviceMesh) -> frozenset[int]:
+    """Return the axes of a view that are some axes of another view; those of other meshes stay."""
+    view, other = family(source), family(target)
+    if view.axes == other.axes or view.family != other.family:
+        return frozenset(axes)
+    return frozenset(other.axes.index(view.axes[a]) for a in axes)
+
+
+def tiling(view: View, labels: Sequence[int], ndim: int) -> Tiling:
+    """Return the tiles of labels along the axes of a view."""
+    sizes, dims = view.family[0], []
+    for d in range(ndim):
+        axes = [n for n, x in zip(view.axes, labels) if x == d]
+        single = sorted(n for n in axes if sizes[n] == 1)
+        dims.append((*(n for n in axes if sizes[n] > 1), *single))
+    return Tiling(tuple(dims), frozenset(n for n, x in zip(view.axes, labels) if x == P))
+
+
+def labels_on(view: View, tiles: Tiling) -> Labels | None:
+    """Return the labels of tiles along the axes of a view; None where that has another order."""
+    dims = {n: d for d, axes in enumerate(tiles.dims) for n in axes}
+    dims.update(dict.fromkeys(tiles.partial, P))
+    labels = tuple(dims.get(n, -1) for n in view.axes)
+    return labels if tiling(view, labels, len(tiles.dims)) == tiles else None
+
+
+def relabelled(
+    labels: Sequence[int], source: DeviceMesh, target: DeviceMesh, ndim: int
+) -> Labels | None:
+    """Return labels along the axes of another view; None where that has no such placement."""
+    view, other = family(source), family(target)
+    return None if view.family != other.family else labels_on(other, tiling(view, labels, ndim))
+
+
+@functools.lru_cache(maxsize=256)
+def mesh_of(own: MeshKey, axes: Axes) -> DeviceMesh:
+    """Return the view of a family with axes in an order, always the same object."""
+    table = np.array(own[1]).reshape(own[0]).transpose(axes)
+    return DeviceMesh(table.shape, table.ravel().tolist())
+
+
+def common_view(
+    placed: Sequence[tuple[DeviceMesh, Labels, int]],
+) -> tuple[DeviceMesh, list[Labels]] | None:
+    """Return a view on which several placements of a family can be stated, and their labels there.
+
+    Parameters
+    ----------
+    placed : sequence of (mesh, labels, dims of the tensor)
+
+    Returns
+    -------
+    mesh, labels : DeviceMesh and list of labels, or None
+        The first mesh among them that does, otherwise the view with the least changed order of the
+        family's axes. None where two of them have mesh axes in opposite orders.
+    """
+    views = [family(mesh) for mesh, _, _ in placed]
+    tiles = [tiling(view, labels, ndim) for view, (_, labels, ndim) in zip(views, placed)]
+    for view, (mesh, _, _) in zip(views, placed):
+        rows = [labels_on(view, x) for x in tiles]
+        if None not in rows:
+            return mesh, [row for row in rows if row is not None]
+    own = views[0].family
+    before = {pair for x in tiles for axes in x.dims for pair in itertools.pairwise(axes)}
+    order: list[int] = []
+    while len(order) < len(own[0]):
+        rest = [a for a in range(len(own[0])) if a not in order]
+        free = [a for a in rest if not any(x in rest and y == a for x, y in before)]
+        if not free:
+            return None
+        order.append(free[0])
+    rows = [labels_on(View(own, tuple(order)), x) for x in tiles]
+    return mesh_of(own, tuple(order)), [row for row in rows if row is not None]
+
+
+class ModuleViews:
+    """The meshes of a module, and the views that a pass adds to them.
+
+    Parameters
+    ----------
+    mod : IRModule
+    """
+
+    def __init__(self, mod: ir.IRModule) -> None:
+        self._mod, self._meshes = mod, meshes(mod)
+        self._first_new = len(self._meshes)
+
+    def declared(self, mesh: DeviceMesh) -> DeviceMesh:
+        """Return the module's mesh that is the same, which is added where there is none."""
+        key = mesh_key(mesh)
+        for other in self._meshes:
+            if mesh_key(other) == key:
+                return other
+        self._meshes.append(mesh)
+        return mesh
+
+    def orders(self, *preferred: DeviceMesh) -> tuple[Axes, ...]:
+        """Return the orders of axes of the views of a mesh, first those of some of its views.
+
+        Of a mesh with at most three axes all orders; of others those that the module has.
+        """
+        own = family(preferred[0]).family
+        views = [family(mesh) for mesh in (*preferred, *self._meshes)]
+        known = [view.axes for view in views if view.family == own]
+        count = len(own[0])
+        every = itertools.permutations(range(count)) if count <= MOST_ORDERED_AXES else ()
+        return tuple(dict.fromkeys([*known, *every]))
+
+    def module(self, functions: Mapping[ir.GlobalVar, ir.Expr]) -> ir.IRModule:
+        """Return the module with other functions, which declares the added views."""
+        mod = self._mod
+        if len(self._meshes) == self._first_new:
+            return ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+        attrs, infos = dict(mod.attrs or {}), dict(mod.global_infos)
+        axes, names = mesh_axes(mod), mesh_names(mod)
+        known = [family(mesh) for mesh in self._meshes]
+        for view in known[self._first_new :]:
+            number = next(i for i, x in enumerate(known) if x.family == view.family)
+            axes.append([axes[number][known[number].axes.index(a)] for a in view.axes])
+            names.append("_".join([names[number], *axes[-1]]))
+        infos[MESH_INFO] = self._meshes
+        attrs[AXES_ATTR] = axes
+        if NAMES_ATTR in attrs:
+            attrs[NAMES_ATTR] = names
+        return ir.IRModule(
+            functions, attrs=ir.make_node("ir.DictAttrs", **attrs), global_infos=infos
+        )

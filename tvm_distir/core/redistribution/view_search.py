@@ -1,0 +1,156 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Search the cheapest steps between placements on two views of a mesh.
+
+The states are tilings: which mesh axes shard each dim, from major to minor, whatever the view. Each
+step is a collective on a view on which its operand and its result can be stated; between steps on
+different views nothing moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+
+from tvm_distir.core.ir.mesh import MeshKey
+from tvm_distir.core.ir.placement import Labels, P, R
+from tvm_distir.core.ir.views import Axes, Tiling, View, labels_on, tiling
+from tvm_distir.core.ops.dims import size_bytes
+
+from .shards import Bounds, bounds_of
+from .shortest_path import ShortestPath
+from .steps import Space, Step, can_exchange, crossing_axes, exchange_step, steps_from
+from .transfer import StepTraffic, step_transfer
+from .transition import PlannerOptions, Transition
+
+
+@dataclass(frozen=True)
+class ViewStep(Step):
+    """A step on a view.
+
+    Attributes
+    ----------
+    view : tuple of int
+        The family's axes, in the order of the view: ``axes`` and labels are positions in it.
+    before : tuple of int
+        Labels of the operand.
+    """
+
+    view: Axes
+    before: Labels
+
+
+@dataclass(frozen=True)
+class ViewTransition:
+    """A request for steps between two tilings of a family, which is the key of its plan.
+
+    Attributes
+    ----------
+    shape : tuple of int
+    dtype : str
+    before, after : Tiling
+    family : (sizes, device ids)
+    views : tuple of tuple of int
+        The orders of axes that steps may use, the preferred ones first. Two ends that have axes in
+        opposite orders have no plan.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    before: Tiling
+    after: Tiling
+    family: MeshKey
+    views: tuple[Axes, ...]
+
+    def sizes(self, order: Axes) -> tuple[int, ...]:
+        """Return the sizes of the axes of a view."""
+        return tuple(self.family[0][a] for a in order)
+
+    def labels(self, tiles: Tiling) -> Labels:
+        """Return the dim that each axis of the family shards, without their orders."""
+        dims = {a: d for d, axes in enumerate(tiles.dims) for a in axes}
+        partial = dict.fromkeys(tiles.partial, P)
+        return tuple({**dims, **partial}.get(a, R) for a in range(len(self.family[0])))
+
+
+class ViewSearch(ShortestPath[Tiling]):
+    """A search of a shortest path between tilings.
+
+    Parameters
+    ----------
+    means : PlannerOptions
+    request : ViewTransition
+    """
+
+    def __init__(self, means: PlannerOptions, request: ViewTransition) -> None:
+        self.request = request
+        ends = request.labels(request.before), request.labels(request.after)
+        key = Transition(request.shape, request.dtype, *ends, *request.family)
+        super().__init__(means, key, request.before, request.after)
+        views = [View(request.family, order) for order in request.views]
+        self.views = [(x, self._space(x.axes), labels_on(x, request.after)) for x in views]
+
+    def _space(self, order: Axes) -> Space:
+        allowed, finish = self.space.allowed, self.space.finish
+        return Space(
+            self.request.sizes(order),
+            tuple(allowed[a] for a in order),
+            tuple(finish[a] for a in order),
+            self.space.kinds,
+        )
+
+    def _labels(self, state: Tiling) -> Labels:
+        return self.request.labels(state)
+
+    def _stated(self, state: Tiling) -> Iterator[tuple[View, Space, Labels, Labels | None]]:
+        """Return the views that state a tiling, with its labels and, where stated, the goal's."""
+        for view, space, goal in self.views:
+            labels = labels_on(view, state)
+            if labels is not None:
+                yield view, space, labels, goal
+
+    def _bounds(self, state: Tiling) -> Bounds:
+        for order in self.request.views:
+            labels = labels_on(View(self.request.family, order), state)
+            if labels is not None:
+                sizes = self.request.sizes(order)
+                bounds = bounds_of(self.key.shape, labels, sizes)
+                table = bounds.reshape(2, *sizes, -1)
+                axes = [1 + order.index(a) for a in range(len(order))]
+                return table.transpose(0, *axes, table.ndim - 1).reshape(bounds.shape)
+        raise AssertionError(state)
+
+    def _priced(self, state: Tiling) -> Iterator[tuple[Step, Tiling, int]]:
+        key = self.key
+        stated = list(self._stated(state))
+        by_goal = any(g is not None and can_exchange(x, g) for _, _, x, g in stated)
+        for view, space, labels, goal in stated:
+            for step in steps_from(space, labels):
+                transfer = step_transfer(key.shape, labels, step, space.mesh, key.dtype)
+                if transfer.kind in space.kinds:
+                    yield self._on(view, labels, step, transfer)
+            if "exchange" not in space.kinds or (by_goal and goal is None):
+                continue
+            for after, elements in self._exchanges(space, labels, goal):
+                axes, moved_bytes = crossing_axes(labels, after), size_bytes((elements,), key.dtype)
+                transfer = StepTraffic("exchange", axes, moved_bytes)
+                yield self._on(view, labels, exchange_step(labels, after), transfer)
+
+    def _on(
+        self, view: View, labels: Labels, step: Step, transfer: StepTraffic
+    ) -> tuple[Step, Tiling, int]:
+        values = {field.name: getattr(step, field.name) for field in fields(Step)}
+        after = tiling(view, step.after, len(self.key.shape))
+        axes = tuple(sorted(view.axes[a] for a in transfer.axes))
+        cost = self._cost(replace(transfer, axes=axes))
+        return ViewStep(**values, view=view.axes, before=labels), after, cost
+
+    def exchanges(self, steps: Sequence[Step]) -> bool:
+        """Implement :meth:`.ShortestPath.exchanges`."""
+        key = self.key
+        for step in steps:
+            if isinstance(step, ViewStep):
+                mesh = self.request.sizes(step.view)
+                if step_transfer(key.shape, step.before, step, mesh, key.dtype).kind == "exchange":
+                    return True
+        return False
