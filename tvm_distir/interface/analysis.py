@@ -260,6 +260,7 @@ def analyze_study(study: Study, *, name: str, command: str, forward: bool = True
         plan=study.step_plan.to_dict(),
         warnings=warnings,
         notes=study.source.notes,
+        trained=study.training() is not None,
         timings_s=study.watch.timings_s,
     )
     return AnalysisResult(study, report)

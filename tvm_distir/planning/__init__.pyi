@@ -2,6 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 
 from .calibration.calibrate import calibrate as calibrate
+from .error_band import ErrorBand as ErrorBand
+from .error_band import StepKind as StepKind
+from .error_band import band_of as band_of
+from .error_band import bits_of as bits_of
+from .error_band import program_family as program_family
 from .plan_export.plan_formats import PLAN_FORMATS as PLAN_FORMATS
 from .plan_export.plan_formats import export_plan as export_plan
 from .search.constraints import Constraints as Constraints

@@ -231,6 +231,17 @@ def test_what_a_gather_reads_is_held_until_it_has_ended() -> None:
     assert (plain, stored) == (4 * 512, 5 * 512)
 
 
+@pytest.mark.quick
+def test_a_count_over_all_micro_batches_stays_a_single_call() -> None:
+    """Targets that a ring shards are gathered to count them, for every micro-batch."""
+    result = td.analyze(
+        "zoo:llama3?size=tiny,seq=64", strategy="zero:stage=1+context_parallel",
+        mesh={"dp": 4, "cp": 2}, system="h100", batch=16, micro_batches=4, train=True,
+    )  # fmt: skip
+    names = {str(gv.name_hint) for gv in result.module.get_global_vars()}
+    assert "divisor_whole" in names and "divisor_whole_gathers" not in names
+
+
 @pytest.mark.parametrize(
     ("old", "new", "what"),
     [

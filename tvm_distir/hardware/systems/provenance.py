@@ -23,6 +23,11 @@ from .rates import POWER_LIMITED
 NO_SOURCE = "no source is stated"
 _LISTED_ELSEWHERE = ("kernel_times", "constants", "sources")
 _PARTS = ("device", "intra_node", "inter_node", "host_link")
+_OF_KERNELS = {
+    f"device.{name}"
+    for name in ("memory_bandwidth_GBps", "matmul_TFLOPs", "vector_TFLOPs", "launch_floor_us")
+}
+"""Numbers of a device that the times of all kernels depend on."""
 
 
 class SourcedNumber(NamedTuple):
@@ -63,25 +68,59 @@ def sourced_numbers(system: Any) -> tuple[SourcedNumber, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class StepUse:
-    """The kernels, links and constants that the time of a step depends on.
+    """The kernels, links and constants that the time of a step depends on, with their seconds.
 
     Attributes
     ----------
-    kernels : collection of (str, str)
+    kernels : mapping of (str, str) to float
         Kernel classes, with the types of their arithmetic.
-    links : collection of str
+    links : mapping of str to float
         The keys of the links that move data: ``intra_node``, ``inter_node``, ``host_link``.
-    host : collection of str
+    host : mapping of str to float
         The constants of the work of the host.
     """
 
-    kernels: Collection[tuple[str, str]]
-    links: Collection[str]
-    host: Collection[str]
+    kernels: Mapping[tuple[str, str], float]
+    links: Mapping[str, float]
+    host: Mapping[str, float]
 
     def numbers(self, system: Any) -> tuple[SourcedNumber, ...]:
-        """Return the numbers of a system that the step uses."""
-        device: Device = system.device
+        """Return the numbers of a system that the step uses; a constant of 0 costs nothing."""
+        names = self._names(system.device)
+        unused = {"intra_node", "inter_node", "host_link"}.difference(self.links)
+
+        def is_used(number: SourcedNumber) -> bool:
+            name = number.name
+            if name.startswith(("kernels.", "constants.", "device.efficiency.")):
+                return name in names and number.value != 0
+            return name.partition(".")[0] not in unused
+
+        return tuple(number for number in sourced_numbers(system) if is_used(number))
+
+    def assumed_shares(
+        self, system: Any, numbers: Collection[SourcedNumber]
+    ) -> tuple[float, float]:
+        """Return the shares of the time of kernels, and of links, that assumed numbers determine.
+
+        ``numbers`` are those of :meth:`numbers`. The work of the host counts as kernels.
+        """
+        assumed = {number.name for number in numbers if number.is_assumed}
+        parts = [(StepUse({key: s}, {}, {}), s) for key, s in self.kernels.items()]
+        parts += [(StepUse({}, {}, {name: s}), s) for name, s in self.host.items()]
+        kernels = [(part._names(system.device) | _OF_KERNELS, s) for part, s in parts]
+        links = [
+            (StepUse({}, {link: s}, {})._names(system.device) | _of_part(assumed, link), s)
+            for link, s in self.links.items()
+        ]
+        shares = []
+        for rows in (kernels, links):
+            total_s = sum(spent_s for _, spent_s in rows)
+            share_s = sum(spent_s for names, spent_s in rows if not assumed.isdisjoint(names))
+            shares.append(share_s / total_s if total_s > 0 else 0.0)
+        return shares[0], shares[1]
+
+    def _names(self, device: Device) -> set[str]:
+        """Return the names of forms and constants that the step uses."""
         laws = {
             id(device.form(name, dtype))
             for name, dtype in self.kernels
@@ -89,15 +128,7 @@ class StepUse:
         }
         names = {name for name, law in _named_laws(device) if id(law) in laws}
         names |= {f"constants.{name}" for name in self._constants(device)}
-        names |= {f"device.efficiency.{LIKE.get(name, name)}" for name, _ in self.kernels}
-        unused = {"intra_node", "inter_node", "host_link"}.difference(self.links)
-
-        def is_used(name: str) -> bool:
-            if name.startswith(("kernels.", "constants.", "device.efficiency.")):
-                return name in names
-            return name.partition(".")[0] not in unused
-
-        return tuple(number for number in sourced_numbers(system) if is_used(number.name))
+        return names | {f"device.efficiency.{LIKE.get(name, name)}" for name, _ in self.kernels}
 
     def _constants(self, device: Device) -> set[str]:
         """Return the constants that are read, and those that they default to."""
@@ -125,6 +156,11 @@ class StepUse:
         }:
             names |= further
         return names
+
+
+def _of_part(names: Collection[str], part: str) -> set[str]:
+    """Return the names of numbers of a part of a system."""
+    return {name for name in names if name.startswith(f"{part}.")}
 
 
 def _named_laws(device: Device) -> Iterator[tuple[str, Any]]:

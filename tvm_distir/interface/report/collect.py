@@ -24,6 +24,7 @@ from tvm_distir.performance import (
     entry_number,
     verdict,
 )
+from tvm_distir.planning import ErrorBand, StepKind, band_of, bits_of, program_family
 from tvm_distir.support import shipped_data
 from tvm_distir.support.display import units
 
@@ -51,6 +52,7 @@ def analysis_of(
     timings_s: Mapping[str, float] | None = None,
     warnings: tuple[str, ...] = (),
     notes: tuple[str, ...] = (),
+    trained: bool | None = None,
 ) -> Analysis:
     """Collect the data of a report.
 
@@ -80,6 +82,8 @@ def analysis_of(
         Warnings on the requested analysis.
     notes : tuple of str
         What the file of the model asks for that the model does not have.
+    trained : bool, optional
+        Whether it is a training step; None where that is unknown, without an error band.
 
     Returns
     -------
@@ -88,6 +92,7 @@ def analysis_of(
     """
     return replace(
         _analysis_of_result(result, program, system, model, command),
+        band=None if trained is None else _band(result, program, system, kernels, trained),
         plan=plan,
         strategy=strategy,
         batch=batch,
@@ -113,7 +118,10 @@ def _analysis_of_result(
         time_s=result.time_s,
         peak_memory_bytes=result.peak_memory_bytes,
         hardware=hardware_of(
-            system, _products(result) or {main_dtype(program): 1}, _step_use(result, links)
+            system,
+            _products(result) or {main_dtype(program): 1},
+            _step_use(result, links),
+            (busiest.compute_s, busiest.exposed_comm_s, busiest.idle_s) if busiest else (0, 0, 0),
         ),
         meshes=tuple(ReportMesh(m.name, m.axes, m.shape, m.device_ids) for m in program.meshes),
         devices=result.devices,
@@ -131,6 +139,17 @@ def _analysis_of_result(
         links=links,
         path=functools.partial(critical_path, result.lanes),
     )
+
+
+def _band(
+    result: Result, program: Program, system: System, kernels: str | None, trained: bool
+) -> ErrorBand:
+    """Return the error band of a step."""
+    products = _products(result)
+    dtype = max(products, key=lambda name: products[name], default=main_dtype(program))
+    family = program_family(program, 1 if result.pipeline is None else result.pipeline.ranks)
+    software = kernels or system.kernels
+    return band_of(StepKind(software, system.device.name, family, bits_of(dtype)), trained)
 
 
 def _assumptions(result: Result) -> tuple[str, ...]:
@@ -210,13 +229,15 @@ def _products(result: Result) -> Counter[str]:
 
 
 def _step_use(result: Result, links: Sequence[LinkUse]) -> StepUse:
-    """Return what the time of a step depends on."""
-    kernels = frozenset[tuple[str, str]]().union(*(lane.kernels for lane in result.lanes))
-    return StepUse(
-        kernels={kernel for kernel in kernels if kernel[0] not in HOSTS},
-        links={link.part for link in links},
-        host={HOSTS[name] for name, _ in kernels if name in HOSTS},
-    )
+    """Return what the time of a step depends on, with the seconds of all devices together."""
+    kernels, host = Counter[tuple[str, str]](), Counter[str]()
+    for lane in result.lanes:
+        for key, spent_s in lane.kernels.items():
+            if key[0] in HOSTS:
+                host[HOSTS[key[0]]] += len(lane.devices) * spent_s  # type: ignore[assignment]
+            else:
+                kernels[key] += len(lane.devices) * spent_s  # type: ignore[assignment]
+    return StepUse(kernels, {link.part: link.time_s for link in links}, host)
 
 
 def parameters_of(program: Program) -> tuple[ReportParameter, ...]:

@@ -30,7 +30,12 @@ def _counts(op: Op) -> bool:
     return op.kind == "compute" and op.flops > 0 and bool(op.dtype)
 
 
-def hardware_of(system: System, products: Mapping[str, int], use: StepUse) -> Hardware:
+def hardware_of(
+    system: System,
+    products: Mapping[str, int],
+    use: StepUse,
+    spent_s: tuple[float, float, float],
+) -> Hardware:
     """Return the figures of a system.
 
     Parameters
@@ -41,11 +46,17 @@ def hardware_of(system: System, products: Mapping[str, int], use: StepUse) -> Ha
         type, of several types all FLOPs over the time that they take at the peaks of their types.
     use : StepUse
         What the step uses of the system.
+    spent_s : tuple of float
+        Seconds in which the busiest device computes, only communicates, and idles.
     """
     peaks = {dtype: system.peak_flops_per_s(dtype) for dtype in products}
     peak = sum(products.values()) / sum(products[dtype] / peaks[dtype] for dtype in products)
     dtype = " and ".join(sorted(products, key=lambda name: (-products[name], name)))
     near, far = system.intra_node, system.inter_node
+    numbers = use.numbers(system)
+    of_kernels, of_links = use.assumed_shares(system, numbers)
+    computes_s, moves_s, _ = spent_s
+    assumed_s = of_kernels * computes_s + of_links * moves_s
     bandwidth = system.memory_bandwidth_bytes_per_s
     capacity = units.size(system.memory_capacity_bytes)
     facts = [
@@ -74,7 +85,8 @@ def hardware_of(system: System, products: Mapping[str, int], use: StepUse) -> Ha
         memory_bandwidth_bytes_per_s=bandwidth,
         facts=tuple(facts),
         dtype=dtype,
-        numbers=use.numbers(system),
+        numbers=numbers,
+        assumed_share=assumed_s / sum(spent_s) if assumed_s else 0.0,
         price_per_device_hour_usd=system.device.price_per_hour,
         watts_per_device=system.device.watts,
     )

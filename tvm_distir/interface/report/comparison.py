@@ -54,11 +54,13 @@ class Comparison:
         return {
             "schema_version": SCHEMA_VERSION,
             "results": [{**outcome.to_dict(), "ratio": ratio} for outcome, ratio in rows],
+            "level": list(self.level),
         }
 
     def to_text(self) -> str:
         """Write the tables, ending with a newline: time, memory, and traffic by collective."""
-        lines = [*self._about(), *align(*self._times()), "", *align(*self._memory())]
+        times = [*align(*self._times()), *self._level()]
+        lines = [*self._about(), *times, "", *align(*self._memory())]
         return "\n".join([*lines, *self._figures(), *self._traffic()]) + "\n"
 
     def __str__(self) -> str:
@@ -82,14 +84,35 @@ class Comparison:
                     outcome.mesh,
                     units.duration(outcome.time_s),
                     "-" if ratio is None else f"{ratio:.3g}x",
+                    *([self._band(outcome)] if self._has_bands else []),
                     *parts,
                     "-" if outcome.bubble is None else units.share(outcome.bubble, 1.0),
                     outcome.bound_by,
                 ]
             )
         kinds = list(self.outcomes[0].spent_s)
-        head = ["", "mesh", "step", "ratio", *kinds, "bubble", "bound by"]
-        return head, rows, "llrr" + "r" * len(kinds) + "rl"
+        bands = ["error band"] * self._has_bands
+        head = ["", "mesh", "step", "ratio", *bands, *kinds, "bubble", "bound by"]
+        return head, rows, "llrr" + "r" * (len(kinds) + len(bands)) + "rl"
+
+    @property
+    def _has_bands(self) -> bool:
+        return any(outcome.band_s is not None for outcome in self.outcomes)
+
+    @staticmethod
+    def _band(outcome: Outcome) -> str:
+        return "-" if outcome.band_s is None else " to ".join(map(units.duration, outcome.band_s))
+
+    @property
+    def level(self) -> tuple[str, ...]:
+        """Return the names of the fastest step and of those whose error bands overlap with its."""
+        fastest = min(self.outcomes, key=lambda outcome: outcome.time_s)
+        names = [each.name for each in self.outcomes if each.is_level_with(fastest)]
+        return tuple(names) if len(names) > 1 else ()
+
+    def _level(self) -> list[str]:
+        """Return a sentence on the steps that are as fast as the fastest within their bands."""
+        return [f"Level within their error bands: {', '.join(self.level)}"] if self.level else []
 
     def _memory(self) -> tuple[list[str], list[list[str]], str]:
         rows = []

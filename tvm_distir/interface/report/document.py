@@ -23,7 +23,7 @@ def to_dict(analysis: Analysis) -> dict[str, object]:
     data : dict
         ``schema_version``, ``time_s``, ``peak_memory_bytes``, ``fits``, ``throughput`` (also
         utilisation and cost), ``flops`` before distribution, ``basis`` (system, kernel profile,
-        and all numbers of the system with their sources), ``bound_by``,
+        and all numbers of the system with their sources), ``band`` of the time, ``bound_by``,
         ``spent_s`` by what it goes to, ``devices``, ``collectives`` and ``ops`` with their times,
         ``memory``, ``out_of_memory``, ``advice``, ``links``, ``warnings``, ``unmodelled_ops``,
         ``branches``, ``timings_s``, ``meshes``, of a pipelined step ``pipeline``, and
@@ -42,6 +42,7 @@ def to_dict(analysis: Analysis) -> dict[str, object]:
         "throughput": {"tokens": analysis.tokens, **figures(analysis)._asdict()},
         "flops": None if analysis.flops is None else analysis.flops._asdict(),
         "basis": basis(analysis),
+        "band": None if analysis.band is None else analysis.band.to_dict(analysis.time_s),
         "bound_by": analysis.bound_by,
         "spent_s": analysis.spent_s,
         "meshes": [

@@ -130,14 +130,13 @@ def basis_words(analysis: Analysis) -> str:
     if not hardware.numbers:
         return words
     assumed = [number.name for number in hardware.numbers if number.is_assumed]
-    words += (
-        f"; {len(assumed)} of the {len(hardware.numbers)} numbers that the step uses are assumed"
-    )
+    words += f"; assumed numbers determine {units.share(hardware.assumed_share, 1)} of the step"
     if not assumed:
         return words
     shown = ", ".join(name.removeprefix("constants.") for name in assumed[:_SHOWN])
     more = f" and {len(assumed) - _SHOWN} more (--json)" if len(assumed) > _SHOWN else ""
-    return f"{words}: {printable(shown)}{more}"
+    words += f" ({len(assumed)} of the {len(hardware.numbers)} that it uses"
+    return f"{words}: {printable(shown)}{more})"
 
 
 def basis(analysis: Analysis) -> dict[str, object]:
@@ -147,5 +146,19 @@ def basis(analysis: Analysis) -> dict[str, object]:
         "system": analysis.hardware.name,
         "kernels": analysis.kernels,
         "assumed": [number.name for number in numbers if number.is_assumed],
+        "assumed_share": analysis.hardware.assumed_share,
         "numbers": [{**number._asdict(), "assumed": number.is_assumed} for number in numbers],
     }
+
+
+def band_words(analysis: Analysis) -> str:
+    """Return the band of the time, the measured steps that it is of, and what was not measured."""
+    band = analysis.band
+    if band is None:
+        return ""
+    low_s, high_s = band.around(analysis.time_s)
+    absent = f"; not measured: {', '.join(map(printable, band.absent))}" if band.absent else ""
+    return (
+        f"Error band: {units.duration(low_s)} to {units.duration(high_s)}, as for nine of ten of "
+        f"{band.rows} measured steps ({printable(band.group)}){absent}"
+    )

@@ -20,6 +20,7 @@ from tvm_distir.performance import (
     StepFlops,
     Verdict,
 )
+from tvm_distir.planning import ErrorBand
 
 SCHEMA_VERSION = 1
 
@@ -113,7 +114,8 @@ class Hardware:
 
     ``peak_flops`` is that of ``dtype``, of several types the mean of :func:`.collect.hardware_of`,
     and ``roof_flops`` that of the fastest; ``numbers`` are those of the system that the step uses,
-    with their sources.
+    with their sources, and ``assumed_share`` is the share of the step's time in kernels and exposed
+    communication that assumed ones of them determine.
     """
 
     name: str
@@ -123,6 +125,7 @@ class Hardware:
     facts: tuple[tuple[str, str], ...] = ()
     dtype: str = ""
     numbers: tuple[SourcedNumber, ...] = ()
+    assumed_share: float = 0.0
     price_per_device_hour_usd: float | None = None
     watts_per_device: float | None = None
     roof_flops: float | None = None
@@ -165,7 +168,8 @@ class Analysis:
     ``ops`` and ``functions`` are those of the devices that ``focus`` names. ``trials`` are changes
     that were simulated, ``untried`` parts of the step and changes that may lessen them. ``tokens``
     are those of a step, where the model has a token input; ``flops`` those of the module before it
-    is distributed. ``kernels`` is the name of the kernel profile. ``notes``, what the file of the
+    is distributed. ``kernels`` is the name of the kernel profile, and ``band`` how far
+    measured steps were from predictions. ``notes``, what the file of the
     model asks for that the model does not have, are stated in the head of the report.
     """
 
@@ -190,6 +194,7 @@ class Analysis:
     tokens: int | None = None
     flops: StepFlops | None = None
     kernels: str = "eager"
+    band: ErrorBand | None = None
     assumptions: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

@@ -51,6 +51,8 @@ class Outcome:
         The share of a pipelined step.
     figures : mapping of str to float
         The known figures of :class:`.figures.Figures`, by name.
+    band_s : (float, float), optional
+        The ends of the error band of the time.
     """
 
     name: str
@@ -65,6 +67,13 @@ class Outcome:
     wire_bytes: Mapping[str, int]
     bubble: float | None = None
     figures: Mapping[str, float] = field(default_factory=dict)
+    band_s: tuple[float, float] | None = None
+
+    def is_level_with(self, other: Outcome) -> bool:
+        """Return whether the error bands of both overlap; False where one is unknown."""
+        if self.band_s is None or other.band_s is None:
+            return False
+        return self.band_s[0] <= other.band_s[1] and other.band_s[0] <= self.band_s[1]
 
     @property
     def bound_by(self) -> str:
@@ -130,6 +139,7 @@ class Outcome:
                 for key, value in result.throughput.items()
                 if value is not None and key in Figures._fields
             },
+            band_s=None if result.band is None else (result.band.low_s, result.band.high_s),
         )
 
 
@@ -143,6 +153,15 @@ class _Spent:
     launch: NotNegative
     communication: NotNegative
     idle: NotNegative
+
+
+@dataclass(frozen=True)
+class _Band:
+    """The keys that are read of an error band."""
+
+    __pydantic_config__: ClassVar[Any] = OTHER_KEYS
+    low_s: NotNegative
+    high_s: NotNegative
 
 
 @dataclass(frozen=True)
@@ -186,6 +205,7 @@ class _ResultFile:
     model: str | None = None
     strategy: str | None = None
     pipeline: _Pipeline | None = None
+    band: _Band | None = None
     throughput: dict[str, NotNegative | None] = field(default_factory=dict)
 
 

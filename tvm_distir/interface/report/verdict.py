@@ -7,7 +7,7 @@ from __future__ import annotations
 from tvm_distir.support import InfeasibleError, printable
 from tvm_distir.support.display import units
 
-from .figures import basis_words, figure_lines
+from .figures import band_words, basis_words, figure_lines
 from .model import Analysis
 
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
@@ -98,6 +98,7 @@ def verdict_lines(analysis: Analysis, paint: Painter) -> list[str]:
         *(f"  {line}" for line in figure_lines(analysis)),
         *([f"  {staged}"] if staged else []),
         f"  Based on {basis_words(analysis)}.",
+        *([f"  {band}."] if (band := band_words(analysis)) else []),
         *(f"  {paint('yellow', printable(note))}." for note in analysis.notes),
     ]
 

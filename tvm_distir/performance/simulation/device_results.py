@@ -207,8 +207,8 @@ class DeviceGroupResult:
         A function that computes the memory when it is first asked for.
     tables : callable giving (tuple of OpTime, tuple of FunctionTime)
         A function that computes the times of ops and functions when they are first asked for.
-    kernels : frozenset of (str, str)
-        The classes of kernels, and of the work of the host, with the types of their arithmetic.
+    kernels : mapping of (str, str) to float
+        Seconds of kernels, and of the work of the host, by class and the type of their arithmetic.
     products : mapping of str to int
         FLOPs of matrix products, convolutions and attention on each device, by the type of their
         arithmetic.
@@ -221,7 +221,7 @@ class DeviceGroupResult:
     timeline: DeviceTimeline = field(repr=False, compare=False)
     held: Callable[[], DeviceMemory] = field(repr=False, compare=False)
     tables: Callable[[], Tables] = field(repr=False, compare=False)
-    kernels: frozenset[tuple[str, str]] = frozenset()
+    kernels: Mapping[tuple[str, str], float] = field(default_factory=dict)
     products: Mapping[str, int] = field(default_factory=dict)
     products_s: float = 0.0
 

@@ -38,16 +38,16 @@ Traffic = dict[TrafficKey, list[int]]
 class _Ops(NamedTuple):
     """Ops that are run, how often, those of them that count as traffic, and all FLOPs.
 
-    ``kernels`` are the classes and types of kernels and of the work of the host, ``products`` the
-    FLOPs of tensor kernels by type and ``product_ps`` their time, ``delay_ps`` is the sum of the
-    delays beside started collectives.
+    ``kernels`` are the picoseconds of kernels and of the work of the host by class and type,
+    ``products`` the FLOPs of tensor kernels by type and ``product_ps`` their time, ``delay_ps`` is
+    the sum of the delays beside started collectives.
     """
 
     rows: list[OpRow]
     counts: list[int]
     moves: list[tuple[OpRow, int]]
     flops: int
-    kernels: frozenset[tuple[str, str]]
+    kernels: dict[tuple[str, str], int]
     products: dict[str, int]
     product_ps: int
     delay_ps: int
@@ -119,7 +119,7 @@ class StepAccount:
                 timeline,
                 functools.cache(memory_of),
                 functools.cache(tables),
-                ops.kernels,
+                {key: seconds(spent_ps) for key, spent_ps in ops.kernels.items()},
                 ops.products,
                 seconds(ops.product_ps),
             )
@@ -156,11 +156,11 @@ class StepAccount:
                 if pair[0].stream not in (COMPUTE, SEND)
             ]
             flops = sum(count * row.op.flops for row, count in zip(rows, often, strict=True))
-            kernels = frozenset(
-                (row.op.kernel_class, row.op.dtype) for row in rows if row.op.kind == "compute"
-            )
+            kernels = Counter[tuple[str, str]]()
             products, product_ps = Counter[str](), 0
             for row, count in zip(rows, often, strict=True):
+                if row.op.kind == "compute":
+                    kernels[row.op.kernel_class, row.op.dtype] += count * row.duration_ps
                 if row.op.kernel_class in TENSOR_CLASSES and row.op.flops:
                     products[row.op.dtype] += count * row.op.flops
                     product_ps += count * row.duration_ps

@@ -15,9 +15,10 @@ from tvm import ir
 
 from tvm_distir.core.plan import Plan
 from tvm_distir.core.rewriting import gc_paused
-from tvm_distir.hardware import System
+from tvm_distir.hardware import System, main_dtype
 from tvm_distir.models import load_model
 from tvm_distir.performance import Profile, check_products
+from tvm_distir.planning.error_band import StepKind, bits_of
 from tvm_distir.planning.workers import Workers
 from tvm_distir.support import UsageError
 
@@ -152,8 +153,19 @@ def search(
         best = next((plan.row for plan in result.plans if plan.row is not result.baseline), None)
         if why and best is not None and not result.interrupted:
             result = replace(result, why=trials.why(best.candidate))
+        if train is not None and result.plans:
+            count = result.plans[0].row.candidate.micro_batches
+            result = replace(result, kind=_kind(resolved, source.forward(count)))
         price = resolved.device.price_per_hour
         return result if price is None else replace(result, price_per_s_usd=price * devices / 3600)
+
+
+def _kind(system: System, model: ir.IRModule) -> StepKind:
+    """Return the kind of the training step of a model, but for the family of its plan."""
+    profile = Profile.resolve(system.kernels)
+    dtype = profile.quantization.dtype if profile.quantization else ""
+    bits = bits_of(dtype or main_dtype(model))
+    return StepKind(profile.name, system.device.name, "", bits)
 
 
 def _check_counts(enumeration: Enumeration) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from tvm_distir.core.plan import Plan
 from tvm_distir.performance import Result
+from tvm_distir.planning.error_band import ErrorBand, StepKind, band_of, family_of
 from tvm_distir.support import DataTable, Displayed
 
 from .candidates import Candidate
@@ -209,6 +210,8 @@ class SearchResult(Displayed):
         The min-marginals of the best plan's weights, where they were requested.
     price_per_s_usd : float, optional
         Dollars for a second of all devices, where the system states a price.
+    kind : StepKind, optional
+        What measured steps must have in common with the step but for the family of its plan.
     """
 
     plans: tuple[FoundPlan, ...]
@@ -219,6 +222,23 @@ class SearchResult(Displayed):
     interrupted: bool = False
     why: tuple[MinMarginal, ...] = ()
     price_per_s_usd: float | None = None
+    kind: StepKind | None = None
+
+    def band(self, row: CandidateRow) -> ErrorBand | None:
+        """Return the error band of a simulated row; None where the kind of step is unknown."""
+        if self.kind is None or row.time_s is None:
+            return None
+        parts = dict(part.split("/") for part in row.parts.split() if "/" in part)
+        counts = {kind: float(count) for kind, count in parts.items()}
+        family = family_of(row.candidate.stages, row.candidate.devices, counts)
+        return band_of(replace(self.kind, family=family))
+
+    @property
+    def level(self) -> int:
+        """Return how many plans, the fastest first, have bands that overlap with the first's."""
+        bands = [self.band(plan.row) for plan in self.plans]
+        ends = [b.around(p.time_s) for b, p in zip(bands, self.plans, strict=True) if b is not None]
+        return next((n for n, (low_s, _) in enumerate(ends) if low_s > ends[0][1]), len(ends))
 
     @property
     def space(self) -> dict[str, int]:
@@ -278,9 +298,15 @@ class SearchResult(Displayed):
                         if self.price_per_s_usd is None
                         else {"cost_per_step_usd": plan.time_s * self.price_per_s_usd}
                     ),
+                    **(
+                        {}
+                        if (band := self.band(plan.row)) is None
+                        else {"band": band.to_dict(plan.time_s)}
+                    ),
                 }
                 for plan in self.plans
             ],
+            "level": self.level,
             "front": [row.candidate.key for row in self.front],
             "space": self.space,
             "complete": self.complete,

@@ -11,7 +11,7 @@ from tvm import ir, relax
 from tvm.relax import Binding, BindingBlock, Var
 
 from tvm_distir.core.ir import flat_types, is_private
-from tvm_distir.core.ir.attributes import IN_FLIGHT_ATTR
+from tvm_distir.core.ir.attributes import COUNT_PHASE, IN_FLIGHT_ATTR, phase_of
 from tvm_distir.core.ir.operators import free_name, started_op
 from tvm_distir.core.passes import Rewrite, module_pass
 from tvm_distir.core.redistribution import local_bytes
@@ -116,6 +116,8 @@ class _Prefetch:
     def _lifted(self, gv: ir.GlobalVar, fn: relax.Function) -> HoistedGathers | None:
         """Return the gathers hoisted out of a function, or None if there are none."""
         if not is_private(fn) or gv in self.calls.barred or not self.calls.of[gv]:
+            return None
+        if phase_of(fn) == COUNT_PHASE:  # it runs for other micro-batches too, as a whole
             return None
         noted = fn.attrs[IN_FLIGHT_ATTR] if fn.attrs and IN_FLIGHT_ATTR in fn.attrs else {}
         if len(fn.body.blocks) != 1 or "params" in noted:
