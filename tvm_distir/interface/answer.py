@@ -22,7 +22,7 @@ from tvm_distir.planning import (
     TrainingOptions,
     serve_analyze,
 )
-from tvm_distir.support import DistIRError, InfeasibleError, ModelError, option_fields
+from tvm_distir.support import DistIRError, ModelError, option_fields
 from tvm_distir.support.display import units
 
 from .analysis import analyze_study
@@ -32,8 +32,8 @@ DEGREES = (2, 4, 8)
 """Devices of tensor parallelism that are tried, inside of a node."""
 SAMPLES_PER_DEVICE = 2
 """Sequences per device of a training step whose batch is not given."""
-WORKLOAD = "poisson:1,in=1024,out=256"
-"""Requests of serving; the rate does not matter for the most that can be served."""
+INPUT_TOKENS, OUTPUT_TOKENS = 1024, 256
+"""Of a request; at what rate they arrive does not matter for the most that can be served."""
 _REFUSED = ("DIST0233", "DIST0234", "DIST0404", "DIST0760", "DIST0761", "DIST0803")
 """A strategy does not know the model's weights, they cannot be divided so, or do not fit."""
 
@@ -117,7 +117,8 @@ class Answer:
         lines = [f"{self.model} on {self.devices} x {self.system}: {self.question}"]
         best = self.best
         if best is None:
-            lines.append(f"  DOES NOT FIT into {units.size(self.capacity_bytes)} per device")
+            capacity = units.size(self.capacity_bytes)
+            lines.append(f"  DOES NOT FIT: none of the usual plans runs in {capacity} per device")
         else:
             rate = f"{units.count(best.rate)} {self.unit}"
             lines.append(f"  fits, best with {best.words}: {rate}")
@@ -152,8 +153,6 @@ def answer(options: AnalysisOptions, devices: int) -> Answer:
     ------
     UsageError
         DIST0155 without a system.
-    InfeasibleError
-        DIST0801 where no plan is one of the model.
     DistIRError
         What the stages raise.
     """
@@ -162,17 +161,18 @@ def answer(options: AnalysisOptions, devices: int) -> Answer:
     degrees = [n for n in DEGREES if n <= most and devices % n == 0]
     question, unit = "training", "tokens/s"
     if not options.train:
-        question, unit = "serving 1,024 tokens in, 256 out", "requests/s"
-        attempts = [_Serving(options, system, tp, devices // tp) for tp in (1, *degrees)]
+        inputs = options.seq or INPUT_TOKENS
+        question, unit = f"serving {inputs:,} tokens in, {OUTPUT_TOKENS} out", "requests/s"
+        engines = [_Serving(options, system, tp, devices // tp) for tp in (1, *degrees)]
         try:
-            return _answer(options, system, devices, question, unit, attempts)
+            return _answer(options, system, devices, question, unit, engines)
         except ModelError as error:
             if error.code != "DIST0331":  # the model has no serving step
                 raise
         question, unit = "forward", "samples/s"
     with gc_paused():
-        attempts = _steps(options, system, devices, degrees)
-        return _answer(options, system, devices, question, unit, attempts)
+        steps = _steps(options, system, devices, degrees)
+        return _answer(options, system, devices, question, unit, steps)
 
 
 def _answer(
@@ -187,11 +187,6 @@ def _answer(
             if error.code not in _REFUSED:
                 raise
             refused.append(f"{error.code} {error.location}: {error.what}")
-    if not choices:
-        raise InfeasibleError(
-            "DIST0801", f"none of the usual plans is possible: {'; '.join(refused)}",
-            location=str(options.model), remedy="Use tvm-distir search, or write a plan.",
-        )  # fmt: skip
     choices.sort(key=lambda choice: (not choice.fits, -choice.rate))
     return Answer(
         str(options.model), system.name, devices, question, unit, system.memory_capacity_bytes,
@@ -279,13 +274,15 @@ class _Serving:
 
     def __call__(self) -> Choice:
         """Serve requests."""
-        model, mesh = str(self.options.with_seq().model), {"tp": self.tp}
+        model, mesh = str(self.options.model), {"tp": self.tp}
+        tokens = self.options.seq or INPUT_TOKENS
+        workload = f"poisson:1,in={tokens},out={OUTPUT_TOKENS}"
         report = serve_analyze(
-            model, "megatron", mesh, self.system, WORKLOAD, replicas=self.replicas
+            model, "megatron", mesh, self.system, workload, replicas=self.replicas
         )
         summary = report.summary
         words = ["tvm-distir", "serve-analyze", model, "--system", self.system.name]
-        words += ["--strategy", "megatron", "--mesh", f"tp={self.tp}"]
+        words += ["--strategy", "megatron", "--mesh", f"tp={self.tp}", "--workload", workload]
         words += ["--replicas", str(self.replicas)] if self.replicas > 1 else []
         return Choice(
             "megatron", mesh, self.replicas, summary.capacity_per_s or summary.requests_per_s,

@@ -20,7 +20,7 @@ from tvm.relax.op import astype, expand_dims, permute_dims, reshape, where
 from tvm_distir.core.ir import known_shape
 from tvm_distir.core.rewriting import scalar
 from tvm_distir.models.common.quiet import IMPORT_ERRORS, drop_half_built, reason
-from tvm_distir.support import ModelError
+from tvm_distir.support import GenericConst, ModelError
 
 from .batch import node_location
 from .protos import attributes_of
@@ -70,7 +70,7 @@ class NodeCall:
     def numbers(self, index: int) -> npt.NDArray[np.generic]:
         """Return the values of a constant operand."""
         value = self[index]
-        if not isinstance(value, ir.GenericConst):
+        if not isinstance(value, GenericConst):
             raise UnreadNode(f"operand {index} is no constant")
         return np.asarray(value.value.numpy())
 

@@ -33,6 +33,7 @@ from tvm_distir.core.rewriting.calls import (
 from tvm_distir.core.rewriting.functions import has_dtensor
 from tvm_distir.core.rewriting.nodes import make_call
 from tvm_distir.core.rewriting.writer import BlockWriter, with_body
+from tvm_distir.support import GenericConst
 
 
 def with_call_views(mod: ir.IRModule) -> ir.IRModule:
@@ -120,8 +121,8 @@ class _Rewriter:
                 for i in range(len(ty.fields))
             ]
             return tuple_of([self._on(x, t) for x, t in zip(fields, ty.fields, strict=True)])
-        if isinstance(value, ir.GenericConst):
-            return ir.GenericConst(value.value, ty)
+        if isinstance(value, GenericConst):
+            return GenericConst(value.value, ty)
         key = handle(value), mesh_key(ty.device_mesh)
         if key not in self.written:
             self.written[key] = self.writer.emit(ops.view(value, ty.device_mesh), value.name)

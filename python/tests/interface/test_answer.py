@@ -1,0 +1,81 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""``tvm-distir MODEL --gpus 8xh100`` tries the usual plans and names the best that fits."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+import pytest
+
+import tvm_distir as td
+from tvm_distir.interface.command.app import main
+from tvm_distir.interface.command.ask import read_gpus
+from tvm_distir.support import UsageError
+
+GPT = "zoo:gpt?size=tiny"
+
+
+def asked(capsys, *words: str) -> dict:
+    assert main([*words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_training_step_on_two_devices(capsys):
+    found = asked(capsys, GPT, "--gpus", "2xH100", "--train")
+    assert [(c["strategy"], c["mesh"]) for c in found["choices"]] == [
+        ("fsdp", {"dp": 2}), ("zero:stage=1+megatron:sequence=1", {"dp": 1, "tp": 2}),
+    ]  # fmt: skip
+    best = found["choices"][0]
+    analysis = td.analyze(
+        GPT, strategy="fsdp", mesh={"dp": 2}, system="h100", batch=4, recompute="auto",
+        train={"optimizer": "adamw"},
+    )  # fmt: skip
+    assert best["time_s"] == analysis.time_s
+    assert best["memory_bytes"] == analysis.peak_memory_bytes and found["fits"]
+    assert best["rate"] == pytest.approx(4 * 16 / analysis.time_s)
+
+
+def test_the_command_that_it_names_gives_the_same_step(capsys):
+    (best, *_) = asked(capsys, GPT, "--gpus", "h100", "--train", "--batch", "8")["choices"]
+    words = shlex.split(best["command"])
+    assert words[0] == "tvm-distir" and main([*words[1:], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["time_s"] == best["time_s"]
+
+
+def test_a_decoder_is_served_and_another_model_runs_forward(capsys):
+    served = asked(capsys, "zoo:llama?size=tiny", "--gpus", "2xh100")
+    assert served["unit"] == "requests/s"
+    assert {(c["mesh"]["tp"], c["replicas"]) for c in served["choices"]} == {(1, 2), (2, 1)}
+    forward = asked(capsys, "zoo:resnet?size=tiny", "--gpus", "2xh100")
+    assert forward["unit"] == "samples/s" and [c["mesh"] for c in forward["choices"]] == [{"dp": 2}]
+    assert "DIST0233" in forward["refused"][0]
+
+
+def test_what_does_not_fit_is_said(capsys):
+    model = "zoo:mlp?batch=1,layers=2,hidden=200000"
+    assert main([model, "--gpus", "h100", "--train"]) == 3
+    text = capsys.readouterr().out
+    assert "DOES NOT FIT: none of the usual plans runs in 79.6 GiB" in text and "DIST0803" in text
+
+
+def test_an_analysis_without_a_plan_is_of_one_device(capsys):
+    assert main(["analyze", GPT, "--system", "h100", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    one = td.analyze(GPT, strategy="data_parallel", mesh={"dp": 1}, system="h100")
+    assert found["time_s"] == one.time_s == td.analyze(GPT, system="h100").time_s
+    assert main(["analyze", GPT, "--system", "h100", "--mesh", "dp=2"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "read"), [("8xh100", (8, "h100")), ("h100", (1, "h100")), ("64 X A100", (64, "A100"))]
+)
+def test_devices_are_read(text, read):
+    assert read_gpus(text) == read
+
+
+@pytest.mark.parametrize("text", ["", "0xh100", "8 x"])
+def test_a_text_that_names_no_devices_is_refused(text):
+    with pytest.raises(UsageError, match="DIST0152"):
+        read_gpus(text)
