@@ -63,6 +63,8 @@ class FunctionBuffers:
         Parameters that nobody reads.
     results : tuple of int
         Buffers; they are in no ``ends``. Behind those that it gives are those that are ``lent``.
+    scratch : set of int
+        The buffers that a kernel allocates while it runs.
     lent : tuple of (int, int)
         The place of each result that is in flight: the buffer that the collective reads until it
         has ended.
@@ -81,6 +83,7 @@ class FunctionBuffers:
     unread: frozenset[int] = frozenset()
     results: tuple[int, ...] = ()
     last: tuple[int, ...] = ()
+    scratch: set[int] = field(default_factory=set)
     lent: tuple[tuple[int, int], ...] = ()
 
 
@@ -174,6 +177,10 @@ class _Reader:
             category = TEMPORARIES if op.kind == "compute" else COMMUNICATION
             for value in op.outputs:
                 at[value] = self._make(value, category, number)
+        if op.scratch_bytes and op.outputs:
+            size = self.program.rounded(op.scratch_bytes)
+            lives.scratch.add(self._make(op.outputs[0], TEMPORARIES, number, size))
+            lives.categories[-1] = TEMPORARIES
         new = tuple(range(before, len(lives.sizes)))
         if op.is_start:
             self.buffers_of.update((buffer, reads) for buffer in new)

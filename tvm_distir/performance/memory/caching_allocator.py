@@ -240,6 +240,8 @@ class CachingAllocator:
         maker = lives.makers[buffer]
         op = lives.steps[maker].op if maker >= 0 else None
         title = self.names.value(lives.name, lives.values[buffer], path)
+        if buffer in lives.scratch:
+            title = f"scratch of {title}"
         return Label(title, "" if op is None else op.callee or op.op, lives.name)
 
     def _mark_gradients(

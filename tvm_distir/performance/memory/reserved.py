@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Count the memory that PyTorch takes from a device: segments, the CUDA context and NCCL."""
+"""Count the memory that PyTorch takes from a device: segments, workspaces, context and NCCL."""
 
 from __future__ import annotations
 
@@ -26,6 +26,11 @@ CONTEXT_BYTES = 512 * MIB
 COMMUNICATOR_BYTES = 2 * 16 * 4 * MIB
 """Assumed: buffers of ``NCCL_BUFFSIZE`` (4 MiB by default, see NCCL's documentation of environment
 variables) to both neighbours of a ring, on 16 channels, per group of devices."""
+
+WORKSPACE_BYTES = 2 * 4 * MIB + 8 * 16 * 1024
+"""The workspace of cuBLAS of a stream, which the first product allocates and nothing frees: the
+default of ``CUBLAS_WORKSPACE_CONFIG``, see "cuBLAS workspaces" in PyTorch's notes on CUDA
+semantics."""
 
 
 class Replay:
@@ -107,7 +112,7 @@ def reserved_account(program: Program, number: int, expandable: bool) -> MemoryA
     """Return the memory of the devices of an entry, or of a rank, as PyTorch reserves it.
 
     The peak is what the device has to have: segments, context and buffers of communicators. The
-    step is run once, behind what is there from the beginning.
+    step is run once, behind what is there from the beginning, the workspace of products included.
 
     Parameters
     ----------
@@ -118,24 +123,35 @@ def reserved_account(program: Program, number: int, expandable: bool) -> MemoryA
         Whether segments are expandable.
     """
     framework, segments = CachingAllocator(program), SegmentAllocator(expandable)
+    roots = program.as_stages.functions_of(number)
+    workspace = WORKSPACE_BYTES if _has_products(program, roots) else 0
     memories = RankMemories(program, framework)
     account = memories.of(number).account
     for walk, _ in memories.walks(number, memories.steps[number]):
-        if segments.most_allocated < account.peak_bytes:  # not all of it is in the cut steps
+        if segments.most_allocated < account.peak_bytes + workspace:  # cut steps may lack some
             segments = SegmentAllocator(expandable)
+            if workspace:
+                segments.take(workspace)
             for size in (buffer.bytes for buffer in memories.resident(walk) if buffer.bytes):
                 segments.take(size)
             Replay(framework, segments).rank(memories, walk)
-    groups = _communicators(program, program.as_stages.functions_of(number))
+    groups = _communicators(program, roots)
     overhead = CONTEXT_BYTES + groups * COMMUNICATOR_BYTES
-    unused = segments.reserved - account.peak_bytes
+    unused = segments.reserved - account.peak_bytes - workspace
+    parts = {"workspace": workspace} if workspace else {}
     return dataclasses.replace(
         account,
         allocator="pytorch",
         peak_bytes=segments.reserved + overhead,
         fragmentation_bytes=0,
-        at_peak={**account.at_peak, "unused": unused, "context": overhead},
+        at_peak={**account.at_peak, **parts, "unused": unused, "context": overhead},
     )
+
+
+def _has_products(program: Program, roots: Iterable[str]) -> bool:
+    """Return whether the functions of a device multiply matrices."""
+    ops = (op for name in reached(program.functions, roots) for op in program.functions[name].ops)
+    return any(op.kernel_class == "matmul" for op in ops)
 
 
 def _communicators(program: Program, roots: Iterable[str]) -> int:

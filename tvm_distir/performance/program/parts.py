@@ -128,6 +128,8 @@ class Op(NamedTuple):
         The tag that joins the ends of a transfer, and the mesh at the other end.
     measured_ps : int
         The measured picoseconds of a compute op; 0: it was not measured.
+    scratch_bytes : int
+        The bytes that a measured compute op allocates while it runs, besides its results.
     selects : tuple of int
         Of a product of experts: how many experts work on a token, and all experts.
     anchor : str
@@ -161,6 +163,7 @@ class Op(NamedTuple):
     tag: Integer = 0
     peer_mesh: Count = 0
     measured_ps: Count = 0
+    scratch_bytes: Count = 0
     selects: tuple[Count, ...] = ()
     anchor: Text = ""
     channel: Count = 0
@@ -210,7 +213,8 @@ modelled)."""
 
 
 def _keys_of_op(kind: str) -> Keys:
-    optional = ("reason", "measured_ps", "selects") if kind == "compute" else ("reason",)
+    measured = ("measured_ps", "scratch_bytes", "selects") if kind == "compute" else ()
+    optional = ("reason", *measured)
     types = get_type_hints(Op, include_extras=True)
     types["collective"] = Annotated[str, one_of(TRANSFERS if kind == "transfer" else COLLECTIVES)]
     keys = (*COMMON_KEYS, *EXTRA_KEYS[kind], *optional)

@@ -68,8 +68,9 @@ def _op(op: Op) -> dict[str, Any]:
         out[key] = list(value) if isinstance(value, tuple) else value
     if not op.modelled:
         out["reason"] = op.reason
-    if op.measured_ps:
-        out["measured_ps"] = op.measured_ps
+    for key in ("measured_ps", "scratch_bytes"):
+        if getattr(op, key):
+            out[key] = getattr(op, key)
     if op.selects:
         out["selects"] = list(op.selects)
     return out

@@ -72,6 +72,55 @@ def test_a_prediction_is_the_sum_of_the_times(kept):
     assert grouped.time_s == pytest.approx(total_ps * 1e-12, rel=1e-12)
 
 
+SCRATCH = """
+@I.ir_module
+class M:
+    @T.prim_func(private=True, s_tir=True)
+    def kernel(x: T.Buffer((64, 32), "float32"), y: T.Buffer((64, 32), "float32")):
+        a = T.alloc_buffer((64, 32))
+        b = T.alloc_buffer((64,))
+        for i, j in T.grid(64, 32):
+            with T.sblock("a"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                a[vi, vj] = x[vi, vj] * T.float32(2)
+        for i, j in T.grid(64, 32):
+            with T.sblock("b"):
+                vi, vj = T.axis.remap("SR", [i, j])
+                with T.init():
+                    b[vi] = T.float32(0)
+                b[vi] = b[vi] + a[vi, vj]
+        for i, j in T.grid(64, 32):
+            with T.sblock("y"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                y[vi, vj] = a[vi, vj] - b[vi]
+
+    @R.function
+    def main(x: R.Tensor((64, 32), "float32")):
+        cls = M
+        with R.dataflow():
+            y = R.call_tir(cls.kernel, (x,), out_ty=R.Tensor((64, 32), "float32"))
+            R.output(y)
+        return y
+"""
+
+
+@pytest.mark.quick
+def test_memory_that_a_kernel_allocates_is_live_while_it_runs(kept):
+    """Two buffers that are read together: 64 x 32 and 64 floats."""
+    mod = td.from_tvmscript(SCRATCH)
+    lowered = td.distribute(mod, td.Plan(mesh={"x": 1}))
+    for _ in range(2):  # measured, and from the cache
+        program = td.measure(lowered)
+        (op,) = [op for op in program.functions["main"].ops if op.kind == "compute"]
+        assert op.scratch_bytes == 4 * (64 * 32 + 64)
+    account = td.simulate(program, "laptop-cpu").lanes[0].account
+    plain = td.simulate(td.export(lowered), "laptop-cpu").lanes[0].account
+    more = account.at_peak["temporaries"] - plain.at_peak.get("temporaries", 0)
+    assert more == -(-op.scratch_bytes // 512) * 512
+    (group,) = [g for g in account.holders if g.what.startswith("scratch of")]
+    assert group.bytes == more
+
+
 def test_times_are_kept_by_kernel(lowered, kept, monkeypatch):
     first = td.measure(lowered["resnet"])
     assert len(list(kept.rglob("*.json"))) == 1
@@ -97,22 +146,30 @@ def test_a_longer_kernel_takes_longer(kept):
     assert np.isfinite(times).all()
 
 
+COST = timing.KernelCost(2.0, 8)
 BROKEN = {
     "cut_short": lambda data: data[: len(data) // 2],
     "empty": lambda data: b"",
     "list": lambda data: b"[1]",
     "binary": lambda data: b"\xff\xfe\x00",
     "deep": lambda data: b"[" * 100_000,
-    "nan": lambda data: json.dumps(dict.fromkeys(json.loads(data), float("nan"))).encode(),
-    "negative": lambda data: json.dumps(dict.fromkeys(json.loads(data), -1.0)).encode(),
-    "text": lambda data: json.dumps(dict.fromkeys(json.loads(data), "1")).encode(),
-    "a_year": lambda data: json.dumps(dict.fromkeys(json.loads(data), 3e7)).encode(),
+    **{
+        name: lambda data, cost=cost: json.dumps(dict.fromkeys(json.loads(data), cost)).encode()
+        for name, cost in {
+            "nan": [float("nan"), 0],
+            "negative": [-1.0, 0],
+            "text": ["1", 0],
+            "a_year": [3e7, 0],
+            "no_memory": 1.0,
+            "negative_memory": [1.0, -1],
+        }.items()
+    },
 }
 
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_cache_is_measured_again(lowered, kept, monkeypatch, name):
-    monkeypatch.setattr(timing, "_run_all", lambda _, calls: dict.fromkeys(calls, 2.0))
+    monkeypatch.setattr(timing, "_run_all", lambda _, calls: dict.fromkeys(calls, COST))
     whole = td.measure(lowered["gpt"])
     (file,) = kept.rglob("*.json")
     good = file.read_bytes()
@@ -125,7 +182,7 @@ def test_a_broken_cache_is_measured_again(lowered, kept, monkeypatch, name):
 
 @pytest.mark.parametrize("hindrance", ["file", "pipe"])
 def test_times_are_used_that_cannot_be_kept(lowered, kept, monkeypatch, hindrance):
-    monkeypatch.setattr(timing, "_run_all", lambda _, calls: dict.fromkeys(calls, 2.0))
+    monkeypatch.setattr(timing, "_run_all", lambda _, calls: dict.fromkeys(calls, COST))
     whole = td.measure(lowered["gpt"], cached=False)
     (kept / "there").touch()
     folder = kept / ("there" if hindrance == "file" else "new")
@@ -147,12 +204,12 @@ from tvm_distir.execution.runtime.program import timing
 timing.CACHE = Path(sys.argv[1])
 timing._calls = lambda kernels: dict.fromkeys(kernels)
 timing._key = str
-timing._run_all = lambda kernels, calls: dict.fromkeys(calls, 1.0)
+timing._run_all = lambda kernels, calls: dict.fromkeys(calls, timing.KernelCost(1.0, 8))
 print("ready", flush=True)
 sys.stdin.readline()
 for count in range(200):
     name = f"{sys.argv[2]}{count}"
-    timing._times({name: name}, True)
+    timing._costs({name: name}, True)
 """
 
 
@@ -169,4 +226,5 @@ def test_two_processes_keep_the_times_of_both(tmp_path):
         process.communicate(timeout=120)
         assert process.returncode == 0
     (file,) = tmp_path.rglob("*.json")
-    assert json.loads(file.read_bytes()) == {f"{name}{n}": 1.0 for name in "ab" for n in range(200)}
+    costs = {f"{name}{n}": [1.0, 8] for name in "ab" for n in range(200)}
+    assert json.loads(file.read_bytes()) == costs

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import tvm
@@ -25,6 +26,7 @@ from tvm_distir.transforms import repair_kernels
 from .compilation import not_compiled, order_loops
 from .cores import one_thread
 from .io_layout import np_dtype
+from .kernel_scratch import ScratchCounter
 from .launched import launched
 from .targets import check_engine_runs, target_in_scope
 
@@ -35,12 +37,28 @@ _MOST_S = 86400.0
 """No kernel is run for longer than a day to be timed: a longer time in the cache is absurd."""
 
 
+class KernelCost(NamedTuple):
+    """Measured cost of a kernel.
+
+    Attributes
+    ----------
+    time_s : float
+    scratch_bytes : int
+        What it allocates while it runs, besides its results.
+    """
+
+    time_s: float
+    scratch_bytes: int
+
+
 def measure(mod: ir.IRModule, *, fuse: bool = False, cached: bool = True) -> Program:
-    """Export a level-5 module with the times of its kernels, measured on this machine.
+    """Export a level-5 module with the times and scratch memory of its kernels on this machine.
 
     Each distinct kernel is compiled and run on a core, timed by the thread's CPU time: the quickest
-    of three. Times are kept on disk by kernel, target and processor. What is no kernel of TVM's
-    (collectives, calls of external functions) has no time, and gets that of the system.
+    of three. Both are kept on disk by kernel, target and processor. What is no kernel of TVM's
+    (collectives, calls of external functions) has no time, and gets that of the system. The scratch
+    memory of a kernel is that of the buffers in global memory that it allocates besides its
+    results, after TVM has let them share memory (its pass ``StorageRewrite``).
 
     Parameters
     ----------
@@ -55,7 +73,7 @@ def measure(mod: ir.IRModule, *, fuse: bool = False, cached: bool = True) -> Pro
     Returns
     -------
     Program
-        ``Op.measured_ps`` of its compute ops is the time.
+        ``Op.measured_ps`` of its compute ops is the time, ``Op.scratch_bytes`` the memory.
 
     Raises
     ------
@@ -78,13 +96,16 @@ def measure(mod: ir.IRModule, *, fuse: bool = False, cached: bool = True) -> Pro
     kernels = launched(mod, fuse)
     program = export(kernels)
     with target_in_scope():
-        times_s = _times(order_loops(kernels), cached)
+        costs = _costs(order_loops(kernels), cached)
     functions = {
         name: replace(
             fn,
             ops=tuple(
-                op._replace(measured_ps=max(1, round(times_s[op.op] * PICOSECONDS)))
-                if op.kind == "compute" and op.op in times_s
+                op._replace(
+                    measured_ps=max(1, round(costs[op.op].time_s * PICOSECONDS)),
+                    scratch_bytes=costs[op.op].scratch_bytes,
+                )
+                if op.kind == "compute" and op.op in costs
                 else op
                 for op in fn.ops
             ),
@@ -94,8 +115,8 @@ def measure(mod: ir.IRModule, *, fuse: bool = False, cached: bool = True) -> Pro
     return replace(program, functions=functions)
 
 
-def _times(kernels: ir.IRModule, cached: bool) -> dict[str, float]:
-    """Return the seconds of each PrimFunc that is called, by its name."""
+def _costs(kernels: ir.IRModule, cached: bool) -> dict[str, KernelCost]:
+    """Return the cost of each PrimFunc that is called, by its name."""
     calls = _calls(kernels)
     file = CacheFile(CACHE / "kernels" / f"{_machine()}.json")
     known = (file.read(_decoded) if cached else None) or {}
@@ -105,7 +126,7 @@ def _times(kernels: ir.IRModule, cached: bool) -> dict[str, float]:
         if keys[name] not in known and keys[name] not in {keys[other] for other in missing}:
             missing[name] = call
     if missing:
-        measured = {keys[name]: time_s for name, time_s in _run_all(kernels, missing).items()}
+        measured = {keys[name]: cost for name, cost in _run_all(kernels, missing).items()}
         known.update(measured)
         if cached:
             file.update(
@@ -114,21 +135,24 @@ def _times(kernels: ir.IRModule, cached: bool) -> dict[str, float]:
     return {name: known[key] for name, key in keys.items()}
 
 
-def _decoded(data: bytes) -> dict[str, float]:
-    """Return the times of a cache file.
+def _decoded(data: bytes) -> dict[str, KernelCost]:
+    """Return the costs of a cache file.
 
     Raises
     ------
     ValueError
-        Where it is no JSON object, or a time is none that a kernel can take.
+        Where it is no JSON object, or a cost is none that a kernel can have.
     """
-    times_s = json.loads(data)
-    if not isinstance(times_s, dict):
+    stored = json.loads(data)
+    if not isinstance(stored, dict):
         raise ValueError("it is not a JSON object")
-    for key, took_s in times_s.items():
+    for key, cost in stored.items():
+        took_s, size = cost if isinstance(cost, list) and len(cost) == 2 else (cost, 0)
         if type(took_s) is not float or not 0.0 < took_s <= _MOST_S:
             raise ValueError(f"the time of {key} is {shortened(repr(took_s))}, not seconds")
-    return times_s
+        if type(cost) is not list or type(size) is not int or size < 0:
+            raise ValueError(f"the cost of {key} is {shortened(repr(cost))}, not seconds and bytes")
+    return {key: KernelCost(*cost) for key, cost in stored.items()}
 
 
 def _calls(kernels: ir.IRModule) -> dict[str, relax.Call]:
@@ -148,20 +172,25 @@ def _calls(kernels: ir.IRModule) -> dict[str, relax.Call]:
     return calls
 
 
-def _run_all(kernels: ir.IRModule, calls: Mapping[str, relax.Call]) -> dict[str, float]:
-    """Return the seconds of kernels, compiled together and called as programs call them."""
+def _run_all(kernels: ir.IRModule, calls: Mapping[str, relax.Call]) -> dict[str, KernelCost]:
+    """Return the costs of kernels, compiled together and called as programs call them."""
     prims = {gv: fn for gv, fn in kernels.functions.items() if isinstance(fn, tirx.PrimFunc)}
     wrappers = {f"timed_{name}": _function(call, f"timed_{name}") for name, call in calls.items()}
     module = ir.IRModule({**prims, **{ir.GlobalVar(name): fn for name, fn in wrappers.items()}})
-    target = target_in_scope()
+    target, outer = target_in_scope(), tvm.transform.PassContext.current()
+    scratch = ScratchCounter()
     try:
-        library = tvm.compile(repair_kernels(module), target).jit()
+        with tvm.transform.PassContext(outer.opt_level, config=outer.config, instruments=[scratch]):
+            library = tvm.compile(repair_kernels(module), target).jit()
     except Exception as err:
         raise not_compiled(err, "measure") from err
     with one_thread():
         machine = relax.VirtualMachine(library, tvm.cpu())
         return {
-            name: _timed(machine[f"timed_{name}"], _arguments(call)) for name, call in calls.items()
+            name: KernelCost(
+                _timed(machine[f"timed_{name}"], _arguments(call)), scratch.bytes.get(name, 0)
+            )
+            for name, call in calls.items()
         }
 
 
@@ -218,5 +247,5 @@ def _machine() -> str:
     if info.exists():
         lines = info.read_text(encoding="utf-8", errors="replace").splitlines()
         model = next((line for line in lines if line.startswith("model name")), model)
-    parts = (model, str(target_in_scope()), tvm.__version__)
+    parts = (model, str(target_in_scope()), tvm.__version__, KernelCost._fields)
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
