@@ -126,7 +126,8 @@ def main() -> int:
         equal = compare("test with tvm_distir", dict.fromkeys(ours, "passed"), ours, True) and equal
     stale = stale_issues(result, arguments.write)
     for name in stale:
-        print(f"issues/{name}.md does not say what was found: run.py --write")
+        file = issue_text.path_of(name).name
+        print(f"issues/{file} does not say what was found: run.py --write")
     if stale_page(recorded["faults"], arguments.write):
         print(f"{issue_text.PAGE.name} does not say what is recorded: run.py --write")
         return 1
