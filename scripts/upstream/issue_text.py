@@ -10,17 +10,17 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 
+import order
 from judging import FAULTS, HERE, STATE, TESTS, Found
 
 ISSUES = HERE / "issues"
 PAGE = HERE.parents[1] / "docs" / "upstream.md"
-SLOT = ("<!-- faults:start -->", "<!-- faults:end -->")
 MEASURED = re.compile(r"^measured: .*$", re.MULTILINE)
 
 
 def path_of(name: str) -> Path:
     """Return the file of a fault's issue."""
-    return ISSUES / f"{name}.md"
+    return ISSUES / f"{order.number_of(name)}_{name}.md"
 
 
 def same(first: str, second: str) -> bool:
@@ -30,20 +30,24 @@ def same(first: str, second: str) -> bool:
 
 def table(states: Mapping[str, str]) -> str:
     """Return the Markdown table of faults: what is wrong, and the state of it."""
-    rows = ["| reproducer | fault | state |", "| --- | --- | --- |"]
-    for name, state in sorted(states.items()):
+    rows = ["| number | reproducer | fault | state |", "| --- | --- | --- | --- |"]
+    for name in order.in_order(list(states)):
         tree = ast.parse((FAULTS / f"{name}.py").read_text(encoding="utf-8"))
         title = (ast.get_docstring(tree) or "").partition("\n")[0].rpartition("] ")[2]
+        state = states[name]
         kind = state.partition(":")[0] if state.startswith("error: ") else state
-        rows.append(f"| `{name}` | {title} | {kind} |")
+        rows.append(f"| {order.number_of(name)} | `{name}` | {title} | {kind} |")
     return "\n".join(rows) + "\n"
 
 
 def in_page(page: str, states: Mapping[str, str]) -> str:
-    """Return the text of the documentation's page with the table of these states."""
-    head, _, rest = page.partition(SLOT[0])
-    _, _, tail = rest.partition(SLOT[1])
-    return f"{head}{SLOT[0]}\n{table(states)}{SLOT[1]}{tail}"
+    """Return the text of the documentation's page with both tables, for these states."""
+    for slot, text in {"order": order.table(), "faults": table(states)}.items():
+        start, end = f"<!-- {slot}:start -->", f"<!-- {slot}:end -->"
+        head, _, rest = page.partition(start)
+        _, _, tail = rest.partition(end)
+        page = f"{head}{start}\n{text}{end}{tail}"
+    return page
 
 
 def text_of(name: str, matches: Found) -> str:
@@ -68,6 +72,9 @@ def text_of(name: str, matches: Found) -> str:
         f"{how}:\n\n```text\n{printed}```",
     ]
     helpers = [path for word, path in _HELPERS.items() if word in code]
+    contribution = order.contribution_of(name)
+    if contribution is not None:
+        helpers += [f"pieces/{piece.name}" for piece in contribution.pieces]
     if helpers:
         parts.append(f"Attached: {', '.join(f'`{path}`' for path in helpers)}.")
     file, test = named_test(name)
@@ -75,6 +82,11 @@ def text_of(name: str, matches: Found) -> str:
         "## What should hold\n\n"
         f"Fails today, from `{file}`:\n\n```python\n{_function(file, test)}\n```"
     )
+    if contribution is not None:
+        change = order.change_as_markdown(contribution.explanation)
+        parts.append(
+            f"## Change\n\nIn `{contribution.target}`, as the attached piece states.\n\n{change}"
+        )
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 

@@ -19,6 +19,7 @@ from xml.etree import ElementTree
 HERE = Path(__file__).resolve().parent
 FAULTS, TESTS = HERE / "faults", HERE / "tests"
 HELPERS = {"reporting", "chains", "together"}
+ALONE = {"test_05_work_list_depth.py"}  # tests that end their process when they fail
 STATE = "state: "
 LIMIT_S = 300
 STACK_BYTES = 8 << 20  # what most systems give; deep recursion ends at the same depth everywhere
@@ -95,7 +96,7 @@ def judge_together(names: Sequence[str]) -> dict[str, Found]:
 
 
 def run_tests(ours: bool, files: str = "test_*.py") -> dict[str, str]:
-    """Run the tests, a process per file.
+    """Run the tests in one process, those that may end it in processes of their own.
 
     Parameters
     ----------
@@ -109,21 +110,30 @@ def run_tests(ours: bool, files: str = "test_*.py") -> dict[str, str]:
     dict of str to str
         ``passed`` or ``failed`` by ``file::test``, or ``crash: ...`` by file.
     """
-    matches = {}
-    for path in sorted(TESTS.glob(files)):
-        with tempfile.TemporaryDirectory() as folder:
-            report = Path(folder) / "report.xml"
-            options = ["-q", "-p", "no:cacheprovider", "-c", os.devnull, f"--rootdir={TESTS}"]
-            plugin = ["-p", "with_ours"] if ours else []
-            command = ["-m", "pytest", *options, *plugin, f"--junitxml={report}", str(path)]
-            done = _process(command, ours)
-            if done.returncode < 0:
-                matches[path.name] = f"crash: {signal.Signals(-done.returncode).name}"
-            elif done.returncode > 1:
-                raise RuntimeError(f"{path.name}: {done.stdout}{done.stderr}")
-            else:
-                for case in ElementTree.parse(report).iter("testcase"):
-                    failed = case.find("failure") is not None or case.find("error") is not None
-                    key = f"{path.name}::{case.get('name')}"
-                    matches[key] = "failed" if failed else "passed"
+    paths = sorted(TESTS.glob(files))
+    alone = [[path] for path in paths if path.name in ALONE]
+    together = [path for path in paths if path.name not in ALONE]
+    matches: dict[str, str] = {}
+    for group in [*alone, together] if together else alone:
+        matches |= _run_group(group, ours)
     return matches
+
+
+def _run_group(paths: Sequence[Path], ours: bool) -> dict[str, str]:
+    """Run files of tests in one process."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        options = ["-q", "-p", "no:cacheprovider", "-c", os.devnull, f"--rootdir={TESTS}"]
+        plugin = ["-p", "with_ours"] if ours else []
+        command = ["-m", "pytest", *options, *plugin, f"--junitxml={report}", *map(str, paths)]
+        done = _process(command, ours)
+        if done.returncode < 0 and len(paths) == 1:
+            return {paths[0].name: f"crash: {signal.Signals(-done.returncode).name}"}
+        if not 0 <= done.returncode <= 1:
+            raise RuntimeError(f"exit code {done.returncode}: {done.stdout}{done.stderr}")
+        matches = {}
+        for case in ElementTree.parse(report).iter("testcase"):
+            failed = case.find("failure") is not None or case.find("error") is not None
+            file = str(case.get("classname")).rpartition(".")[2]
+            matches[f"{file}.py::{case.get('name')}"] = "failed" if failed else "passed"
+        return matches

@@ -1,13 +1,15 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Write the passes that TVM could take as they are, in the layout of TVM's sources.
+"""Write the contributions to TVM, in their order, and check them on the installed wheel.
 
 ``python scripts/upstream/prepare.py FOLDER [--check] [--tvm CHECKOUT]``
 
-FOLDER receives ``python/tvm/relax/distributed/transform/*.py`` and their tests below
-``tests/python/relax/distributed``. The modules import TVM alone. With ``--check`` the tests run on
-the installed wheel, with the modules in place of its native passes, which are made to fail; with
-``--tvm`` TVM's own DistIR tests of that checkout run as well. The exit code is pytest's.
+FOLDER receives a folder per contribution of ``order.py``: its piece, its tests and its issues. The
+folder ``10_rfc`` has the text and the modules that it refers to, in the layout of TVM's sources.
+All modules import TVM alone. With ``--check`` the tests run on the installed wheel with the pieces
+in place, and with the modules of the RFC in place of native passes, which are made to fail. With
+``--tvm`` TVM's own DistIR tests of that checkout run as well, both ways, and ``native_search.py``.
+The exit code is 0 if all pass.
 """
 
 from __future__ import annotations
@@ -17,17 +19,18 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
+import issue_text
+import order
+
+HERE = order.HERE
 MODULES = Path("python", "tvm", "relax", "distributed", "transform")
 TESTS = Path("tests", "python", "relax", "distributed")
-TESTED = (
-    "test_distributed_legalize_redistribute.py",
-    "test_distributed_propagate_sharding.py",
-    "test_distributed_propagate_sharding_depth.py",
-    "virtual_workers.py",
-)
+LONG = "10_rfc"
+ALSO_LONG = ("04_one_result", "05_work_list", "06_all_gather")
+"""Contributions whose tests pass with the modules of the RFC as well."""
 OUR_HEADER = """\
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
@@ -52,44 +55,87 @@ ASF_HEADER = """\
 """
 
 
+def long_tests() -> list[Path]:
+    """Return the files of the tests that pass with the modules of the RFC."""
+    also = [path for name in ALSO_LONG for path in order.contribution(name).tests]
+    own = [HERE / "tests" / "test_10_redistribute_on_2d_mesh.py", HERE / "tests/test_10_calls.py"]
+    return [*also, *own, *sorted((HERE / "rfc/tests").glob("test_*.py"))]
+
+
+def sources() -> dict[Path, Path]:
+    """Return by file of the contributions where it goes."""
+    helper = HERE / "tests" / "virtual_workers.py"
+    targets: dict[Path, Path] = {}
+    pairs: list[tuple[Path, Path]] = []
+    for each in order.ORDER:
+        folder = Path(each.name)
+        files = [*each.tests, *each.checked, helper, *map(issue_text.path_of, each.faults)]
+        pairs += [(each.piece, folder / each.piece.name)]
+        pairs += [(path, folder / path.name) for path in dict.fromkeys(files)]
+    rfc = HERE / "rfc"
+    pairs += [(path, LONG / MODULES / path.name) for path in sorted(rfc.glob("*.py"))]
+    pairs += [(path, LONG / TESTS / path.name) for path in [*long_tests(), helper]]
+    pairs += [(rfc / "rfc.md", Path(LONG, "rfc.md"))]
+    pairs += [(path, Path(LONG, path.name)) for path in map(issue_text.path_of, order.RFC_FAULTS)]
+    for source, target in pairs:
+        targets[target] = source
+    return targets
+
+
 def write(folder: Path) -> list[Path]:
-    """Write the modules and their tests below a folder, and return the paths."""
-    sources = {path: MODULES / path.name for path in sorted((HERE / "pieces").glob("*.py"))}
-    sources |= {HERE / "tests" / name: TESTS / name for name in TESTED}
-    sources |= {path: TESTS / path.name for path in sorted((HERE / "pieces/tests").glob("*.py"))}
-    for source, target in sources.items():
+    """Write the files below a folder, and return their paths."""
+    written = []
+    for target, source in sources().items():
         text = source.read_text(encoding="utf-8")
-        if not text.startswith(OUR_HEADER):
-            raise ValueError(f"{source} does not start with the license header")
+        if source.suffix == ".py":
+            if not text.startswith(OUR_HEADER):
+                raise ValueError(f"{source} does not start with the license header")
+            text = ASF_HEADER + text.removeprefix(OUR_HEADER)
         path = folder / target
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(ASF_HEADER + text.removeprefix(OUR_HEADER), encoding="utf-8")
-    return [folder / target for target in sources.values()]
+        path.write_text(text, encoding="utf-8")
+        written.append(path)
+    return written
 
 
-def check(folder: Path, checkout: Path | None, selected: str | None) -> int:
-    """Run the tests of a folder on the wheel with its modules in place; return pytest's code."""
-    paths = [str(folder / TESTS)]
-    if checkout is not None:
-        copied = folder / "tvm_tests"
-        shutil.copytree(checkout / TESTS, copied, dirs_exist_ok=True)
-        paths.append(str(copied))
+def run_tests(pieces: Sequence[Path], tests: Sequence[Path], selected: str | None) -> int:
+    """Run tests on the wheel with pieces in place; return pytest's code."""
+    helpers = [str(path) for path in dict.fromkeys(test.parent for test in tests)]
     environment = {
         **os.environ,
         "TVM_DEVICE_BACKEND_AUTOLOAD": "0",
-        "TVM_PIECES": str((folder / MODULES).resolve()),
-        "PYTHONPATH": os.pathsep.join([str(HERE), str((folder / TESTS).resolve())]),
+        "TVM_PIECES": os.pathsep.join(map(str, pieces)),
+        "PYTHONPATH": os.pathsep.join([str(HERE), *helpers]),
     }
-    plugin = ["-p", "pieces_in_place", "-p", "no:cacheprovider"]
-    command = [sys.executable, "-m", "pytest", "-q", *plugin, *paths]
-    command += [] if selected is None else ["-k", selected]
-    return subprocess.run(command, env=environment, cwd=folder, check=False).returncode
+    plugin = ["-p", "pieces_in_place", "-p", "no:cacheprovider", "-c", os.devnull]
+    options = [f"--rootdir={HERE}", "--import-mode=importlib"]
+    options += [] if selected is None else ["-k", selected]
+    command = [sys.executable, "-m", "pytest", "-q", *plugin, *options, *map(str, tests)]
+    return subprocess.run(command, env=environment, check=False).returncode
+
+
+def check(folder: Path, checkout: Path | None, selected: str | None) -> int:
+    """Run the tests of a folder with its pieces in place; return 0 if all pass."""
+    pieces = [folder / each.name / each.piece.name for each in order.ORDER]
+    tests = [folder / each.name / path.name for each in order.ORDER for path in each.checked]
+    long = folder / LONG / MODULES
+    tests_of_long = [folder / LONG / TESTS / path.name for path in long_tests()]
+    codes = []
+    if checkout is not None:
+        theirs = folder / "tvm_tests"
+        shutil.copytree(checkout / TESTS, theirs, dirs_exist_ok=True)
+        tests, tests_of_long = [*tests, theirs], [*tests_of_long, theirs]
+        native = [sys.executable, str(HERE / "native_search.py"), str(checkout)]
+        codes.append(subprocess.run(native, check=False).returncode)
+    codes.append(run_tests(pieces, tests, selected))
+    codes.append(run_tests([long], tests_of_long, selected))
+    return max(codes)
 
 
 def main() -> int:
     """Write, and check if asked to."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="write the modules and tests below this folder")
+    parser.add_argument("folder", type=Path, help="write the contributions below this folder")
     parser.add_argument("--check", action="store_true", help="run the tests on the wheel")
     parser.add_argument("--tvm", type=Path, help="run TVM's DistIR tests of this checkout as well")
     parser.add_argument("-k", metavar="EXPRESSION", help="run only the tests that pytest selects")

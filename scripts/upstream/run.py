@@ -134,7 +134,8 @@ def main() -> int:
     newest = is_newest(states["versions"])
     stale = stale_issues(result, arguments.write) if newest else []
     for name in stale:
-        print(f"issues/{name}.md does not say what was found: run.py --write")
+        file = issue_text.path_of(name).name
+        print(f"issues/{file} does not say what was found: run.py --write")
     if newest and stale_page(recorded["faults"], arguments.write):
         print(f"{issue_text.PAGE.name} does not say what is recorded: run.py --write")
         return 1

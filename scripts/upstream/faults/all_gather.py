@@ -13,7 +13,7 @@ from reporting import report, state_of, virtual_workers
 from tvm.script.parser import ir as I
 from tvm.script.parser import relax as R
 
-TEST = "test_distributed_legalize_redistribute.py::test_from_sharded_to_replicated"
+TEST = "test_06_all_gather.py::test_from_sharded_to_replicated"
 
 
 @I.ir_module

@@ -14,7 +14,7 @@ from reporting import report, state_of, virtual_workers
 from tvm.script.parser import ir as I
 from tvm.script.parser import relax as R
 
-TEST = "test_distributed_local_view.py::test_matmul_summed_over_workers"
+TEST = "test_08_refuse_not_legalized.py::test_matmul_summed_over_workers"
 
 
 @I.ir_module

@@ -16,7 +16,7 @@ from reporting import report, state_of, virtual_workers
 from tvm.script.parser import ir as I
 from tvm.script.parser import relax as R
 
-TEST = "test_distributed_local_view.py::test_conv2d_of_rows_that_are_cut"
+TEST = "test_07_refuse_kernels.py::test_conv2d_of_rows_that_are_sharded"
 
 
 @I.ir_module

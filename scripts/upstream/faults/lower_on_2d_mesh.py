@@ -13,7 +13,7 @@ from reporting import report, state_of, virtual_workers
 from tvm.script.parser import ir as I
 from tvm.script.parser import relax as R
 
-TEST = "test_distributed_local_view.py::test_rows_on_a_2d_mesh_are_lowered"
+TEST = "test_10_local_view.py::test_rows_on_a_2d_mesh_are_lowered"
 
 
 @I.ir_module

@@ -15,7 +15,7 @@ from tvm import ir
 from tvm.script.parser import ir as I
 from tvm.script.parser import relax as R
 
-TEST = "test_distributed_local_view.py::test_rows_times_columns_over_one_mesh_axis_is_refused"
+TEST = "test_08_refuse_not_legalized.py::test_rows_times_columns_over_one_mesh_axis_is_refused"
 LOWERING = virtual_workers.PASSES[1:]
 
 

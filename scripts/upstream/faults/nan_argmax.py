@@ -14,7 +14,7 @@ from reporting import report, state_of, virtual_workers
 from tvm.script.parser import ir as I
 from tvm.script.parser import relax as R
 
-TEST = "test_kernels_nan.py::test_places_of_extremes"
+TEST = "test_02_nan_argmax.py::test_places_of_extremes"
 
 
 @I.ir_module

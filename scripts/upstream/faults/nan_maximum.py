@@ -16,7 +16,7 @@ from reporting import report, state_of, virtual_workers
 from tvm.script.parser import ir as I
 from tvm.script.parser import relax as R
 
-TEST = "test_kernels_nan.py::test_extremes"
+TEST = "test_01_nan_maximum.py::test_extremes"
 
 
 @I.ir_module

@@ -14,7 +14,7 @@ from reporting import report, state_of, virtual_workers
 from tvm.script.parser import ir as I
 from tvm.script.parser import relax as R
 
-TEST = "test_kernels_nan.py::test_not_equal_is_the_opposite_of_equal"
+TEST = "test_03_nan_not_equal.py::test_not_equal_is_the_opposite_of_equal"
 
 
 @I.ir_module

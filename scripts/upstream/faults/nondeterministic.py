@@ -15,7 +15,7 @@ from tvm.relax.distributed import transform
 from tvm.script.parser import ir as I
 from tvm.script.parser import relax as R
 
-TEST = "test_distributed_propagate_sharding.py::test_the_result_does_not_depend_on_addresses"
+TEST = "test_04_one_result.py::test_the_result_does_not_depend_on_addresses"
 RUNS = 64
 
 

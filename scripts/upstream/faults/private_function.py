@@ -14,9 +14,7 @@ from tvm.relax.distributed import transform
 from tvm.script.parser import ir as I
 from tvm.script.parser import relax as R
 
-TEST = (
-    "test_distributed_propagate_sharding.py::test_placements_go_through_calls_of_private_functions"
-)
+TEST = "test_09_inline_private_functions.py::test_placements_go_through_nested_calls"
 
 
 @I.ir_module

@@ -14,7 +14,7 @@ from reporting import report, state_of, virtual_workers
 from tvm.script.parser import ir as I
 from tvm.script.parser import relax as R
 
-TEST = "test_distributed_legalize_redistribute.py::test_on_a_2d_mesh"
+TEST = "test_10_redistribute_on_2d_mesh.py::test_on_a_2d_mesh"
 
 
 @I.ir_module

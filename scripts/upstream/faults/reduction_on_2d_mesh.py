@@ -16,7 +16,7 @@ from reporting import report, state_of, virtual_workers
 from tvm.script.parser import ir as I
 from tvm.script.parser import relax as R
 
-TEST = "test_distributed_local_view.py::test_sum_along_one_axis_of_a_2d_mesh"
+TEST = "test_07_refuse_kernels.py::test_sum_along_one_axis_of_a_2d_mesh"
 
 
 @I.ir_module

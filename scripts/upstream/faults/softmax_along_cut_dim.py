@@ -14,7 +14,7 @@ from reporting import report, state_of, virtual_workers
 from tvm.script.parser import ir as I
 from tvm.script.parser import relax as R
 
-TEST = "test_distributed_local_view.py::test_softmax_along_a_dim_that_is_cut"
+TEST = "test_10_local_view.py::test_softmax_along_a_dim_that_is_cut"
 
 
 @I.ir_module

@@ -14,7 +14,7 @@ from reporting import report, state_of, virtual_workers
 from tvm.script.parser import ir as I
 from tvm.script.parser import relax as R
 
-TEST = "test_distributed_local_view.py::test_rows_that_do_not_come_out_even"
+TEST = "test_10_local_view.py::test_rows_that_do_not_come_out_even"
 
 
 @I.ir_module

@@ -21,7 +21,7 @@ from tvm_distir.core.ir import (
 )
 from tvm_distir.core.ir.attributes import WORKERS_ATTR, num_input
 from tvm_distir.core.ir.operators import free_name
-from tvm_distir.support import ModelError
+from tvm_distir.support import ModelError, StringImm
 
 SHARD_INFO = "get_shard_info"
 """The function of a module from which ``ShardLoader`` reads the kernels of its weights."""
@@ -64,7 +64,7 @@ def with_shard_info(mod: ir.IRModule, sizes: Sequence[int]) -> ir.IRModule:
         table[name] = [[kernels[layout], [parts, dtype]]]
     builder = relax.BlockBuilder()
     with builder.function(SHARD_INFO, []):
-        builder.emit_func_output(ir.StringImm(json.dumps(table)))
+        builder.emit_func_output(StringImm(json.dumps(table)))
     functions.update(builder.get().functions.items())
     return ir.IRModule(functions, attrs=mod.attrs)
 
