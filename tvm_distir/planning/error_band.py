@@ -40,7 +40,7 @@ _GROUPS: Sequence[Sequence[str]] = (
 
 @dataclass(frozen=True)
 class StepKind:
-    """What steps are grouped by.
+    """Kind of steps that are compared with each other.
 
     Attributes
     ----------
@@ -191,13 +191,13 @@ def program_family(program: Program, stages: int = 1) -> str:
     """Return the family of the plan of a program, by the placements of its inputs."""
     totals: dict[str, list[int]] = {"data": [0, 0], "weights": [0, 0]}
     for _, _, value in program.inputs():
-        local = math.prod(value.shape)
-        full = local if value.whole_shape is None else math.prod(value.whole_shape)
-        if value.role == "weight":
+        local, full = math.prod(value.shape), math.prod(value.full_shape)
+        kind, count = value.role, totals["data"]
+        if kind == "weight":
             size = value.bytes // local if local else 0
             totals["weights"][0] += full * size
             totals["weights"][1] += local * size
-        elif value.role == "input" and full * totals["data"][1] >= local * totals["data"][0]:
+        elif kind == "input" and full * count[1] >= local * count[0]:
             totals["data"] = [full, local]
     parts = {kind: full / local for kind, (full, local) in totals.items() if local}
     devices = len({device for mesh in program.meshes for device in mesh.device_ids})
@@ -206,5 +206,5 @@ def program_family(program: Program, stages: int = 1) -> str:
 
 def bits_of(dtype: str) -> int:
     """Return the bits of a type of arithmetic: 8 of ``float8_tensor`` and ``mxfp8``."""
-    found = re.search(r"\d+", dtype)
-    return int(found.group()) if found else 32
+    digits = re.search(r"\d+", dtype)
+    return int(digits.group()) if digits else 32

@@ -98,7 +98,7 @@ class StepUse:
         return tuple(number for number in sourced_numbers(system) if is_used(number))
 
     def assumed_shares(
-        self, system: Any, numbers: Collection[SourcedNumber]
+        self, device: Device, numbers: Collection[SourcedNumber]
     ) -> tuple[float, float]:
         """Return the shares of the time of kernels, and of links, that assumed numbers determine.
 
@@ -107,9 +107,9 @@ class StepUse:
         assumed = {number.name for number in numbers if number.is_assumed}
         parts = [(StepUse({key: s}, {}, {}), s) for key, s in self.kernels.items()]
         parts += [(StepUse({}, {}, {name: s}), s) for name, s in self.host.items()]
-        kernels = [(part._names(system.device) | _OF_KERNELS, s) for part, s in parts]
+        kernels = [(part._names(device) | _OF_KERNELS, s) for part, s in parts]
         links = [
-            (StepUse({}, {link: s}, {})._names(system.device) | _of_part(assumed, link), s)
+            (StepUse({}, {link: s}, {})._names(device) | _of_part(assumed, link), s)
             for link, s in self.links.items()
         ]
         shares = []

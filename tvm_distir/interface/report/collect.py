@@ -244,7 +244,7 @@ def parameters_of(program: Program) -> tuple[ReportParameter, ...]:
     """Return the inputs and weights of the step with their placements."""
     parameters = []
     for number, name, value in program.inputs():
-        shape = value.whole_shape if value.whole_shape is not None else value.shape
+        shape = value.full_shape
         local = math.prod(value.shape)
         item_bytes = value.bytes // local if local else 0
         parameters.append(

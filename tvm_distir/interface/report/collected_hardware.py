@@ -54,7 +54,7 @@ def hardware_of(
     dtype = " and ".join(sorted(products, key=lambda name: (-products[name], name)))
     near, far = system.intra_node, system.inter_node
     numbers = use.numbers(system)
-    of_kernels, of_links = use.assumed_shares(system, numbers)
+    of_kernels, of_links = use.assumed_shares(system.device, numbers)
     computes_s, moves_s, _ = spent_s
     assumed_s = of_kernels * computes_s + of_links * moves_s
     bandwidth = system.memory_bandwidth_bytes_per_s

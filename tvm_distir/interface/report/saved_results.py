@@ -159,7 +159,7 @@ class _Spent:
 class _Band:
     """The keys that are read of an error band."""
 
-    __pydantic_config__: ClassVar[Any] = OTHER_KEYS
+    __pydantic_config__: ClassVar[object] = OTHER_KEYS
     low_s: NotNegative
     high_s: NotNegative
 

@@ -70,6 +70,11 @@ class Value(NamedTuple):
     placement: Text | None = None
     mesh: Count | None = None
 
+    @property
+    def full_shape(self) -> tuple[int, ...]:
+        """Return the shape over all devices of the mesh, or the local one where it is unknown."""
+        return self.shape if self.whole_shape is None else self.whole_shape
+
 
 ReadValue = Annotated[
     Value,

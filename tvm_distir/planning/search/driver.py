@@ -153,19 +153,22 @@ def search(
         best = next((plan.row for plan in result.plans if plan.row is not result.baseline), None)
         if why and best is not None and not result.interrupted:
             result = replace(result, why=trials.why(best.candidate))
-        if train is not None and result.plans:
-            count = result.plans[0].row.candidate.micro_batches
-            result = replace(result, kind=_kind(resolved, source.forward(count)))
-        price = resolved.device.price_per_hour
-        return result if price is None else replace(result, price_per_s_usd=price * devices / 3600)
+        return _described(result, source, devices)
 
 
-def _kind(system: System, model: ir.IRModule) -> StepKind:
-    """Return the kind of the training step of a model, but for the family of its plan."""
-    profile = Profile.resolve(system.kernels)
+def _described(result: SearchResult, source: Source, devices: int) -> SearchResult:
+    """Return the result with the price of its devices, and the kind of its training step."""
+    price = source.system.device.price_per_hour
+    if price is not None:
+        result = replace(result, price_per_s_usd=price * devices / 3600)
+    if source.train is None or not result.plans:
+        return result
+    profile = Profile.resolve(source.system.kernels)
     dtype = profile.quantization.dtype if profile.quantization else ""
+    model = source.forward(result.plans[0].row.candidate.micro_batches)
     bits = bits_of(dtype or main_dtype(model))
-    return StepKind(profile.name, system.device.name, "", bits)
+    kind = StepKind(profile.name, source.system.device.name, "", bits)
+    return replace(result, kind=kind)
 
 
 def _check_counts(enumeration: Enumeration) -> None:

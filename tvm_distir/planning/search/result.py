@@ -10,9 +10,10 @@ from typing import Any
 
 from tvm_distir.core.plan import Plan
 from tvm_distir.performance import Result
-from tvm_distir.planning.error_band import ErrorBand, StepKind, band_of, family_of
+from tvm_distir.planning.error_band import StepKind
 from tvm_distir.support import DataTable, Displayed
 
+from .bands import band_data, level_plans, row_band
 from .candidates import Candidate
 from .min_marginals import MinMarginal
 from .search_display import (
@@ -224,21 +225,8 @@ class SearchResult(Displayed):
     price_per_s_usd: float | None = None
     kind: StepKind | None = None
 
-    def band(self, row: CandidateRow) -> ErrorBand | None:
-        """Return the error band of a simulated row; None where the kind of step is unknown."""
-        if self.kind is None or row.time_s is None:
-            return None
-        parts = dict(part.split("/") for part in row.parts.split() if "/" in part)
-        counts = {kind: float(count) for kind, count in parts.items()}
-        family = family_of(row.candidate.stages, row.candidate.devices, counts)
-        return band_of(replace(self.kind, family=family))
-
-    @property
-    def level(self) -> int:
-        """Return how many plans, the fastest first, have bands that overlap with the first's."""
-        bands = [self.band(plan.row) for plan in self.plans]
-        ends = [b.around(p.time_s) for b, p in zip(bands, self.plans, strict=True) if b is not None]
-        return next((n for n, (low_s, _) in enumerate(ends) if low_s > ends[0][1]), len(ends))
+    band = row_band
+    level = property(level_plans)
 
     @property
     def space(self) -> dict[str, int]:
@@ -298,11 +286,7 @@ class SearchResult(Displayed):
                         if self.price_per_s_usd is None
                         else {"cost_per_step_usd": plan.time_s * self.price_per_s_usd}
                     ),
-                    **(
-                        {}
-                        if (band := self.band(plan.row)) is None
-                        else {"band": band.to_dict(plan.time_s)}
-                    ),
+                    **band_data(self, plan.row),
                 }
                 for plan in self.plans
             ],

@@ -10,6 +10,8 @@ from typing import Any
 from tvm_distir.support import Column, DataTable
 from tvm_distir.support.display import units
 
+from .bands import band_lines
+
 
 def _share(value: float) -> str:
     return units.share(value, 1.0)
@@ -101,14 +103,7 @@ def search_headline(result: Any) -> str:
     if result.plans and result.least_s:
         lines.append(f"lower bound of the step time: {units.duration(result.least_s)}")
         lines += _excess(result.above_bound, result.least_s)
-    band = result.band(result.plans[0].row) if result.plans else None
-    if band is not None:
-        ends = " to ".join(map(units.duration, band.around(result.plans[0].time_s)))
-        absent = f"; not measured: {', '.join(band.absent)}" if band.absent else ""
-        lines.append(
-            f"error band of the fastest plan: {ends} ({band.rows} measured steps: "
-            f"{band.group}{absent}); level within error bands: {_level(result)}"
-        )
+    lines += band_lines(result)
     if result.baseline is not None and result.baseline.time_s and result.plans:
         other, best = result.baseline.time_s, result.plans[0].time_s
         lines.append(
@@ -117,14 +112,6 @@ def search_headline(result: Any) -> str:
             + ("" if result.baseline.state == "solved" else "; does not fit")
         )
     return "\n".join(lines)
-
-
-def _level(result: Any) -> str:
-    """Return the plans whose bands overlap with that of the fastest, in words."""
-    count = len(result.plans)
-    if count == 1:
-        return "the only plan"
-    return f"plans 1 to {result.level} of {count}" if result.level > 1 else "plan 1 alone"
 
 
 def _excess(parts: Mapping[str, float], least_s: float) -> list[str]:
