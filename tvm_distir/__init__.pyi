@@ -13,6 +13,7 @@ from .core.ir.mesh import device_mesh as device_mesh
 from .core.plan.partition_spec import P as P
 from .core.plan.plan import Plan as Plan
 from .core.rewriting.dims import bind_dims as bind_dims
+from .execution.checking.checking import check as check
 from .execution.deployment.checkpoint import open_weights as open_weights
 from .execution.deployment.deploying import deploy as deploy
 from .execution.deployment.loading import load as load
@@ -38,6 +39,7 @@ from .models.export.ccl import to_ccl as to_ccl
 from .models.export.stablehlo import to_stablehlo as to_stablehlo
 from .models.frontends import from_exported_program as from_exported_program
 from .models.frontends import from_onnx as from_onnx
+from .models.frontends import trace_ranks as trace_ranks
 from .models.hlo import from_stablehlo as from_stablehlo
 from .models.model import load_model as load_model
 from .models.relax_ccl import from_ccl as from_ccl

@@ -1,6 +1,8 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
 
+from .checking.checking import check as check
+from .checking.report import CheckReport as CheckReport
 from .deployment.checkpoint import open_weights as open_weights
 from .deployment.deploying import deploy as deploy
 from .deployment.deploying import replaceable as replaceable

@@ -8,6 +8,8 @@ from .common.spec import may_be_annotated as may_be_annotated
 from .common.spec import model_file as model_file
 from .common.spec import model_with_seq as model_with_seq
 from .common.spec import split_keys as split_keys
+from .common.traced import LINES_ATTR as LINES_ATTR
+from .common.traced import TRACE_ATTR as TRACE_ATTR
 from .export.ccl import LowerToCCL as LowerToCCL
 from .export.stablehlo import to_stablehlo as to_stablehlo
 from .frontends import load_weights as load_weights

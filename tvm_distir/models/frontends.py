@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -127,6 +127,62 @@ def from_exported_program(
         return imported()
     mod = cached_import(source, batch, dims, outputs, imported)
     return mod.with_attr(FRONTEND_ATTR, {"format": "torch", "source": str(source)})
+
+
+def trace_ranks(
+    make: Callable[[int], Any],
+    ranks: int,
+    *,
+    mesh: Mapping[str, int] | None = None,
+    sample: int | None = None,
+) -> ir.IRModule:
+    """Trace the ranks of a PyTorch program in this process, as a module of level 5.
+
+    Each rank is traced under a fake process group: no device, no second process and, where the
+    tensors are on the meta device, no memory is needed.
+
+    Parameters
+    ----------
+    make : function of a rank
+        It is called when the process group exists, and returns ``step, parameters, data``: the
+        local tensors of a rank by name, and a function of both mappings that returns its results
+        by name. A gradient of the parameter ``w`` has the name ``grad:w``.
+    ranks : int
+        The number of ranks; 1 for the program of a single device.
+    mesh : mapping of str to int, optional
+        Names and sizes of the axes along which groups are formed, major first; inferred from the
+        groups if not given.
+    sample : int, optional
+        A rank whose program is that of all ranks: no other one is traced.
+
+    Returns
+    -------
+    IRModule
+        An entry function for all ranks, or for each role where their programs differ. Each device
+        holds its own inputs, as `tvm_distir.check` shards them.
+
+    Raises
+    ------
+    ModelError
+        DIST0304 without torch; DIST0360, DIST0361 an operator that cannot be imported; DIST0363 a
+        collective that has no meaning here; DIST0364 what torch cannot trace.
+
+    Examples
+    --------
+    >>> import torch, torch.distributed as dist
+    >>> def make(rank):
+    ...     def step(parameters, data):
+    ...         y = data["x"] @ parameters["w"]
+    ...         dist.all_reduce(y)
+    ...         return {"y": y}
+    ...     return step, {"w": torch.ones(4, 8)}, {"x": torch.ones(2, 4)}
+    >>> [op.op for op in td.export(td.trace_ranks(make, 2)).functions["main"].ops]
+    ['relax.matmul', 'relax.dist.all_reduce']
+    """
+    check_torch("trace_ranks")
+    from tvm_distir.models.torch.ranks import trace_ranks as read
+
+    return read(make, ranks, mesh, sample)
 
 
 def load_weights(source: Any, *, filled: bool = True) -> Weights:

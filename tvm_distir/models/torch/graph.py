@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
@@ -35,12 +35,12 @@ def _location(node: fx.Node) -> str:
     return f"{scope + '/' if scope else ''}{node.name} ({overload_name(node.target)})"
 
 
-def check_operators(graphs: Iterable[fx.Graph]) -> None:
-    """Reject unsupported operators, each with its first node (DIST0360)."""
+def check_operators(graphs: Iterable[fx.Graph], known: Collection[str] = ()) -> None:
+    """Reject operators that are neither supported nor known (DIST0360), each with a node."""
     first: dict[str, str] = {}
     for graph in graphs:
         for node in graph.nodes:
-            if node.op == "call_function" and not _is_known(node):
+            if node.op == "call_function" and not _is_known(node, known):
                 first.setdefault(overload_name(node.target), _location(node))
     if first:
         problem = f"the importer does not support {', '.join(first)}"
@@ -48,9 +48,9 @@ def check_operators(graphs: Iterable[fx.Graph]) -> None:
         raise ModelError("DIST0360", problem, location=next(iter(first.values())), remedy=remedy)
 
 
-def _is_known(node: fx.Node) -> bool:
+def _is_known(node: fx.Node, others: Collection[str]) -> bool:
     name = overload_name(node.target)
-    if name in CONVERTERS or name in NOTES or name == "sym_size.int":
+    if name in CONVERTERS or name in NOTES or name in others or name == "sym_size.int":
         return True
     return node.target is operator.getitem or is_region(node) or _is_of_sizes(node)
 
@@ -110,10 +110,14 @@ class Translation:
             if node.op == "output":
                 return _flat(translated(node.args[0], env))
             if node.op == "get_attr":
-                env[node] = operator.attrgetter(str(node.target))(owner)
+                env[node] = self._attribute(operator.attrgetter(str(node.target))(owner))
             elif node.op == "call_function" and node in read:
                 env[node] = self._node(node, env)
         return []
+
+    def _attribute(self, value: Any) -> Any:
+        """Return what an attribute of the owner stands for: the graph of a region."""
+        return value
 
     def _read_nodes(self, graph: fx.Graph) -> set[fx.Node]:
         """Return the nodes on which the output depends, given the substitutes."""

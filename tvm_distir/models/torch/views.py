@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import numpy as np
 from tvm import relax
 from tvm.relax import Expr
 
@@ -14,6 +16,7 @@ from tvm_distir.models.common.name_tables import by_name
 from .aten_call import AtenCall, Converter, UnsupportedOperator, axes_of, axis_of, shape_of
 
 _op = relax.op
+_MOST_INDICES = 1 << 16
 
 
 def _size(call: AtenCall) -> list[int]:
@@ -90,6 +93,28 @@ def _squeeze(call: AtenCall) -> Expr:
     return call.emit(_op.squeeze(x, removed)) if removed else x
 
 
+def _strided(call: AtenCall) -> Expr:
+    """Return a view of the memory of a contiguous tensor, by rows where these are contiguous."""
+    x = call["self"]
+    source: Any = call.node.args[0]
+    shape, offset = [int(n) for n in call["size"]], int(call["storage_offset"] or 0)
+    strides, count = [int(n) for n in call["stride"]], math.prod(shape)
+    held = source.meta["val"]
+    if not held.is_contiguous() or int(held.storage_offset()):
+        raise UnsupportedOperator("a strided view of a tensor that is a view")
+    flat = call.reshaped(x, [math.prod(shape_of(x))])
+    dense = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+    if all(n == 1 or a == b for n, a, b in zip(shape, strides, dense)):
+        if (offset, count) != (0, math.prod(shape_of(x))):
+            flat = call.emit(_op.strided_slice(flat, [0], [offset], [offset + count]))
+        return call.reshaped(flat, shape)
+    if count > _MOST_INDICES:
+        raise UnsupportedOperator("a large strided view that is not contiguous")
+    grid = np.indices(shape).reshape(len(shape), -1)
+    index = offset + np.array(strides, "int64") @ grid
+    return call.reshaped(call.emit(_op.take(flat, relax.const(index, "int64"), 0)), shape)
+
+
 def _flip(call: AtenCall) -> Expr:
     x = call["self"]
     for axis in axes_of(call["dims"], len(shape_of(x))) if call["dims"] else []:
@@ -122,6 +147,7 @@ CONVERTERS: dict[str, Converter] = by_name(
     (_matrix_transpose, "t.default"),
     (_unsqueeze, "unsqueeze.default"),
     (_squeeze, "squeeze.default squeeze.dim squeeze.dims"),
+    (_strided, "as_strided.default"),
     (_flip, "flip.default"),
     (_repeat, "repeat.default"),
     (_repeat_interleave, "repeat_interleave.self_int"),

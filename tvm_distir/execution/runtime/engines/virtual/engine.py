@@ -60,16 +60,19 @@ def _tuples(value: Any) -> Value:
 class _Run:
     """Runs the steps of functions, for all ranks of an entry at a time."""
 
-    def __init__(self, mod: ir.IRModule, axes: AxisTable, kernels: KernelCache) -> None:
+    def __init__(
+        self, mod: ir.IRModule, axes: AxisTable, kernels: KernelCache, single: bool
+    ) -> None:
         self.mod = relax.transform.ToNonDataflow()(mod)
         self.exchanges = Exchanges(axes)
         self.kernels = kernels
+        self.single = single
         self.cut: dict[str, FunctionSteps] = {}
         self.machines: dict[Segment, VirtualMachine] = {}
 
     def steps(self, name: str) -> FunctionSteps:
         if name not in self.cut:
-            self.cut[name] = make_steps(self.mod, name)
+            self.cut[name] = make_steps(self.mod, name, self.single)
         return self.cut[name]
 
     def prepare(self, names: Iterable[str]) -> None:
@@ -179,12 +182,15 @@ class VirtualEngine(LocalEngine):
     ----------
     kernels : KernelCache, optional
         The cache of compiled segments; by default there is a single cache per process.
+    single : bool
+        Compile each op by itself, so that programs that differ in some ops share the others.
     """
 
     name = "virtual"
 
-    def __init__(self, kernels: KernelCache | None = None) -> None:
+    def __init__(self, kernels: KernelCache | None = None, *, single: bool = False) -> None:
         self._kernels = kernels or _KERNELS
+        self._single = single
 
     def run_tensors(self, program: Runnable, tensors: RankTensors) -> RankTensors:
         """Run every rank's entry function on its tensors.
@@ -201,7 +207,7 @@ class VirtualEngine(LocalEngine):
             self.collectives = plain.collectives
             return plain_results
         entries = program.entries
-        state = _Run(program.mod, program.axes, self._kernels)
+        state = _Run(program.mod, program.axes, self._kernels, self._single)
         state.prepare(entry.function for entry in entries)
         tasks = {
             i: resumable(state.function(entry.function, _columns(entry, tensors), entry))

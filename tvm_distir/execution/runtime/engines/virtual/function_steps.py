@@ -259,13 +259,20 @@ def all_steps(function: FunctionSteps) -> Iterator[Step]:
                 pending += [step.otherwise, step.then]
 
 
-def make_steps(mod: ir.IRModule, name: str) -> FunctionSteps:
-    """Split the function ``name`` of a level-5 module (without dataflow blocks) into steps."""
-    return unrolled(_steps(mod, name, tuple(mod[name].params), mod[name].body))
+def make_steps(mod: ir.IRModule, name: str, single: bool = False) -> FunctionSteps:
+    """Split the function ``name`` of a level-5 module (without dataflow blocks) into steps.
+
+    With ``single`` each binding is a segment: equal ops of changed programs are compiled once.
+    """
+    return unrolled(_steps(mod, name, tuple(mod[name].params), mod[name].body, single))
 
 
 def _steps(
-    mod: ir.IRModule, name: str, params: tuple[relax.Var, ...], body: relax.SeqExpr
+    mod: ir.IRModule,
+    name: str,
+    params: tuple[relax.Var, ...],
+    body: relax.SeqExpr,
+    single: bool = False,
 ) -> Steps[FunctionSteps]:
     branches: dict[relax.Var, Step] = {}
     for var, value in bindings_in(body):
@@ -275,7 +282,9 @@ def _steps(
     for step, run in _runs(mod, name, body, branches):
         # Tuples and items ride inside a segment; alone they need no kernel.
         aliases = [_step(mod, name, binding) for binding in run]
-        if run and None in aliases:
+        if single:
+            groups.extend([b] if a is None else a for a, b in zip(aliases, run))
+        elif run and None in aliases:
             groups.append(run)
         else:
             groups.extend(alias for alias in aliases if alias is not None)

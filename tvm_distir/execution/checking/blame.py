@@ -1,0 +1,343 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Follow a wrong output back to the first wrong value, and propose repairs."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tvm_distir.core.ir import axis_groups
+from tvm_distir.core.ir.operators import call_axes
+
+from .alignment import MAX, State
+from .comparison import Comparison, Family, Patch, WrongOutput
+from .repairs import DELETE, REDUCE, REGROUP, SCALE, Change, group_size
+
+Repairs = list[tuple[str, Patch]]
+_MOST_FINDINGS = 12
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A value that may be the first wrong one.
+
+    Attributes
+    ----------
+    family : Family
+    value : str
+    text : str
+        What is wrong.
+    repairs : list of (str, Patch)
+        What may repair it, in words and as changes, the likeliest first.
+    """
+
+    family: Family
+    value: str
+    text: str
+    repairs: Repairs
+
+
+def findings(compared: Comparison, wrong: Sequence[WrongOutput]) -> list[Finding]:
+    """Return what may be wrong, the likeliest first; at least one finding."""
+    found: list[Finding] = []
+    for output in wrong:
+        found += _Blame(compared, output, wrong).findings()
+    unique = {(f.text, tuple(text for text, _ in f.repairs)): f for f in found}
+    if unique:
+        return list(unique.values())
+    names = ", ".join(dict.fromkeys(w.name for w in wrong))
+    first = wrong[0]
+    text = f"the outputs {names} stand for no value of the reference"
+    return [Finding(first.family, first.family.output(first.name), text, [])]
+
+
+class _Blame:
+    """Looks for the origin of a wrong output."""
+
+    def __init__(
+        self, compared: Comparison, output: WrongOutput, every: Sequence[WrongOutput]
+    ) -> None:
+        self.compared, self.every = compared, every
+        self.name, self.at_output = output.name, output.state
+        self.misplaced = output.misplaced
+        ranks = output.family.ranks
+        self.family = next(f for f in compared.families if ranks[0] in f.ranks)
+        self.value = self.family.output(output.name)
+        at = [compared.at[rank] for rank in ranks]
+        self.axes = [a for a in compared.axes if len({c[a] for c in at}) > 1]
+
+    def state(self, name: str) -> State | None:
+        return self.compared.state(self.family, name)
+
+    def known_operands(self, name: str) -> list[tuple[str, State]]:
+        states = [(n, self.state(n)) for n in self.family.operands.get(name, [])]
+        return [(n, s) for n, s in states if s is not None]
+
+    def findings(self) -> list[Finding]:
+        state = self.at_output
+        if not self.value:
+            return []
+        if state is None:
+            return self.unknown()
+        found = self.collective_finding(state)
+        if state.partial:
+            found.append(self.missing_reduction(state))
+        if state.scale != 1:
+            found.append(self.scaled(state))
+        if self.misplaced:
+            text = f"{self.name} is sharded {self.misplaced}"
+            last = self.last_collective()
+            found.append(self.finding(self.value, text, self.regroupings(last) if last else []))
+        return found
+
+    def finding(self, value: str, text: str, repairs: Repairs) -> Finding:
+        return Finding(self.family, value, text, repairs)
+
+    def patch(self, name: str, change: Change) -> Patch:
+        return {(self.family.number, name): change}
+
+    def subsets(self) -> Iterator[tuple[str, ...]]:
+        for count in (1, 2):
+            yield from itertools.combinations(self.axes, count)
+
+    def numbers(self, axes: Sequence[str]) -> tuple[int, ...]:
+        names = list(self.compared.axes)
+        return tuple(names.index(axis) for axis in axes)
+
+    def size(self, axes: Sequence[str]) -> int:
+        return math.prod(self.compared.axes[axis] for axis in axes)
+
+    def reductions(self, name: str) -> Repairs:
+        return [
+            (f"sum {name} over {'+'.join(c)}", self.patch(name, Change(REDUCE, self.numbers(c))))
+            for c in self.subsets()
+        ]
+
+    def regroupings(self, name: str) -> Repairs:
+        """Return a collective along other axes, with the factor of an average if sizes differ."""
+        before = group_size(self.family.values[name])
+        found: Repairs = []
+        for axes in self.subsets():
+            size, over = self.size(axes), "+".join(axes)
+            if self.family.operation(name) != "dist.all_reduce" and size != before:
+                continue
+            change = Change(REGROUP, self.numbers(axes))
+            found.append((f"communicate over {over} in {name}", self.patch(name, change)))
+            if size != before:
+                factor = before / size
+                change = Change(REGROUP, self.numbers(axes), factor=factor)
+                text = f"communicate over {over} in {name}, times {factor:g}"
+                found.append((text, self.patch(name, change)))
+        return found
+
+    def last_collective(self) -> str | None:
+        """Return the last collective before the output along values that are known."""
+        name: str | None = self.value
+        while name is not None and not self.family.is_collective(name):
+            name = next((n for n, _ in self.known_operands(name) if n in self.family.values), None)
+        return name
+
+    def collective_axes(self, name: str) -> list[str]:
+        """Return the axes of the mesh along which a collective communicates, if it does."""
+        call = self.family.values[name]
+        mesh = self.compared.module.mesh
+        mine = {tuple(map(int, g)) for g in axis_groups(call.attrs["device_mesh"], call_axes(call))}
+        names = list(self.compared.axes)
+        for count in range(1, len(names) + 1):
+            for axes in itertools.combinations(range(len(names)), count):
+                if mine <= {tuple(map(int, g)) for g in axis_groups(mesh, axes)}:
+                    return [names[a] for a in axes]
+        return []
+
+    def collective_finding(self, state: State) -> list[Finding]:
+        """Return the fault of a reduction along axes over which its operand is replicated."""
+        name = self.last_collective()
+        if name is None or (state.is_right):
+            return []
+        used = self.collective_axes(name)
+        operand = next(iter(self.known_operands(name)), None)
+        if operand is None or "reduce" not in self.family.operation(name):
+            return []
+        partial = operand[1].partial
+        extra = [axis for axis in used if axis not in partial]
+        if not extra:
+            return []
+        text = f"{self.name}: {name} reduces over {'+'.join(used)} a value that is"
+        text += f" partial over {'+'.join(partial)} and" if partial else ""
+        text += f" replicated over {'+'.join(extra)}: scaled by {self.size(extra)}"
+        if state.partial:
+            text += f"; it stays partial over {'+'.join(state.partial)}"
+        repairs = self.regroupings(name)
+        if not partial and self.family.operation(name) == "dist.all_reduce":
+            repairs.append((f"remove {name}", self.patch(name, Change(DELETE))))
+        return [self.finding(name, text, repairs)]
+
+    def everywhere(self, name: str, change: Change) -> Patch:
+        """Return a change of an output in all families that have it."""
+        families = [f for f in self.compared.families if name in f.codes[0].outputs]
+        return {(f.number, f.output(name)): change for f in families}
+
+    def missing_reduction(self, state: State) -> Finding:
+        axes = "+".join(state.partial)
+        origin = self.origin(state.partial[0])
+        words = state.text().split(" ", 1)[1].strip("()")
+        text = (
+            f"{self.name} is {words}, where it must not be partial: a reduction over {axes} is "
+            f"missing (partial since {origin}, {self.family.operation(origin)})"
+        )
+        numbers, size = self.numbers(state.partial), self.size(state.partial)
+        repairs: Repairs = []
+        for word, factor in (("sum", 1.0), ("average", 1.0 / size)):
+            change = Change(REDUCE, numbers, factor=factor)
+            repairs.append((f"{word} {self.name} over {axes}", self.everywhere(self.name, change)))
+        if origin in self.family.values:
+            change = Change(SCALE, factor=float(size))
+            repairs.append((f"multiply {origin} by {size}", self.patch(origin, change)))
+        return self.finding(origin, text, repairs)
+
+    def origin(self, axis: str) -> str:
+        """Return the first value before the output that is partial along an axis."""
+        name = self.value
+        while True:
+            before = [n for n, s in self.known_operands(name) if axis in s.partial]
+            if not before:
+                return name
+            name = before[0]
+
+    def scaled(self, state: State) -> Finding:
+        name, before, after = self.first_scaled(state)
+        why = f": {before.text()} -> {after.text()}" if before is not None else ""
+        text = (
+            f"{self.name} is scaled by {state.scale:g}: reduced where it is replicated, or a "
+            f"factor applied twice or never, at {name} ({self.family.operation(name)}){why}"
+        )
+        factor = 1 / state.scale
+        outputs: dict[tuple[int, str], Change] = {}
+        for other in self.every:
+            if other.state is not None and other.state.scale != 1:
+                change = Change(SCALE, factor=1 / other.state.scale)
+                outputs.update(self.everywhere(other.name, change))
+        repairs: Repairs = []
+        if self.family.is_collective(name):
+            repairs += self.regroupings(name)
+            if self.family.operation(name) == "dist.all_reduce":
+                repairs.append((f"remove {name}", self.patch(name, Change(DELETE))))
+        if name in self.family.values:
+            change = Change(SCALE, factor=factor)
+            repairs.append((f"multiply {name} by {factor:g}", self.patch(name, change)))
+        repairs.append((f"multiply the outputs by {factor:g}", outputs))
+        return self.finding(name, text, repairs)
+
+    def first_scaled(self, state: State) -> tuple[str, State | None, State]:
+        """Return where the factor of the output arose: a collective if one of these did it."""
+        changes: list[tuple[str, State, State]] = []
+        name, seen = self.value, set[str]()
+        while name and name not in seen:
+            seen.add(name)
+            here, known = self.state(name), self.known_operands(name)
+            chosen = next((k for k in known if k[1].scale != 1), known[0] if known else None)
+            if chosen is None:
+                break
+            if here is not None and here.scale != chosen[1].scale:
+                changes.append((name, chosen[1], here))
+            name = chosen[0]
+        collectives = [c for c in changes if self.family.is_collective(c[0])]
+        if collectives or changes:
+            return (collectives or changes)[0]
+        return self.value, None, state
+
+    def unknown(self) -> list[Finding]:
+        """Return findings of an output that stands for no value of the reference."""
+        none = self.unknown_values()
+        entries = [n for n in none if self.known_operands(n)] or none
+        found = [f for name in entries for f in self.scaled_operands(name)]
+        for name in sorted(entries, key=lambda n: (self.rank(n), self.family.order[n])):
+            if len(found) >= _MOST_FINDINGS:
+                break
+            found.append(self.entry(name))
+        return found
+
+    def unknown_values(self) -> list[str]:
+        """Return the values before the output that stand for none of the reference, in order."""
+        seen, pending, none = set[str](), [self.value], list[str]()
+        while pending:
+            name = pending.pop()
+            if name in seen or name not in self.family.values:
+                continue
+            seen.add(name)
+            if self.state(name) is None:
+                none.append(name)
+                pending += self.family.operands[name]
+        return sorted(none, key=lambda n: self.family.order[n])
+
+    def rank(self, name: str) -> int:
+        if self.family.is_collective(name):
+            return 0
+        known = self.known_operands(name)
+        return 1 if any(s.partial for _, s in known) else 2 if known else 3
+
+    def scaled_operands(self, name: str) -> Iterator[Finding]:
+        """Yield operands that are scaled, at the values where their factors arose."""
+        for operand, state in self.known_operands(name):
+            while state.scale != 1 and not self.is_local_mean(state):
+                known = self.known_operands(operand)
+                before = known[0] if known else None
+                if before is None or before[1].scale != state.scale:
+                    origin = f", from {before[1].text()}" if before else ""
+                    kind, factor = self.family.operation(operand), 1 / state.scale
+                    text = (
+                        f"{operand} ({kind}) is {state.text()}: scaled by {state.scale:g}{origin}"
+                    )
+                    repairs: Repairs = []
+                    if operand in self.family.values:
+                        change = Change(SCALE, factor=factor)
+                        words = f"multiply {operand} by {factor:g}"
+                        repairs = [(words, self.patch(operand, change))]
+                        if self.family.operation(operand) == "dist.all_reduce":
+                            delete = self.patch(operand, Change(DELETE))
+                            repairs = [(f"remove {operand}", delete), *repairs]
+                            repairs = self.regroupings(operand) + repairs
+                    yield self.finding(operand, text, repairs)
+                    break
+                operand, state = before
+
+    def is_local_mean(self, state: State) -> bool:
+        """Return whether a factor is the number of ranks that a partial value is averaged over."""
+        return bool(state.partial) and state.scale == self.size(state.partial)
+
+    def entry(self, name: str) -> Finding:
+        """Return the finding of a value that is unknown although an operand is known."""
+        known, kind = self.known_operands(name), self.family.operation(name)
+        partial = [(n, s) for n, s in known if s.partial]
+        states = "; ".join(f"{n} = {s.text()}" for n, s in known)
+        repairs: Repairs = []
+        if self.family.is_collective(name):
+            text = f"{name} ({kind}) gives no value of the reference: wrong group or operation"
+            repairs = self.regroupings(name)
+        elif partial:
+            operand, state = partial[0]
+            axes = "+".join(state.partial)
+            text = (
+                f"{operand} is partial over {axes} and reaches {name} ({kind}): a reduction over "
+            )
+            text += f"{axes} is missing"
+            for operand, state in partial:
+                op = "max" if any(x.kind == MAX for x in state.layouts.values()) else "sum"
+                change = Change(REDUCE, self.numbers(state.partial), op)
+                over = "+".join(state.partial)
+                repairs.append((f"{op} {operand} over {over}", self.patch(operand, change)))
+            factor = 1 / self.size(partial[0][1].partial)
+            for operand, state in known:
+                if not state.partial:
+                    change = Change(SCALE, factor=factor)
+                    words = f"add {operand} after the reduction, or multiply it by {factor:g}"
+                    repairs.append((words, self.patch(operand, change)))
+        else:
+            text = f"{name} ({kind}) is the first value that stands for none of the reference"
+        repairs += self.reductions(name)
+        for operand, _ in known:
+            repairs += self.reductions(operand)
+        return self.finding(name, f"{text} [{states}]" if states else text, repairs)

@@ -1,0 +1,150 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Check a program that others distributed: td.check."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from tvm import ir
+
+from tvm_distir.execution.runtime.program.tensors import Array
+from tvm_distir.support import EngineError, ModelError
+
+from .blame import Finding, findings
+from .comparison import Comparison
+from .report import DEADLOCK, EQUAL, WRONG, CheckReport
+from .traced_module import TracedModule
+
+_NO_MEETING = ("DIST0610", "DIST0611")
+
+
+def check(
+    programs: ir.IRModule,
+    reference: ir.IRModule,
+    *,
+    hints: Mapping[str, Mapping[str, int]] | None = None,
+    micro_batches: Sequence[int] = (),
+    inputs: Mapping[str, Any] | None = None,
+    seed: int = 0,
+) -> CheckReport:
+    """Check whether ranks compute what a single device computes.
+
+    All ranks and the reference run in float64 on the engine ``virtual``, with the same inputs.
+    Outputs decide: a gradient (named ``grad:PARAMETER``) must be sharded as its parameter, a loss
+    may be the mean of those of the ranks, and no other output may be a partial sum. A wrong output
+    is followed back to the first value that stands for no value of the reference.
+
+    Parameters
+    ----------
+    programs, reference : IRModule
+        Traces of :func:`tvm_distir.trace_ranks`; the reference of a single rank, with the whole
+        inputs. Their inputs and outputs have the same names.
+    hints : mapping of str to mapping of str to int, optional
+        The dims that mesh axes shard, by input, where sizes leave a choice:
+        ``{"x": {"dp": 0}}``.
+    micro_batches : sequence of int
+        Numbers of micro-batches, so that values of one of them are known.
+    inputs : mapping of str to array, optional
+        Whole inputs, instead of seeded ones. Integers are those of the trace, where it had values.
+    seed : int
+
+    Returns
+    -------
+    report : CheckReport
+        ``report.check()`` raises where the program is wrong.
+
+    Raises
+    ------
+    ModelError
+        DIST0365 what is no trace, DIST0366 an input that no sharding explains.
+    """
+    module, single = TracedModule(programs), TracedModule(reference)
+    full_inputs = _inputs(single, inputs or {}, seed)
+    unknown = {n for code in module.codes for n in code.inputs} - full_inputs.keys()
+    if unknown:
+        name = sorted(unknown)[0]
+        problem = "the reference has no input of this name"
+        remedy = "Name inputs of ranks and of the reference equally."
+        raise ModelError("DIST0366", problem, location=f'input "{name}"', remedy=remedy)
+    compared = Comparison(module, single, full_inputs, hints or {}, micro_batches)
+    return _verdict(compared, seed)
+
+
+def _verdict(compared: Comparison, seed: int) -> CheckReport:
+    names = tuple(compared.expected.outputs[0])
+
+    def report(verdict: str, **items: Any) -> CheckReport:
+        return CheckReport(
+            verdict, dict(compared.axes), seed, names, placements=compared.placements, **items
+        )
+
+    try:
+        results = compared.module.run(compared.feeds).outputs
+    except EngineError as error:
+        if error.code not in _NO_MEETING:
+            raise
+        return report(DEADLOCK, problem=error.what, line=error.location)
+    wrong = compared.wrong_outputs(results)
+    if not wrong:
+        return report(EQUAL, chain=_chain(compared))
+    found = findings(compared, wrong)
+    best, repair = _repaired(compared, found)
+    family = best.family
+    return report(
+        WRONG,
+        wrong=tuple(dict.fromkeys(w.name for w in wrong)),
+        first=best.value,
+        op=family.operation(best.value),
+        line=family.line(best.value),
+        problem=best.text,
+        repair=repair,
+    )
+
+
+def _repaired(compared: Comparison, found: list[Finding]) -> tuple[Finding, str]:
+    """Return the finding whose repair makes all outputs right, or the first; and the repair."""
+    for finding in found:
+        for text, patch in finding.repairs:
+            if compared.is_repaired(patch):
+                return finding, text
+    same: dict[Any, tuple[Finding, str, dict[tuple[int, str], Any]]] = {}
+    for finding in found:
+        for text, patch in finding.repairs:
+            for at, change in patch.items():
+                same.setdefault(change, (finding, text, {}))[2].setdefault(at, change)
+    for finding, text, joined in same.values():
+        if len(joined) > 1 and compared.is_repaired(joined):
+            return finding, f"{text}, and so at {len(joined) - 1} more"
+    return found[0], ""
+
+
+def _chain(compared: Comparison) -> tuple[str, ...]:
+    """Return what the result of each collective stands for."""
+    steps = []
+    for family in compared.families:
+        for name in family.order:
+            if family.is_collective(name):
+                state = compared.state(family, name)
+                what = "no value of the reference" if state is None else state.text()
+                steps.append(f"{name} = {family.operation(name)}: {what}")
+    return tuple(steps)
+
+
+def _inputs(reference: TracedModule, known: Mapping[str, Any], seed: int) -> dict[str, Array]:
+    """Return whole inputs of the reference, drawn where they are not known."""
+    drawn: dict[str, Array] = {}
+    random = np.random.default_rng(seed)
+    for name, var in reference.codes[0].inputs.items():
+        shape, dtype = [int(n) for n in var.ty.shape], str(var.ty.dtype)
+        if name in known:
+            drawn[name] = np.asarray(known[name]).astype(dtype)
+        elif dtype.startswith("float"):
+            drawn[name] = random.standard_normal(shape).astype(dtype) * 0.5
+        elif dtype == "bool":
+            drawn[name] = random.random(shape) < 0.5
+        else:
+            drawn[name] = reference.integers(name, shape, random).astype(dtype)
+    return drawn
