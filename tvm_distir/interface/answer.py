@@ -26,7 +26,7 @@ from tvm_distir.support import DistIRError, ModelError, option_fields
 from tvm_distir.support.display import units
 
 from .analysis import analyze_study
-from .report.figures import figure_lines, figures
+from .report.figures import band_words, figure_lines, figures
 
 DEGREES = (2, 4, 8)
 """Devices of tensor parallelism that are tried, inside of a node."""
@@ -238,6 +238,7 @@ class _Step:
                 f"{units.duration(report.time_s)} per step of {report.batch} samples, "
                 f"bound by {report.bound_by}; {memory} per device",
                 *figure_lines(report),
+                *filter(None, [band_words(report)]),
             ),
         )  # fmt: skip
 
