@@ -22,7 +22,7 @@ from tvm_distir.support import PropagationError, SBlockRealize
 from .dims import nominal, size_bytes
 from .factor import Work
 from .lookup import work_of
-from .packed import is_packed_call, packed_args, packed_functions, packed_name, packed_rule
+from .packed import is_packed_call, packed_functions, packed_name, packed_rule, packed_types
 
 VIEWS = frozenset(
     relax_names(
@@ -138,8 +138,7 @@ def _external(call: ir.Call, full: Work, dtype: str) -> Kernel:
         return Kernel(str(call.op.name_hint), full, dtype, "a PrimFunc called directly")
     if name not in packed_functions():
         return Kernel(str(name), full, dtype, "an external function")
-    count = sum(len(value_types(arg.ty)) for arg in packed_args(call))
-    rule, _ = packed_rule(call, [None] * count)
+    rule, _ = packed_rule(call, [None] * len(packed_types(call)))
     return Kernel(str(name), Work(0, rule.work.in_bytes, rule.work.out_bytes), dtype)
 
 

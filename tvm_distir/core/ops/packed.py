@@ -22,7 +22,7 @@ from typing import Any
 from tvm import ir, relax
 
 from tvm_distir.core.ir.types import flat_types, static_shape, tensor_type, value_types
-from tvm_distir.support import PropagationError
+from tvm_distir.support import PropagationError, StringImm
 
 from .dims import size_bytes
 from .factor import Factor, Rule, Work
@@ -165,6 +165,12 @@ def packed_args(call: ir.Call) -> list[Any]:
     return rest
 
 
+def packed_types(call: ir.Call) -> list[ir.Type]:
+    """Return the leaf types of its arguments that carry values. In TVM 0.26 a text is an object."""
+    arguments = (a for a in packed_args(call) if type(a) is not StringImm)
+    return [t for a in arguments for t in value_types(a.ty)]
+
+
 def packed_name(call: ir.Call) -> str:
     """Return the global name of the packed function of a call, as it is called on a device."""
     name = _PARTS.sub("", _symbol(call))
@@ -211,7 +217,7 @@ def packed_form(call: ir.Call, placements: Sequence[Dims | None]) -> tuple[Packe
     """
     load_entry_points()
     name = rule_name(call)
-    leaves = [t for a in packed_args(call) for t in value_types(a.ty)]
+    leaves = packed_types(call)
     ins = tuple(
         _dims(name, t) if tensor_type(t) is not None else (dims or None)
         for t, dims in zip(leaves, placements, strict=True)
@@ -259,8 +265,7 @@ def packed_rule(call: ir.Call, placements: Sequence[Dims | None]) -> tuple[Rule,
         for factor in [_factor(seen.name, tie, seen.ins, results)]
         if factor is not None
     )
-    types = [t for a in packed_args(call) for t in value_types(a.ty)]
-    sizes = tuple(_bytes(t) for t in types)
+    sizes = tuple(map(_bytes, packed_types(call)))
     written_bytes = tuple(_bytes(t) for ty in call.ty_args for t in flat_types(ty))
     why = {
         f"{side}{i}.dim{d}": "the packed function requires the full dim (register_packed_rule)"

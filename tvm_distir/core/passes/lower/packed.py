@@ -49,7 +49,7 @@ def packed_call(values: LocalValues, var: relax.Var, call: ir.Call) -> ir.Call:
     """
     location = location_of(values.name, var, call)
     arguments = packed_args(call)
-    operands = [(e, n, t) for a in arguments for e, n, t in leaves_of(a) if _counts(t)]
+    operands = [(e, n, t) for a in arguments for e, n, t in leaves_of(a) if _counts(e, t)]
     results = [t for ty in call.ty_args for t in flat_types(ty)]
     placements = [None] * len(operands)
     rule, _ = packed_rule(call, placements)
@@ -105,8 +105,9 @@ def _check_parts(parts: int, ty: ir.Type, shard: Callable[[Any], Shard], locatio
         raise PropagationError("DIST0405", problem, location=location, remedy=remedy)
 
 
-def _counts(ty: ir.Type) -> bool:
-    return tensor_type(ty) is not None or isinstance(ty, relax.AnyType)
+def _counts(expr: ir.Expr, ty: ir.Type) -> bool:
+    is_object = isinstance(ty, relax.AnyType) and type(expr) is not StringImm  # one in TVM 0.26
+    return tensor_type(ty) is not None or is_object
 
 
 def _labels(ty: ir.Type) -> Any:

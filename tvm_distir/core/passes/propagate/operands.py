@@ -17,6 +17,7 @@ from tvm_distir.core.ir.operators import ops
 from tvm_distir.core.ir.placement import P, R, placement_of
 from tvm_distir.core.ir.types import as_dtensor, carries_value
 from tvm_distir.core.propagation.graph.graph import CONST
+from tvm_distir.support import StringImm
 
 from .placed_values import PlacedValues
 from .tuples import tuple_items
@@ -124,7 +125,8 @@ class Operands:
             fields = [self._argument(k, item, count) for item in tuple_items(old)]
             same = self._unchanged_tuple(old, fields)
             return same if same is not None else relax.Tuple(fields)
-        return self.operand(k, next(count), old) if carries_value(ty) else old
+        is_value = carries_value(ty) and type(old) is not StringImm  # an object in TVM 0.26
+        return self.operand(k, next(count), old) if is_value else old
 
     def _unchanged_tuple(self, old: ir.Expr, fields: list[ir.Expr]) -> Any:
         """Return the old tuple variable's expression when every field is used as it is there."""
