@@ -9,7 +9,6 @@
 // Arguments: the number of runs, and of tensors. Each run allocates the tensors anew, in another
 // order, and prints one line: the choices, or the error.
 #include <algorithm>
-#include <array>
 #include <iostream>
 #include <limits>
 #include <memory>

@@ -55,9 +55,8 @@ def versions(header: str) -> dict[str, str]:
     repaired = _once(r"Path AddEdge\(EdgeType type\).*?\n", edge + "\n", original)
     assignment = r"axis_sharding_specs_priority_\[axis\]\[spec\] = path.GetPriority\(\);"
     repaired = _once(assignment, priority, repaired)
-    loop = r"void PropagateShardingSpec\(\) \{.*?\n  \}"
     recursion = r"void PropagateShardingSpec\(Axis axis.*?\n  \}"
-    listed = _once(recursion, "", _once(loop, "\n".join(changes("05_work_list")), repaired))
+    listed = _once(recursion, "\n".join(changes("05_work_list")), repaired)
     return {"as it is": original, "repaired": repaired, "with a work list": listed}
 
 

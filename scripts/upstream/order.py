@@ -100,7 +100,7 @@ ORDER = (
         "05_work_list",
         "a work list in place of recursion",
         GRAPH,
-        ("deep_chain", "quadratic_time"),
+        ("deep_chain",),
         needs=("04_one_result",),
         has_model=True,
     ),
@@ -134,6 +134,7 @@ RFC = "10"
 RFC_FAULTS = (
     "fused_contraction",
     "lower_on_2d_mesh",
+    "quadratic_time",
     "redistribute_on_2d_mesh",
     "softmax_along_cut_dim",
     "uneven_dim",

@@ -31,6 +31,8 @@ TESTS = Path("tests", "python", "relax", "distributed")
 LONG = "10_rfc"
 ALSO_LONG = ("04_one_result", "05_work_list", "06_all_gather")
 """Contributions whose tests pass with the modules of the RFC as well."""
+OWN_LONG = ("calls", "redistribute_on_2d_mesh", "time")
+"""Tests of the number 10 that pass with the modules of the RFC."""
 OUR_HEADER = """\
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
@@ -58,7 +60,7 @@ ASF_HEADER = """\
 def long_tests() -> list[Path]:
     """Return the files of the tests that pass with the modules of the RFC."""
     also = [path for name in ALSO_LONG for path in order.contribution(name).tests]
-    own = [HERE / "tests" / "test_10_redistribute_on_2d_mesh.py", HERE / "tests/test_10_calls.py"]
+    own = [HERE / "tests" / f"test_10_{name}.py" for name in OWN_LONG]
     return [*also, *own, *sorted((HERE / "rfc/tests").glob("test_*.py"))]
 
 

@@ -12,7 +12,7 @@ from chains import chain
 from reporting import report, state_of
 from tvm.relax.distributed import transform
 
-TEST = "test_05_work_list_depth.py::test_one_annotation_reaches_the_end_of_a_deep_chain"
+TEST = "test_05_work_list.py::test_one_annotation_reaches_the_end_of_a_deep_chain"
 LAYERS = 10_000
 
 

@@ -16,7 +16,7 @@ from chains import chain
 from reporting import report, state_of
 from tvm.relax.distributed import transform
 
-TEST = "test_05_work_list_time.py::test_time_is_linear_in_annotated_layers"
+TEST = "test_10_time.py::test_time_is_linear_in_annotated_layers"
 FEW, FACTOR, MOST = 30, 4, 8.0
 ROUNDS = 3
 

@@ -22,9 +22,11 @@ run. In C++, one line each::
     int& priority = axis_sharding_specs_priority_[axis].insert({spec, 0}).first->second;
     priority = std::max(priority, path.GetPriority());
 
-0 is the lowest priority. The class is compiled into the library of the wheel, whose headers are
-those of the runtime only. This module is the same search in Python, with the faults and without.
-``native_search.py`` beside the pieces compiles the class of a checkout with these lines.
+0 is the lowest priority. The first line suffices for the module of the issue; the second is needed
+where two sources of a spec reach an axis by paths of different priority. Two specs that tie for
+the greatest priority remain an error. The class is compiled into the library of the wheel, whose
+headers are those of the runtime only. This module is the same search in Python, with the faults
+and without. ``native_search.py`` compiles the class of a checkout with these lines.
 """
 
 from __future__ import annotations

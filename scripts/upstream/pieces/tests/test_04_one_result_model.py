@@ -10,7 +10,7 @@ import pytest
 import tvm
 import tvm.testing
 from tvm.relax.distributed import transform
-from tvm.relax.distributed.transform.one_result import AxisGraph, graph_of
+from tvm.relax.distributed.transform.one_result import MIXED, PRIORITY, AxisGraph, graph_of
 from tvm.script.parser import ir as I
 from tvm.script.parser import relax as R
 
@@ -90,8 +90,51 @@ def test_the_wheel_fails_at_axes_where_the_search_with_the_faults_fails():
     assert {each for each in outcomes(False, shuffled) if isinstance(each, str)} <= tied
 
 
-@pytest.mark.parametrize("is_repaired", [False, True])
-def test_other_operators_are_refused(is_repaired):
+class LastPriority(AxisGraph):
+    """The search with the first line of the repair only: the last source decides."""
+
+    def spread(self, axis, spec, mask, visited):
+        if axis not in visited and self.sources.get(axis, spec) == spec:
+            visited.add(axis)
+            self.priorities[axis][spec] = PRIORITY.get(mask, MIXED)
+            for target, kind in self.edges[axis]:
+                self.spread(target, spec, mask | kind, visited)
+
+
+@pytest.mark.parametrize("graph_class, count", [(LastPriority, 3), (AxisGraph, 1)])
+def test_two_sources_of_a_spec_by_paths_of_different_priority(graph_class, count):
+    """`y` is reached from `x0` forward, from `u` both ways; the other mesh reaches it both ways."""
+
+    @I.ir_module
+    class Branches:
+        I.module_global_infos(
+            {"mesh": [R.device_mesh((1,), I.Range(0, 1)), R.device_mesh((1,), I.Range(1, 2))]}
+        )
+
+        @R.function
+        def main(x: R.Tensor((4, 4), "float32"), p: R.Tensor((4, 4), "float32")) -> R.Tensor(
+            (4, 4), "float32"
+        ):
+            with R.dataflow():
+                x0 = R.dist.annotate_sharding(x, device_mesh="mesh[0]", placement="R")
+                v = R.nn.relu(p)
+                y = R.add(x0, v)
+                u = R.dist.annotate_sharding(v, device_mesh="mesh[0]", placement="R")
+                w = R.dist.annotate_sharding(v, device_mesh="mesh[1]", placement="R")
+                z = R.nn.relu(y)
+                R.output(z, u, w)
+            return z
+
+    graph, results = graph_of(Branches["main"], graph_class(is_repaired=True)), set()
+    for order in itertools.permutations(graph.sources):
+        try:
+            results.add(tuple(sorted(graph.propagate(order).items())))
+        except ValueError as error:
+            results.add(str(error))
+    assert len(results) == count
+
+
+def test_other_operators_are_refused():
     @I.ir_module
     class Sum:
         @R.function
@@ -100,7 +143,7 @@ def test_other_operators_are_refused(is_repaired):
             return y
 
     with pytest.raises(NotImplementedError, match="sum"):
-        graph_of(Sum["main"], AxisGraph(is_repaired))
+        graph_of(Sum["main"], AxisGraph(is_repaired=True))
 
 
 if __name__ == "__main__":
