@@ -148,6 +148,11 @@ def mesh_key(mesh: DeviceMesh) -> MeshKey:
     return key
 
 
+def same_mesh(mesh: DeviceMesh, other: DeviceMesh) -> bool:
+    """Return whether two meshes are the same: equal keys, which one object has without a look."""
+    return handle(mesh) == handle(other) or mesh_key(mesh) == mesh_key(other)
+
+
 def axis_groups(mesh: DeviceMesh, axes: Sequence[int]) -> list[list[int]]:
     """Return the rank groups over the product of some axes.
 

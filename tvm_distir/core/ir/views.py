@@ -29,6 +29,7 @@ from .mesh import (
     mesh_names,
     mesh_shape,
     meshes,
+    same_mesh,
 )
 from .placement import Labels, P
 
@@ -92,8 +93,7 @@ def family(mesh: DeviceMesh) -> View:
 
 def are_views(mesh: DeviceMesh, other: DeviceMesh) -> bool:
     """Return whether two meshes are views of one mesh, or the same."""
-    key, second = mesh_key(mesh), mesh_key(other)
-    return key == second or _view(key).family == _view(second).family
+    return same_mesh(mesh, other) or family(mesh).family == family(other).family
 
 
 def first_views(known: Sequence[DeviceMesh]) -> dict[MeshKey, tuple[MeshKey, Axes]]:
@@ -196,9 +196,8 @@ class ModuleViews:
 
     def declared(self, mesh: DeviceMesh) -> DeviceMesh:
         """Return the module's mesh that is the same, which is added where there is none."""
-        key = mesh_key(mesh)
         for other in self._meshes:
-            if mesh_key(other) == key:
+            if same_mesh(mesh, other):
                 return other
         self._meshes.append(mesh)
         return mesh

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from tvm import ir
 from tvm.relax.distributed import DeviceMesh, DTensorType
 
-from tvm_distir.core.ir.mesh import mesh_key
+from tvm_distir.core.ir.mesh import same_mesh
 from tvm_distir.core.ir.placement import Labels, labels_of, placement_text
 from tvm_distir.core.ir.views import are_views, common_view
 from tvm_distir.support import PropagationError
@@ -37,8 +37,8 @@ def call_view(placed: Sequence[DTensorType], location: str) -> tuple[DeviceMesh,
         DIST0405 where mesh axes shard two of the tensors in opposite orders.
     """
     mesh = placed[0].device_mesh
-    labels, key = [labels_of(t.placement) for t in placed], mesh_key(mesh)
-    if all(mesh_key(t.device_mesh) == key for t in placed):
+    labels = [labels_of(t.placement) for t in placed]
+    if all(same_mesh(t.device_mesh, mesh) for t in placed):
         return mesh, labels
     if not all(are_views(t.device_mesh, mesh) for t in placed):
         return mesh, labels
@@ -63,7 +63,7 @@ def is_transfer(value: ir.Call) -> bool:
     opposite orders, is another mesh too, though it may be a view of the operand's.
     """
     ty, attrs = value.args[0].ty, value.attrs
-    if mesh_key(ty.device_mesh) == mesh_key(attrs.device_mesh):
+    if same_mesh(ty.device_mesh, attrs.device_mesh):
         return False
     if not are_views(ty.device_mesh, attrs.device_mesh):
         return True

@@ -12,9 +12,9 @@ from tvm import relax
 
 from tvm_distir.core.ir.mesh import mesh_key
 from tvm_distir.core.ir.operators import ops
-from tvm_distir.core.ir.placement import placement_text
+from tvm_distir.core.ir.placement import R, labels_of, placement_text
 from tvm_distir.core.ir.types import as_dtensor, flat_types
-from tvm_distir.core.ir.views import Tiling, family, labels_on, mesh_of
+from tvm_distir.core.ir.views import Tiling, family, labels_on, mesh_of, tiling
 
 
 def views_of(sizes, devices=None):
@@ -155,3 +155,47 @@ def redistribute(x, mesh, labels):
     from tvm.relax.distributed import Placement
 
     return relax.op.distributed.redistribute(x, mesh, Placement.from_text(placement_text(labels)))
+
+
+def chain_module(seed, sizes, count):
+    """A module whose calls read each other's results; the module, inputs and results."""
+    rng = np.random.default_rng(seed)
+    views = views_of(sizes)
+    values, builder, pool, shape = Values(rng, views), relax.BlockBuilder(), [], (8, 12)
+    of_family = family(views[0]).family[0]
+
+    def tiles():
+        """Random tiles, the axes of a single device last on each dim."""
+        cuts = random_cuts(rng, len(sizes), [0, 1])
+        key = [(size == 1, a * (size == 1)) for a, size in enumerate(of_family)]
+        return tiles_of({d: sorted(axes, key=key.__getitem__) for d, axes in cuts.items()}, 2)
+
+    def moved(x, target):
+        return builder.emit(redistribute(x, *stated(rng, views, target)))
+
+    def viewed(x):
+        ty = x.ty
+        have = tiling(family(ty.device_mesh), labels_of(ty.placement), 2)
+        return builder.emit(ops.view(x, stated(rng, views, have)[0]))
+
+    def unfinished(x):
+        axes = [a for a, label in enumerate(labels_of(x.ty.placement)) if label == R]
+        return builder.emit(ops.partial(x, x.ty.device_mesh, axes[:1], "sum")) if axes else x
+
+    for _ in range(3):
+        pool.append((values.add(shape, tiles()), values.arrays[-1]))
+    with builder.function("main", values.params):
+        with builder.dataflow():
+            for number in range(count):
+                (x, a), (y, c) = (pool[rng.integers(len(pool))] for _ in range(2))
+                if number % 3 == 0:
+                    target = tiles()
+                    total = relax.op.add(moved(x, target), moved(y, target))
+                    pool.append((builder.emit(total), a + c))
+                elif number % 3 == 1:
+                    pool.append((moved(viewed(unfinished(x)), tiles()), a))
+                else:
+                    pool.append((viewed(x), a))
+            outs = [builder.emit_output(x) for x, _ in pool[-4:]]
+        builder.emit_func_output(relax.Tuple(outs))
+    return module(builder, views), values.arrays, [a for _, a in pool[-4:]]

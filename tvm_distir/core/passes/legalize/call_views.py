@@ -15,7 +15,7 @@ from tvm import ir, relax
 from tvm.relax.distributed import DeviceMesh, DTensorType
 
 from tvm_distir.core.ir.handles import handle
-from tvm_distir.core.ir.mesh import MeshKey, mesh_key, meshes
+from tvm_distir.core.ir.mesh import MeshKey, mesh_key, meshes, same_mesh
 from tvm_distir.core.ir.operators import ops
 from tvm_distir.core.ir.operators.compute_ops import COMPUTE_OPS
 from tvm_distir.core.ir.placement import labels_of
@@ -132,7 +132,7 @@ class _Rewriter:
 def _on_same_views(ty: ir.Type, other: ir.Type) -> bool:
     pairs = zip(flat_types(ty), flat_types(other), strict=True)
     return all(
-        mesh_key(x.device_mesh) == mesh_key(y.device_mesh)
+        same_mesh(x.device_mesh, y.device_mesh)
         for x, y in pairs
         if isinstance(x, DTensorType) and isinstance(y, DTensorType)
     )

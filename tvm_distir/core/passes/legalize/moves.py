@@ -12,7 +12,7 @@ from tvm import ir, relax
 from tvm.ir import Call
 from tvm.relax.distributed import DeviceMesh, DTensorType
 
-from tvm_distir.core.ir.mesh import mesh_key
+from tvm_distir.core.ir.mesh import mesh_key, same_mesh
 from tvm_distir.core.ir.operators import ops
 from tvm_distir.core.ir.placement import Labels, P, labels_of, placement_text
 from tvm_distir.core.ir.types import known_shape, static_shape
@@ -122,7 +122,7 @@ class Moves:
             raise values.fault(
                 "DIST0504", f"a redistribute of {source.ty}", var, value, "Pass a single DTensor."
             )
-        if mesh_key(source.ty.device_mesh) != mesh_key(mesh):
+        if not same_mesh(source.ty.device_mesh, mesh):
             if is_transfer(value):
                 self._transfer(var, source, mesh, target, keep)
             else:
@@ -187,7 +187,7 @@ class Moves:
     def _on_view(self, source: ir.Expr, mesh: DeviceMesh, name: str) -> ir.Expr:
         """Return a value on a view of its mesh."""
         values, have = self.values, source.ty.device_mesh
-        if mesh_key(have) == mesh_key(mesh):
+        if same_mesh(have, mesh):
             return source
         viewed = values.writer.emit(ops.view(source, mesh), name)
         values.terms[(viewed, 0)] = moved_terms(values.terms_of(source, 0), have, mesh)

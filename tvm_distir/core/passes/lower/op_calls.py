@@ -12,7 +12,7 @@ from tvm.ir import Expr, Type
 from tvm.relax import Var
 from tvm.relax.distributed import DeviceMesh, DTensorType
 
-from tvm_distir.core.ir.mesh import mesh_key, mesh_shape
+from tvm_distir.core.ir.mesh import mesh_shape, same_mesh
 from tvm_distir.core.ir.placement import Labels
 from tvm_distir.core.ir.types import flat_types, static_shape, tensor_type
 from tvm_distir.core.ops.dims import symbols
@@ -105,7 +105,7 @@ class OpCalls:
             plain: Type = tensor_type(ty)
             layout = shard(static_shape(ty) or (), labels, mesh_shape(mesh), str(plain.dtype))
             return Operand(values.constant(expr, labels, mesh), None, layout, True)
-        if type(ty) is DTensorType and mesh_key(ty.device_mesh) != mesh_key(mesh):
+        if type(ty) is DTensorType and not same_mesh(values.view_of(ty), mesh):
             problem = "an operand is on another mesh than the result"
             remedy = "Redistribute it to the mesh of the result."
             raise values.fault("DIST0503", problem, var, call, remedy)

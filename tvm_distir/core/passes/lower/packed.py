@@ -10,7 +10,7 @@ from typing import Any
 from tvm import ir, relax, tirx
 from tvm.relax.distributed import DTensorType
 
-from tvm_distir.core.ir.mesh import mesh_key, mesh_shape
+from tvm_distir.core.ir.mesh import mesh_shape, same_mesh
 from tvm_distir.core.ir.placement import labels_of
 from tvm_distir.core.ir.types import flat_types, tensor_type
 from tvm_distir.core.ops.local.shard import Shard
@@ -72,7 +72,7 @@ def packed_call(values: LocalValues, var: relax.Var, call: ir.Call) -> ir.Call:
     for _, _, ty in operands:
         if not isinstance(ty, DTensorType):
             continue
-        if mesh_key(ty.device_mesh) != mesh_key(values.mesh):
+        if not same_mesh(ty.device_mesh, values.mesh):
             raise LoweringError(
                 "DIST0503",
                 "an operand is on another mesh than the object",

@@ -13,7 +13,7 @@ from tvm.relax.distributed import DeviceMesh
 
 from tvm_distir.core.ir.attributes.keys import INPUTS_ATTR, IO_ATTR
 from tvm_distir.core.ir.branches import branch_of
-from tvm_distir.core.ir.mesh import mesh_key, mesh_shape, meshes
+from tvm_distir.core.ir.mesh import mesh_shape, meshes, same_mesh
 from tvm_distir.core.ir.operators.names import TRANSFERS
 from tvm_distir.core.ir.placement import R, labels_of, placement_text
 from tvm_distir.core.ir.segments import SEGMENTS_ATTR, Segments, segments_of
@@ -237,7 +237,7 @@ class _Described:
             "dtype": str(ty.tensor_ty.dtype),
             "placement": placement_text(labels_of(ty.placement)),
         }
-        if mesh_key(ty.device_mesh) != mesh_key(self.mesh):
+        if not same_mesh(ty.device_mesh, self.mesh):
             row["mesh"] = described_mesh(ty.device_mesh)
         if usage:
             row["role"] = usage
