@@ -24,6 +24,7 @@ from tvm_distir.support import DistIRError, UsageError, shipped_data
 from . import (
     analyze,
     calibrate,
+    check,
     compare,
     convert,
     deploy,
@@ -58,8 +59,8 @@ EXIT_INTERRUPTED = 130
 EXIT_PIPE_CLOSED = 141
 
 _COMMANDS = (
-    analyze, compare, ui, search, sweep, serve_analyze, serve_search, explain, verify, opt, convert,
-    export_plan, simulate, deploy, run, export_weights, systems, calibrate,
+    analyze, compare, ui, search, sweep, serve_analyze, serve_search, explain, verify, check, opt,
+    convert, export_plan, simulate, deploy, run, export_weights, systems, calibrate,
 )  # fmt: skip
 
 
