@@ -18,5 +18,6 @@ from .model import check_zoo_dims as check_zoo_dims
 from .model import load_model as load_model
 from .model import model_keys as model_keys
 from .model import serving_step as serving_step
+from .relax_json import read_relax as read_relax
 from .zoo.cached_config import CacheConfig as CacheConfig
 from .zoo.decoder_config import DecoderConfig as DecoderConfig

@@ -53,8 +53,8 @@ _LOOP = re.compile(r"^for (\w+) in ([\w ]+); do (.*?);? *done$", re.DOTALL)
 _SECONDS = 300
 _QUIET = " 2> /dev/null"
 _PLAIN = (
-    "analyze", "compare", "explain", "search", "serve-analyze", "serve-search", "sweep", "systems",
-    "verify",
+    "analyze", "check", "compare", "explain", "search", "serve-analyze", "serve-search", "sweep",
+    "systems", "verify",
 )  # fmt: skip
 """Commands that leave nothing behind in a process."""
 

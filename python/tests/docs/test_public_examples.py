@@ -20,7 +20,12 @@ WINGS = frozenset(
     {"core", "execution", "hardware", "models", "performance", "planning", "support", "transforms"}
 )
 """Folders of the package, whose ``README.md`` files describe them."""
-EXTRAS = {"from_exported_program": "torch", "to_jax": "jax"}
+EXTRAS = {
+    "check": "torch",
+    "from_exported_program": "torch",
+    "to_jax": "jax",
+    "trace_ranks": "torch",
+}
 """The libraries that the examples of some names need."""
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 

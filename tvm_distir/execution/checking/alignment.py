@@ -3,7 +3,7 @@
 """Find which value of the reference the values of ranks stand for.
 
 Along each mesh axis the ranks hold copies, shards or partial sums (or maxima). Joined so, they are
-a value of the reference, up to a factor that is a product of sizes of axes.
+a value of the reference, up to a factor that is a product of sizes of axes and of 2.
 """
 
 from __future__ import annotations
@@ -145,6 +145,7 @@ class Aligner:
     def __init__(
         self, references: Sequence[tuple[str, Array]], axes: Axes, micro_batches: Sequence[int] = ()
     ) -> None:
+        self._scales = _factors([n for n in (*axes.values(), *micro_batches) if n > 1])
         self._references = [(n, v) for n, v in references if v.dtype.kind == "f" and v.size]
         sizes: dict[int, list[tuple[str, Array]]] = {}
         for name, value in self._references:
@@ -152,10 +153,6 @@ class Aligner:
                 sizes.setdefault(value.size, []).append((name, value.ravel()))
         self._sizes = {size: _SameSize(entries) for size, entries in sizes.items()}
         self._blocks: dict[tuple[int, ...], list[tuple[str, Array]]] = {}
-        counts = [n for n in (*axes.values(), *micro_batches) if n > 1]
-        powers = itertools.product(range(-2, 3), repeat=len(counts))
-        scales = {math.prod(float(n) ** e for n, e in zip(counts, p)) for p in powers}
-        self._scales = sorted(scales, key=lambda s: (abs(math.log(s)), s))
 
     def find(self, values: Mapping[Coordinates, Array], axes: Axes) -> State | None:
         """Return the state of the values of ranks at their coordinates, or None."""
@@ -182,8 +179,9 @@ class Aligner:
             if scale == 1:
                 return name, 1.0
             unique = value.size > 2 or (known is not None and len(known.names) == 1)
-            if scale is not None and unique and best is None:
-                best = name, scale
+            if scale is not None and unique:
+                if best is None or self._scales.index(scale) < self._scales.index(best[1]):
+                    best = name, scale
         return best
 
     def _search(
@@ -229,6 +227,14 @@ class Aligner:
             if all(_is_among(value.ravel(), blocks) for value in values):
                 return State(f"a block of {name}")
         return None
+
+
+def _factors(counts: Sequence[int]) -> list[float]:
+    """Return products of numbers of ranks and of 2, those next to 1 first."""
+    powers = itertools.product(range(-2, 3), repeat=len(counts))
+    products = {math.prod(float(n) ** e for n, e in zip(counts, p)) for p in powers}
+    twice = {s * t for n in (1, *counts) for s in (n, 1 / n) for t in (2.0, 0.5)}
+    return sorted(products | twice, key=lambda s: (abs(math.log(s)), s))
 
 
 def _equal(a: Array, b: Array) -> bool:

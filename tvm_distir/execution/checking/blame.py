@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tvm_distir.core.ir import axis_groups
@@ -32,19 +32,25 @@ class Finding:
         What is wrong.
     repairs : list of (str, Patch)
         What may repair it, in words and as changes, the likeliest first.
+    together : bool
+        Whether it may be repaired together with other findings.
     """
 
     family: Family
     value: str
     text: str
     repairs: Repairs
+    together: bool = True
 
 
 def findings(compared: Comparison, wrong: Sequence[WrongOutput]) -> list[Finding]:
     """Return what may be wrong, the likeliest first; at least one finding."""
     found: list[Finding] = []
-    for output in wrong:
-        found += _Blame(compared, output, wrong).findings()
+    origins = [_Blame(compared, output, wrong) for output in wrong]
+    for origin in origins:
+        found += origin.findings()
+    for origin in origins:  # buffers of several values stand for none: repairs alone tell
+        found += origin.collectives() if found else []
     unique = {(f.text, tuple(text for text, _ in f.repairs)): f for f in found}
     if unique:
         return list(unique.values())
@@ -164,7 +170,7 @@ class _Blame:
         partial = operand[1].partial
         extra = [axis for axis in used if axis not in partial]
         if not extra:
-            return []
+            return self.not_averaged(name, used, operand[1], state)
         text = f"{self.name}: {name} reduces over {'+'.join(used)} a value that is"
         text += f" partial over {'+'.join(partial)} and" if partial else ""
         text += f" replicated over {'+'.join(extra)}: scaled by {self.size(extra)}"
@@ -173,6 +179,19 @@ class _Blame:
         repairs = self.regroupings(name)
         if not partial and self.family.operation(name) == "dist.all_reduce":
             repairs.append((f"remove {name}", self.patch(name, Change(DELETE))))
+        return [self.finding(name, text, repairs)]
+
+    def not_averaged(
+        self, name: str, used: Sequence[str], operand: State, state: State
+    ) -> list[Finding]:
+        """Return the fault of a sum of gradients of means, which must be averaged."""
+        size, over = self.size(used), "+".join(used)
+        if state.partial or not state.scale == operand.scale == size:
+            return []
+        text = f"{self.name} is scaled by {size}: {name} sums over {over} what is partial over "
+        text += f"{over} and times {size} on each rank, as the gradient of a mean: it must average"
+        change = Change(SCALE, factor=1 / size)
+        repairs = [(f"average over {over} in {name}", self.patch(name, change))]
         return [self.finding(name, text, repairs)]
 
     def everywhere(self, name: str, change: Change) -> Patch:
@@ -251,7 +270,7 @@ class _Blame:
 
     def unknown(self) -> list[Finding]:
         """Return findings of an output that stands for no value of the reference."""
-        none = self.unknown_values()
+        none = self.before(lambda name: self.state(name) is None)
         entries = [n for n in none if self.known_operands(n)] or none
         found = [f for name in entries for f in self.scaled_operands(name)]
         for name in sorted(entries, key=lambda n: (self.rank(n), self.family.order[n])):
@@ -260,18 +279,38 @@ class _Blame:
             found.append(self.entry(name))
         return found
 
-    def unknown_values(self) -> list[str]:
-        """Return the values before the output that stand for none of the reference, in order."""
-        seen, pending, none = set[str](), [self.value], list[str]()
+    def collectives(self) -> Iterator[Finding]:
+        """Yield the collectives before the output, with another group, factor or none of them."""
+        for name in self.before(lambda name: True):
+            if not self.family.is_collective(name):
+                continue
+            kind = self.family.operation(name)
+            repairs: Repairs = []
+            if kind == "dist.all_reduce":
+                repairs.append((f"remove {name}", self.patch(name, Change(DELETE))))
+            factors = {2.0, 0.5}
+            if kind != "dist.recv":
+                repairs += self.regroupings(name)
+                size = group_size(self.family.values[name])
+                factors |= {float(size), 1 / size}
+            for factor in sorted(factors):
+                change = Change(SCALE, factor=factor)
+                repairs.append((f"multiply {name} by {factor:g}", self.patch(name, change)))
+            text = f"a factor or the group of {name} ({kind}) is wrong"
+            yield Finding(self.family, name, text, repairs, together=False)
+
+    def before(self, goes_on: Callable[[str], bool]) -> list[str]:
+        """Return the output and the values before it, in order, as far as a condition holds."""
+        seen, pending, found = set[str](), [self.value], list[str]()
         while pending:
             name = pending.pop()
             if name in seen or name not in self.family.values:
                 continue
             seen.add(name)
-            if self.state(name) is None:
-                none.append(name)
+            if goes_on(name):
+                found.append(name)
                 pending += self.family.operands[name]
-        return sorted(none, key=lambda n: self.family.order[n])
+        return sorted(found, key=lambda n: self.family.order[n])
 
     def rank(self, name: str) -> int:
         if self.family.is_collective(name):
@@ -317,6 +356,8 @@ class _Blame:
         if self.family.is_collective(name):
             text = f"{name} ({kind}) gives no value of the reference: wrong group or operation"
             repairs = self.regroupings(name)
+            if self.family.operation(name) == "dist.all_reduce":
+                repairs = [(f"remove {name}", self.patch(name, Change(DELETE))), *repairs]
         elif partial:
             operand, state = partial[0]
             axes = "+".join(state.partial)

@@ -15,6 +15,7 @@ from tvm_distir.support import EngineError, ModelError
 
 from .blame import Finding, findings
 from .comparison import Comparison
+from .repairs import Change
 from .report import DEADLOCK, EQUAL, WRONG, CheckReport
 from .traced_module import TracedModule
 
@@ -60,9 +61,23 @@ def check(
     ------
     ModelError
         DIST0365 what is no trace, DIST0366 an input that no sharding explains.
+
+    Examples
+    --------
+    >>> import torch, torch.distributed as dist
+    >>> def make(rank):
+    ...     def step(parameters, data):
+    ...         y = data["x"] @ parameters["w"]
+    ...         if dist.get_world_size() > 1:
+    ...             dist.all_reduce(y)
+    ...         return {"y": y}
+    ...     n = 4 // dist.get_world_size()
+    ...     return step, {"w": torch.ones(n, 8)}, {"x": torch.ones(2, n)}
+    >>> td.check(td.trace_ranks(make, 2), td.trace_ranks(make, 1)).equal
+    True
     """
     module, single = TracedModule(programs), TracedModule(reference)
-    full_inputs = _inputs(single, inputs or {}, seed)
+    full_inputs = drawn_inputs(single, inputs or {}, seed)
     unknown = {n for code in module.codes for n in code.inputs} - full_inputs.keys()
     if unknown:
         name = sorted(unknown)[0]
@@ -70,10 +85,11 @@ def check(
         remedy = "Name inputs of ranks and of the reference equally."
         raise ModelError("DIST0366", problem, location=f'input "{name}"', remedy=remedy)
     compared = Comparison(module, single, full_inputs, hints or {}, micro_batches)
-    return _verdict(compared, seed)
+    return verdict(compared, seed)
 
 
-def _verdict(compared: Comparison, seed: int) -> CheckReport:
+def verdict(compared: Comparison, seed: int) -> CheckReport:
+    """Run the ranks, and say what is wrong where an output is."""
     names = tuple(compared.expected.outputs[0])
 
     def report(verdict: str, **items: Any) -> CheckReport:
@@ -105,20 +121,34 @@ def _verdict(compared: Comparison, seed: int) -> CheckReport:
 
 
 def _repaired(compared: Comparison, found: list[Finding]) -> tuple[Finding, str]:
-    """Return the finding whose repair makes all outputs right, or the first; and the repair."""
+    """Return the finding whose repair makes all outputs right, or the first; and the repair.
+
+    A repair is tried alone, and together with the same change at the values of other findings.
+    """
+    same: dict[tuple[str, Change], dict[tuple[int, str], Change]] = {}
     for finding in found:
-        for text, patch in finding.repairs:
-            if compared.is_repaired(patch):
-                return finding, text
-    same: dict[Any, tuple[Finding, str, dict[tuple[int, str], Any]]] = {}
-    for finding in found:
-        for text, patch in finding.repairs:
+        for text, patch in finding.repairs if finding.together else ():
             for at, change in patch.items():
-                same.setdefault(change, (finding, text, {}))[2].setdefault(at, change)
-    for finding, text, joined in same.values():
-        if len(joined) > 1 and compared.is_repaired(joined):
-            return finding, f"{text}, and so at {len(joined) - 1} more"
+                same.setdefault((_verb(text), change), {})[at] = change
+    tried: set[tuple[Any, ...]] = set()
+    for finding in found:
+        for text, patch in finding.repairs:
+            groups = [same.get((_verb(text), change), {}) for change in patch.values()]
+            joined = {at: change for group in (patch, *groups) for at, change in group.items()}
+            if not finding.together:
+                joined = dict(patch)
+            more = len(joined) - len(patch)
+            for changes, suffix in ((patch, ""), (joined, f", and so at {more} more")):
+                key = tuple(sorted((at, str(change)) for at, change in changes.items()))
+                if key not in tried and compared.is_repaired(changes):
+                    return finding, text + suffix
+                tried.add(key)
     return found[0], ""
+
+
+def _verb(text: str) -> str:
+    """Return the first word of a repair."""
+    return text.partition(" ")[0]
 
 
 def _chain(compared: Comparison) -> tuple[str, ...]:
@@ -133,7 +163,7 @@ def _chain(compared: Comparison) -> tuple[str, ...]:
     return tuple(steps)
 
 
-def _inputs(reference: TracedModule, known: Mapping[str, Any], seed: int) -> dict[str, Array]:
+def drawn_inputs(reference: TracedModule, known: Mapping[str, Any], seed: int) -> dict[str, Array]:
     """Return whole inputs of the reference, drawn where they are not known."""
     drawn: dict[str, Array] = {}
     random = np.random.default_rng(seed)

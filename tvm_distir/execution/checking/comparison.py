@@ -23,7 +23,7 @@ from .placing import Sharding, coordinates, inferred_sharding, shard
 from .repairs import Change, changed
 from .traced_module import Code, Feeds, TracedModule, Values
 
-MOST_TRIES = 60
+MOST_TRIES = 150
 GRADIENT = "grad:"
 
 

@@ -25,6 +25,7 @@ from . import (
     analyze,
     ask,
     calibrate,
+    check,
     compare,
     convert,
     deploy,
@@ -59,8 +60,8 @@ EXIT_INTERRUPTED = 130
 EXIT_PIPE_CLOSED = 141
 
 _COMMANDS = (
-    ask, analyze, compare, ui, search, sweep, serve_analyze, serve_search, explain, verify, opt,
-    convert, export_plan, simulate, deploy, run, export_weights, systems, calibrate,
+    ask, analyze, compare, ui, search, sweep, serve_analyze, serve_search, explain, verify, check,
+    opt, convert, export_plan, simulate, deploy, run, export_weights, systems, calibrate,
 )  # fmt: skip
 
 

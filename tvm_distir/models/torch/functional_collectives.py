@@ -173,9 +173,7 @@ def _chunk_concat(tensors: Any, dim: int, count: int, *, out: Any) -> None:
 
 
 def _copy_in(inputs: Any, output: Any, sizes: Any, numel: int, rank: int) -> Any:
-    mine = output.narrow(0, numel * rank, numel)
-    mine.copy_(torch.cat([x.reshape(-1) for x in inputs]))
-    return mine, output
+    return torch.cat([x.reshape(-1) for x in inputs]), output
 
 
 _FSDP: dict[str, Callable[..., Any]] = {

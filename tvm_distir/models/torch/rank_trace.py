@@ -28,7 +28,7 @@ Step = Callable[[dict[str, torch.Tensor], dict[str, torch.Tensor]], Mapping[str,
 Maker = Callable[[int], tuple[Step, Tensors, Tensors]]
 LINE, SCOPE = "line", "scope"
 _MOST_INTEGERS = 1 << 16
-_HERE = os.path.dirname(__file__)
+_HERE = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 _TORCH = os.path.dirname(torch.__file__)
 _DECOMPOSED = (
     *("nll_loss_forward", "nll_loss_backward", "_log_softmax", "_softmax"),
