@@ -39,7 +39,7 @@ _REFUSED = ("DIST0233", "DIST0234", "DIST0404", "DIST0760", "DIST0761", "DIST080
 
 
 @dataclass(frozen=True)
-class Choice:
+class TriedPlan:
     """A plan that was tried.
 
     Attributes
@@ -88,7 +88,7 @@ class Answer:
     devices : int
     capacity_bytes : int
         The memory of a device.
-    choices : tuple of Choice
+    choices : tuple of TriedPlan
         Those that fit come first, and faster ones before slower ones.
     refused : tuple of str
         Plans that the model has not, each with the cause.
@@ -100,11 +100,11 @@ class Answer:
     question: str
     unit: str
     capacity_bytes: int
-    choices: tuple[Choice, ...]
+    choices: tuple[TriedPlan, ...]
     refused: tuple[str, ...] = ()
 
     @property
-    def best(self) -> Choice | None:
+    def best(self) -> TriedPlan | None:
         """Return the fastest plan that fits, or None."""
         return next((choice for choice in self.choices if choice.fits), None)
 
@@ -177,7 +177,7 @@ def answer(options: AnalysisOptions, devices: int) -> Answer:
 
 def _answer(
     options: AnalysisOptions, system: System, devices: int, question: str, unit: str,
-    attempts: Iterable[Callable[[], Choice]],
+    attempts: Iterable[Callable[[], TriedPlan]],
 ) -> Answer:  # fmt: skip
     choices, refused = [], []
     for attempt in attempts:
@@ -221,7 +221,7 @@ class _Step:
     system: System
     memo: StageMemo
 
-    def __call__(self) -> Choice:
+    def __call__(self) -> TriedPlan:
         """Analyze the step."""
         options = self.options
         study = Study.of(options.with_seq(), memo=self.memo)
@@ -230,7 +230,7 @@ class _Step:
         found = figures(report)
         peak = report.peak_memory_bytes
         memory = f"{units.size(peak)} of {units.size(self.system.memory_capacity_bytes)}"
-        return Choice(
+        return TriedPlan(
             str(options.strategy), dict(options.mesh or {}), 1,
             found.tokens_per_s or found.samples_per_s or 1 / report.time_s,
             report.time_s, peak, report.fits is not False, command,
@@ -273,7 +273,7 @@ class _Serving:
     tp: int
     replicas: int
 
-    def __call__(self) -> Choice:
+    def __call__(self) -> TriedPlan:
         """Serve requests."""
         model, mesh = str(self.options.model), {"tp": self.tp}
         tokens = self.options.seq or INPUT_TOKENS
@@ -285,7 +285,7 @@ class _Serving:
         words = ["tvm-distir", "serve-analyze", model, "--system", self.system.name]
         words += ["--strategy", "megatron", "--mesh", f"tp={self.tp}", "--workload", workload]
         words += ["--replicas", str(self.replicas)] if self.replicas > 1 else []
-        return Choice(
+        return TriedPlan(
             "megatron", mesh, self.replicas, summary.capacity_per_s or summary.requests_per_s,
             report.alone_tpot_s, None, True, shlex.join(words),
             (

@@ -6,7 +6,7 @@ In C++, the combination and the identity of ``MakeArgmaxReducer`` (and likewise 
 ``MakeArgminReducer``, with ``<`` and a positive infinity) in ``include/tvm/topi/reduction.h``::
 
     // fcombine: a NaN exceeds every number, and equals a NaN
-    auto is_nan = [](PrimExpr value) {
+    auto is_nan = [] (PrimExpr value) {
       return value.ty().MatchesCode(DLDataTypeCode::kDLFloat) ? tvm::isnan(value) : Bool(false);
     };
     auto is_bigger = lhs_val > rhs_val || (is_nan(lhs_val) && !is_nan(rhs_val));

@@ -19,10 +19,10 @@ from tvm_distir.core.ir.operators.ops import call_axes
 from tvm_distir.core.ir.placement import P, R
 from tvm_distir.core.ir.types import FieldLeaves, is_private, value_types
 from tvm_distir.core.ir.views import moved_axes
+from tvm_distir.core.ops.call_view import call_view
 from tvm_distir.core.ops.lookup import rule_of
 from tvm_distir.core.ops.match import match_factor
 from tvm_distir.core.ops.packed import is_packed_call
-from tvm_distir.core.ops.views import call_view
 from tvm_distir.core.rewriting.native.function_index import FunctionView, read_functions
 from tvm_distir.support import LevelError
 

@@ -25,11 +25,11 @@ from tvm_distir.core.ir.types import flat_types, tensor_type
 from tvm_distir.core.ir.views import are_views
 from tvm_distir.support import GenericConst
 
+from .call_view import call_view
 from .factor import Rule
 from .lookup import rule_of
 from .match import follows
 from .packed import PACKED_OPS
-from .views import call_view
 
 TUPLE_OPS = ("relax.concat", "relax.stack", "relax.einsum", "relax.meshgrid")
 NO_BFLOAT16 = tuple(

@@ -23,9 +23,9 @@ from tvm_distir.core.ir.views import (
     moved_axes,
     tiling,
 )
+from tvm_distir.core.ops.call_view import is_transfer, view_of_ends
 from tvm_distir.core.ops.dims import nominal
 from tvm_distir.core.ops.terms import Terms, axes_of, moved_terms, sums
-from tvm_distir.core.ops.views import is_transfer, view_of_ends
 from tvm_distir.core.redistribution.planner import Planner
 from tvm_distir.core.redistribution.steps import Step
 from tvm_distir.core.redistribution.transition import Redistribution
