@@ -22,11 +22,12 @@ def plan_band(kind: StepKind, candidate: Candidate, parts: str) -> ErrorBand:
         Of the step, whatever family it states.
     candidate : Candidate
     parts : str
-        What the plan divides, as :func:`.divided_parts.parts_text` says it.
+        What the plan divides, as :func:`.divided_parts.parts_text` says it; empty where that is
+        unknown, and then the family is.
     """
     divided = dict(part.split("/") for part in parts.split() if "/" in part)
     counts = {name: float(count) for name, count in divided.items()}
-    family = family_of(candidate.stages, candidate.devices, counts)
+    family = family_of(candidate.stages, candidate.devices, counts) if parts else ""
     return band_of(replace(kind, family=family))
 
 
