@@ -23,6 +23,7 @@ from .systems.constants import MEANINGS as MEANINGS
 from .systems.constants import Constant as Constant
 from .systems.expert_kernels import EXPERTS as EXPERTS
 from .systems.expert_kernels import SERVED_CAPACITY as SERVED_CAPACITY
+from .systems.hardware import ASSUMED as ASSUMED
 from .systems.kernel_tables import KernelSizes as KernelSizes
 from .systems.network import GroupLayout as GroupLayout
 from .systems.network import GroupTopology as GroupTopology

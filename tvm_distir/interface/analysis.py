@@ -216,7 +216,7 @@ def _call(options: AnalysisOptions, name: str) -> str:
     return f"td.analyze({', '.join(words)})"
 
 
-def exporter(measure: bool, allocator: str) -> Callable[[ir.IRModule], Program]:
+def exporter(measure: bool, allocator: str | None) -> Callable[[ir.IRModule], Program]:
     """Return the export with measured times, or with the storage of TVM's allocator."""
     make = measure_kernels if measure else export
     if allocator != "tvm":
@@ -259,7 +259,8 @@ def analyze_study(study: Study, *, name: str, command: str, forward: bool = True
         kernels=kernels if isinstance(kernels, str) or kernels is None else kernels.name,
         plan=study.step_plan.to_dict(),
         warnings=warnings,
-        notes=study.source.notes,
+        notes=(*study.source.notes, *study.stack_notes),
+        stack=None if study.pinned_stack is None else study.pinned_stack.name,
         trained=study.training() is not None,
         timings_s=study.watch.timings_s,
     )

@@ -25,6 +25,9 @@ from .serving.serving_report import serve_analyze as serve_analyze
 from .serving.serving_search import search_serving as search_serving
 from .serving.surface import Surface as Surface
 from .serving.workload import Workload as Workload
+from .stack import BEST as BEST
+from .stack import Stack as Stack
+from .stack import stack_names as stack_names
 from .stage_memo import ANALYSIS_MEMO as ANALYSIS_MEMO
 from .stage_memo import StageMemo as StageMemo
 from .step_options import STAGES as STAGES

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from tvm_distir.models import Model
     from tvm_distir.performance import Profile
 
+    from .stack import Stack
+
 Recompute = str | Mapping[str, str]
 ATTENTIONS = FUSED, WRITTEN = ("fused", "written")
 """Forms of softmax attention: a kernel, or products and a softmax."""
@@ -110,6 +112,9 @@ class StepOptions:
     system : System or str, optional
         A system of `tvm-distir systems`, such as h100, or a .json file. Its times determine the
         placements that the plan leaves open.
+    stack : Stack or str, optional
+        Pin what a trainer does but for stated options: megatron-core, megatron-lm, torch-fsdp,
+        torch-eager, deepspeed, xla, best (nothing) or a .json file.
     decide : str
         ``times`` of the system decide what the plan leaves open, or ``bytes``, which count
         without a system too.
@@ -131,14 +136,14 @@ class StepOptions:
         Set the extra memory in bytes for overlapping collectives with compute in training steps
         with a system; 0 disables overlap (default: 1/16 of the peak memory, and the weights of a
         layer).
-    overlap_activations : bool
+    overlap_activations : bool, optional
         Overlap collectives of activations, such as those of tensor parallelism, with other work;
-        by default they block, as in most frameworks.
-    overlap_optimizer : bool
+        by default they block, as in most frameworks, unless the stack overlaps them.
+    overlap_optimizer : bool, optional
         Overlap a distributed optimizer with the step: gather updated weights beside the first
         forward pass of the next step, and reduce gradients beside the backward pass of the last
         micro-batch (Megatron-LM: --overlap-param-gather, --overlap-grad-reduce).
-    allocator : str
+    allocator : str, optional
         Set the memory model: framework (default), the live tensors; pytorch or pytorch-expandable,
         what PyTorch reserves for them with the CUDA context and NCCL; or tvm, the storage plan of
         `run`.
@@ -163,6 +168,7 @@ class StepOptions:
     seq: int | None = option(LOAD, "N", _count_of_tokens, frequent=True)
     entry: str | None = option(LOAD, "NAME", to=(LOAD,))
     system: System | str | None = option(PLAN, "S", frequent=True)
+    stack: Stack | str | None = option(PLAN, "NAME", frequent=True)
     decide: str = "times"
     train: Mapping[str, Any] | TrainingOptions | bool | None = option(
         TRAIN, default=False, frequent=True
@@ -172,9 +178,9 @@ class StepOptions:
     schedule: Schedule | Mapping[str, Any] | None = None
     bucket_bytes: int | str | None = option(DISTRIBUTE, "N", parse_bucket, to=(DISTRIBUTE,))
     ahead_bytes: int | None = option(DISTRIBUTE, "N", parse_bytes, to=(DISTRIBUTE,))
-    overlap_activations: bool = option(DISTRIBUTE, default=False, to=(DISTRIBUTE,))
-    overlap_optimizer: bool = option(DISTRIBUTE, default=False, to=(DISTRIBUTE, SIMULATE))
-    allocator: str = option(SIMULATE, "A", default="framework", to=(SIMULATE,))
+    overlap_activations: bool | None = option(DISTRIBUTE, to=(DISTRIBUTE,))
+    overlap_optimizer: bool | None = option(DISTRIBUTE, to=(DISTRIBUTE, SIMULATE))
+    allocator: str | None = option(SIMULATE, "A", to=(SIMULATE,))
     kernels: Profile | str | None = option(SIMULATE, "P", to=(SIMULATE,))
     price: float | None = option(SIMULATE, "USD", parse_number)
     attention: str | None = option(SIMULATE, choices=ATTENTIONS)
@@ -197,12 +203,56 @@ class StepOptions:
         return {field.name: getattr(self, field.name) for field in fields(StepOptions)}
 
     def passed_to(self, function: str) -> dict[str, Any]:
-        """Return the options that are keywords of a function, by name."""
+        """Return the options that are stated and that are keywords of a function, by name."""
         return {
-            name: getattr(self, name)
+            name: value
             for name, declared in option_fields(StepOptions).items()
-            if function in declared.to
+            if function in declared.to and (value := getattr(self, name)) is not None
         }
+
+    @property
+    def pinned_stack(self) -> Stack | None:
+        """Return the stack; None without one."""
+        from .stack import Stack
+
+        return None if self.stack is None else Stack.resolve(self.stack)
+
+    def stack_values(self) -> dict[str, Any]:
+        """Return the options that the stack pins, but for stated ones, and the system's host.
+
+        Raises
+        ------
+        HardwareError
+            DIST0701 to DIST0703 where the stack, or the system, cannot be read.
+        """
+        from tvm_distir.hardware import System
+
+        stack = self.pinned_stack
+        if stack is None:
+            return {}
+        values: dict[str, Any] = {"stack": stack}
+        for name, value in vars(stack.options).items():
+            if value is not None and getattr(self, name) is None:
+                values[name] = value
+        if self.recompute is not None:
+            values["recompute"] = stack.policy(self.recompute)
+        if self.system is not None:
+            values["system"] = stack.on(System.required(self.system))
+        return values
+
+    @property
+    def stack_notes(self) -> tuple[str, ...]:
+        """Return a sentence for each option that is not as the stack pins it."""
+        stack = self.pinned_stack
+        if stack is None:
+            return ()
+        pairs = [(name, value, getattr(self, name)) for name, value in vars(stack.options).items()]
+        return tuple(
+            f"{name} is {getattr(stated, 'name', stated)}, as stated, and not {value} as the stack "
+            f"{stack.name} pins"
+            for name, value, stated in pairs
+            if value is not None and stated is not None and stated != value
+        )
 
     def with_seq(self: _Options) -> _Options:
         """Return the options with the tokens of a sample as a key of the model.

@@ -32,6 +32,7 @@ from tvm_distir.transforms import (
 )
 
 from .model_loading import load_part
+from .stack import Stack
 from .stage_memo import StageMemo
 from .step_options import ATTENTIONS, DISTRIBUTE, FUSED, SIMULATE, WRITTEN, Recompute, StepOptions
 from .strategies.composition import compose
@@ -87,9 +88,11 @@ class Study(StepOptions):
     watch: Stopwatch = field(default_factory=Stopwatch)
 
     def __post_init__(self) -> None:
-        if isinstance(self.system, str):
-            with self.watch.stage("load"):
+        with self.watch.stage("load"):
+            if isinstance(self.system, str):
                 object.__setattr__(self, "system", System.load(self.system))
+            for name, value in self.stack_values().items():
+                object.__setattr__(self, name, value)
         if self.price is not None and isinstance(self.system, System):
             object.__setattr__(self, "system", self.system.priced(self.price))
 
@@ -351,9 +354,9 @@ class Study(StepOptions):
     def _attempt_of(self, step: ir.IRModule, plan: Plan) -> Study:
         """Return the study of a step that may be chosen."""
         return Study(
-            step, plan, system=self.known_system, decide=self.decide, exporter=self.exporter,
-            attention=self.attention, levels=None if self.levels is None else {}, watch=self.watch,
-            memo=self.memo, **self.passed_to(DISTRIBUTE),
+            step, plan, system=self.known_system, stack=self.stack, decide=self.decide,
+            exporter=self.exporter, attention=self.attention, watch=self.watch, memo=self.memo,
+            levels=None if self.levels is None else {}, **self.passed_to(DISTRIBUTE),
         )  # fmt: skip
 
     @cached_property
@@ -373,8 +376,9 @@ class Study(StepOptions):
             The pass to end with; None: the last pass.
         """
         mod, system = self.step, self._timed_system if self.decide == "times" else None
+        pins = isinstance(self.stack, Stack) and self.stack.placements == "bytes"
         first_passes = {
-            name: {**options, "system": system}
+            name: {**options, "system": None if pins else system}
             for name, options in passes_for(self.step_plan)
             if name != FUSE_ATTENTION  # done before the step was made
         }

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -58,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         AnalysisOptions,
         STAGES,
         without=("plan", "strategy", "mesh", "advice"),
-        repeated=("system",),
+        repeated=("system", "stack"),
     )
     parser.add_argument("--json", action="store_true", help="Print JSON instead of text.")
 
@@ -82,9 +83,9 @@ def run(arguments: argparse.Namespace) -> int:
             operands.append(analyze_step(task, memo=memo).to_dict())
     results = arguments.operands[1 if tasks else 0 :]
     table = compare(*operands, *results)
-    several = len(arguments.system or ()) > 1
     first = [
-        step.named(_name(task, several)) for step, task in zip(table.outcomes, tasks, strict=False)
+        step.named(_name(task, arguments))
+        for step, task in zip(table.outcomes, tasks, strict=False)
     ]
     table = replace(table, outcomes=(*first, *table.outcomes[len(first) :]))
     print_result(to_json(table.to_dict()) if arguments.json else table.to_text())
@@ -95,10 +96,12 @@ def _fault(problem: str, remedy: str) -> UsageError:
     return UsageError("DIST0151", problem, location="tvm-distir compare", remedy=remedy)
 
 
-def _name(task: AnalysisOptions, several: bool) -> str:
-    """Return the path of a plan or the text of a strategy, and the system if there are several."""
+def _name(task: AnalysisOptions, arguments: argparse.Namespace) -> str:
+    """Return the path of a plan or the text of a strategy, with its system and stack if several."""
     name = str(task.plan or task.strategy)
-    return f"{name} on {task.system}" if several else name
+    if len(arguments.system or ()) > 1:
+        name += f" on {task.system}"
+    return f"{name} by {task.stack}" if len(arguments.stack or ()) > 1 else name
 
 
 def _tasks(arguments: argparse.Namespace) -> list[AnalysisOptions]:
@@ -113,8 +116,8 @@ def _tasks(arguments: argparse.Namespace) -> list[AnalysisOptions]:
         chosen = {"plan": None, "strategy": None, "mesh": None, option: value}
         if option == "strategy":
             chosen["mesh"] = meshes.pop(0)
-        for system in arguments.system:
-            chosen["system"] = system
+        for system, stack in itertools.product(arguments.system, arguments.stack or [None]):
+            chosen |= {"system": system, "stack": stack}
             task = argparse.Namespace(**{**vars(arguments), "model": model, **chosen})
             tasks.append(read_planned_step(task, AnalysisOptions))
     return tasks

@@ -88,7 +88,7 @@ def add_option(
     else:
         only = declared.default is False
         settings["action"] = "store_true" if only else argparse.BooleanOptionalAction
-    more = " Repeat it to compare systems." if repeated else ""
+    more = f" Repeat it to compare {declared.name}s." if repeated else ""
     settings["help"] = declared.help.replace("%", "%%") + more
     action = parser.add_argument(declared.flag, **settings)
     if not (declared.frequent or required):

@@ -41,12 +41,17 @@ def begin(step: StepOptions, option: str, strategy: str | None) -> Any:
     """Import TVM, load the system, and check the strategy of an option, if any."""
     get_to_work()
     system: Any = load_system(step.system, stopwatch(), step.price)
-    if step.kernels is not None:
+    with asked_by("--stack", "DIST0701"):
+        stack = step.pinned_stack
+    kernels = step.kernels
+    if stack is not None:
+        system, kernels = stack.on(system), kernels or stack.options.kernels
+    if kernels is not None:
         from tvm_distir.performance import Profile
 
         with asked_by("--kernels", "DIST0701"):
-            Profile.resolve(step.kernels)
-        system = replace(system, kernels=step.kernels)
+            Profile.resolve(kernels)
+        system = replace(system, kernels=kernels)
     if strategy:
         from tvm_distir.planning import parse
 

@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         StepOptions,
         ("load", "train"),
-        names=("system", "kernels", "price"),
+        names=("system", "stack", "kernels", "price"),
         without=("recompute",),
         required=("system",),
     )

@@ -65,6 +65,7 @@ def study_of(
         from tvm_distir.planning import Study
     with (
         asked_by("--system", "DIST0701"),
+        asked_by("--stack", "DIST0701"),
         asked_by("--optimizer", "DIST0351"),
         named_by_options("price"),
     ):

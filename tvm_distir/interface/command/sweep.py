@@ -100,7 +100,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         StepOptions,
         ("train",),
-        names=("dims", "seq", "system", "kernels"),
+        names=("dims", "seq", "system", "stack", "kernels"),
         without=("recompute",),
         required=("system",),
     )

@@ -24,7 +24,7 @@ from tvm_distir.performance import (
     entry_number,
     verdict,
 )
-from tvm_distir.planning import ErrorBand, StepKind, band_of, bits_of, program_family
+from tvm_distir.planning import BEST, ErrorBand, StepKind, band_of, bits_of, program_family
 from tvm_distir.support import shipped_data
 from tvm_distir.support.display import units
 
@@ -53,6 +53,7 @@ def analysis_of(
     warnings: tuple[str, ...] = (),
     notes: tuple[str, ...] = (),
     trained: bool | None = None,
+    stack: str | None = None,
 ) -> Analysis:
     """Collect the data of a report.
 
@@ -84,6 +85,8 @@ def analysis_of(
         What the file of the model asks for that the model does not have.
     trained : bool, optional
         Whether it is a training step; None where that is unknown, without an error band.
+    stack : str, optional
+        Name of the stack.
 
     Returns
     -------
@@ -92,7 +95,10 @@ def analysis_of(
     """
     return replace(
         _analysis_of_result(result, program, system, model, command),
-        band=None if trained is None else _band(result, program, system, kernels, trained),
+        band=None
+        if trained is None
+        else _band(result, program, system, _software(stack, kernels or system.kernels), trained),
+        stack=stack,
         plan=plan,
         strategy=strategy,
         batch=batch,
@@ -141,14 +147,18 @@ def _analysis_of_result(
     )
 
 
+def _software(stack: str | None, kernels: str) -> str:
+    """Return the stack, or the kernel profile where nothing is pinned."""
+    return kernels if stack in (None, BEST) else str(stack)
+
+
 def _band(
-    result: Result, program: Program, system: System, kernels: str | None, trained: bool
+    result: Result, program: Program, system: System, software: str, trained: bool
 ) -> ErrorBand:
     """Return the error band of a step."""
     products = _products(result)
     dtype = max(products, key=lambda name: products[name], default=main_dtype(program))
     family = program_family(program, 1 if result.pipeline is None else result.pipeline.ranks)
-    software = kernels or system.kernels
     return band_of(StepKind(software, system.device.name, family, bits_of(dtype)), trained)
 
 

@@ -126,7 +126,10 @@ def figure_lines(analysis: Analysis) -> list[str]:
 def basis_words(analysis: Analysis) -> str:
     """Return what the times are based on: system, kernel profile, assumed numbers."""
     hardware = analysis.hardware
-    words = f"system {printable(hardware.name)}, kernel profile {printable(analysis.kernels)}"
+    stack = f", stack {printable(analysis.stack)}" if analysis.stack else ""
+    words = (
+        f"system {printable(hardware.name)}{stack}, kernel profile {printable(analysis.kernels)}"
+    )
     if not hardware.numbers:
         return words
     assumed = [number.name for number in hardware.numbers if number.is_assumed]
@@ -144,6 +147,7 @@ def basis(analysis: Analysis) -> dict[str, object]:
     numbers = analysis.hardware.numbers
     return {
         "system": analysis.hardware.name,
+        "stack": analysis.stack,
         "kernels": analysis.kernels,
         "assumed": [number.name for number in numbers if number.is_assumed],
         "assumed_share": analysis.hardware.assumed_share,

@@ -168,7 +168,8 @@ class Analysis:
     ``ops`` and ``functions`` are those of the devices that ``focus`` names. ``trials`` are changes
     that were simulated, ``untried`` parts of the step and changes that may lessen them. ``tokens``
     are those of a step, where the model has a token input; ``flops`` those of the module before it
-    is distributed. ``kernels`` is the name of the kernel profile, and ``band`` how far
+    is distributed. ``stack`` and ``kernels`` are the names of the stack and of the
+    kernel profile, and ``band`` how far
     measured steps were from predictions. ``notes``, what the file of the
     model asks for that the model does not have, are stated in the head of the report.
     """
@@ -194,6 +195,7 @@ class Analysis:
     tokens: int | None = None
     flops: StepFlops | None = None
     kernels: str = "eager"
+    stack: str | None = None
     band: ErrorBand | None = None
     assumptions: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()

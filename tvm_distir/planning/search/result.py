@@ -10,10 +10,10 @@ from typing import Any
 
 from tvm_distir.core.plan import Plan
 from tvm_distir.performance import Result
-from tvm_distir.planning.error_band import StepKind
+from tvm_distir.planning.error_band import ErrorBand, StepKind
 from tvm_distir.support import DataTable, Displayed
 
-from .bands import band_data, level_plans, row_band
+from .bands import level_count, plan_band
 from .candidates import Candidate
 from .min_marginals import MinMarginal
 from .search_display import (
@@ -225,8 +225,17 @@ class SearchResult(Displayed):
     price_per_s_usd: float | None = None
     kind: StepKind | None = None
 
-    band = row_band
-    level = property(level_plans)
+    def band(self, row: CandidateRow) -> ErrorBand | None:
+        """Return the error band of a simulated row; None where the kind of step is unknown."""
+        if self.kind is None or row.time_s is None:
+            return None
+        return plan_band(self.kind, row.candidate, row.parts)
+
+    @property
+    def level(self) -> int:
+        """Return how many plans, the fastest first, have bands that overlap with the first's."""
+        bands = [(self.band(plan.row), plan.time_s) for plan in self.plans]
+        return level_count([(band, time_s) for band, time_s in bands if band is not None])
 
     @property
     def space(self) -> dict[str, int]:
@@ -286,7 +295,11 @@ class SearchResult(Displayed):
                         if self.price_per_s_usd is None
                         else {"cost_per_step_usd": plan.time_s * self.price_per_s_usd}
                     ),
-                    **band_data(self, plan.row),
+                    **(
+                        {"band": band.to_dict(plan.time_s)}
+                        if (band := self.band(plan.row)) is not None
+                        else {}
+                    ),
                 }
                 for plan in self.plans
             ],

@@ -10,7 +10,7 @@ from typing import Any
 from tvm_distir.support import Column, DataTable
 from tvm_distir.support.display import units
 
-from .bands import band_lines
+from .bands import band_line
 
 
 def _share(value: float) -> str:
@@ -103,7 +103,10 @@ def search_headline(result: Any) -> str:
     if result.plans and result.least_s:
         lines.append(f"lower bound of the step time: {units.duration(result.least_s)}")
         lines += _excess(result.above_bound, result.least_s)
-    lines += band_lines(result)
+    band = result.band(result.plans[0].row) if result.plans else None
+    if band is not None:
+        count = len(result.plans)
+        lines.append(band_line(band, result.plans[0].time_s, result.level, count))
     if result.baseline is not None and result.baseline.time_s and result.plans:
         other, best = result.baseline.time_s, result.plans[0].time_s
         lines.append(

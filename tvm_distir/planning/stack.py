@@ -1,0 +1,154 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Read stacks: what a trainer's software does, as data (``stacks/*.json``)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from tvm_distir.hardware import ASSUMED, MEANINGS, Constant, System
+from tvm_distir.support import (
+    Count,
+    HardwareError,
+    NotNegative,
+    Text,
+    check_version,
+    nearest,
+    read_json,
+    read_model,
+)
+
+SCHEMA_VERSION = 1
+DATA = Path(__file__).parent / "stacks"
+BEST = "best"
+"""The stack that pins nothing."""
+
+
+@dataclass(frozen=True)
+class PinnedOptions:
+    """Options of a step that a stack pins; None leaves one as it is without a stack.
+
+    Attributes
+    ----------
+    kernels, bucket_bytes, ahead_bytes, overlap_activations, overlap_optimizer, allocator
+        As :class:`.step_options.StepOptions` has them.
+    """
+
+    kernels: Text | None = None
+    bucket_bytes: Count | Text | None = None
+    ahead_bytes: Count | None = None
+    overlap_activations: bool | None = None
+    overlap_optimizer: bool | None = None
+    allocator: Text | None = None
+
+
+@dataclass(frozen=True)
+class HostConstant:
+    """A constant of the host's work, and its source."""
+
+    value: NotNegative
+    source: Text
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The software of a trainer.
+
+    Attributes
+    ----------
+    name, description, source : str
+    options : PinnedOptions
+    placements : str
+        What decides placements that a strategy leaves open: ``bytes`` sent, as in trainers, which
+        know no times; or ``times``.
+    recompute : mapping of str to str
+        Policies by the words of the trainer for them.
+    constants : mapping of str to HostConstant
+        Constants of the host, in the place of those that a system assumes.
+    leaves_open : str
+        What the stack does not pin.
+    """
+
+    name: Text
+    description: Text
+    source: Text
+    leaves_open: Text
+    options: PinnedOptions = field(default_factory=PinnedOptions)
+    placements: Literal["bytes", "times"] = "times"
+    recompute: Mapping[str, Text] = field(default_factory=dict)
+    constants: Mapping[str, HostConstant] = field(default_factory=dict)
+
+    @staticmethod
+    def load(name_or_path: str | Path) -> Stack:
+        """Read a stack by its name, or from a JSON file.
+
+        Raises
+        ------
+        HardwareError
+            DIST0701 for a name that is none, DIST0702 for a file that is no JSON, DIST0703 for an
+            unknown, missing or wrong value.
+        """
+        name, known = str(name_or_path), stack_names()
+        if name in known:
+            return _own(name)
+        if not os.path.exists(name):
+            raise HardwareError(
+                "DIST0701", f"there is no stack {name!r}, nor a file of that name",
+                location="stack", remedy=f"{nearest(name, known)} Available: {', '.join(known)}.",
+            )  # fmt: skip
+        return _read(Path(name))
+
+    @staticmethod
+    def resolve(stack: Stack | str) -> Stack:
+        """Read a stack that is given by its name or path; others are returned as they are."""
+        return Stack.load(stack) if isinstance(stack, str) else stack
+
+    def on(self, system: System) -> System:
+        """Return a system with the constants of the stack in the place of assumed ones."""
+        known = system.constants
+        pinned = {
+            name: Constant(constant.value, constant.source)
+            for name, constant in self.constants.items()
+            if name in known and known[name].source.lower().startswith(ASSUMED)
+        }
+        return replace(system, constants={**known, **pinned}) if pinned else system
+
+    def policy(self, recompute: Any) -> Any:
+        """Return the policy of a word for recomputation, by function where it names some."""
+        if isinstance(recompute, str):
+            return self.recompute.get(recompute, recompute)
+        return recompute
+
+
+def stack_names() -> tuple[str, ...]:
+    """Return the names of the stacks of the package."""
+    return tuple(sorted(path.stem for path in DATA.glob("*.json")))
+
+
+@cache
+def _own(name: str) -> Stack:
+    return _read(DATA / f"{name}.json")
+
+
+def _read(path: Path) -> Stack:
+    content = check_version(
+        read_json(path, _no_json, repeated=_wrong), str(path), _wrong, SCHEMA_VERSION
+    )
+    stack = read_model(Stack, content, str(path), _wrong)
+    for name in stack.constants:
+        if name not in MEANINGS:
+            raise _wrong(f"{path}/constants/{name}", "no system has it", nearest(name, MEANINGS))
+    return stack
+
+
+def _wrong(location: str, problem: str, remedy: str) -> HardwareError:
+    return HardwareError("DIST0703", problem, location=location, remedy=remedy)
+
+
+def _no_json(location: str, problem: str, remedy: str) -> HardwareError:
+    return HardwareError("DIST0702", problem, location=location, remedy=remedy)
