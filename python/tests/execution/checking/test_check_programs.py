@@ -41,15 +41,18 @@ FAULTS = {
     ("tensor and data parallel", "dp over all"): ("replicated over tp: scaled by 2", "dp"),
     ("tensor and data parallel", "loss twice"): ("partial since div, divide", "multiply div by 2"),
     ("tensor and data parallel", "one not reduced"): ("grad:ln is partial over dp", "sum grad:ln"),
-    ("tensor and data parallel", "no mean"): ("is scaled by 2", "by 0.5"),
+    ("tensor and data parallel", "no mean"): (
+        "over dp and times 2 on each rank",
+        "average over dp",
+    ),
     ("DTensor sequence parallel", "norm twice"): (
         "replicated over tp: scaled by 4",
         "remove all_reduce",
     ),
     ("sequence parallel", "norm not reduced"): ("grad:n is partial over tp", "sum grad:n over tp"),
-    ("sharded by hand", "sum"): ("is scaled by 4", "by 0.25"),
+    ("sharded by hand", "sum"): ("over dp and times 4 on each rank", "average over dp"),
     ("FSDP2", "sum"): ("is scaled by 4", "by 0.25"),
-    ("tensor parallel and sharded", "sum"): ("grad:b is scaled by 2", "by 0.5"),
+    ("tensor parallel and sharded", "sum"): ("over dp and times 2 on each rank", "average over dp"),
     ("tensor parallel and sharded", "wrong group"): (
         "all_gather_into_tensor (dist.all_gather)",
         "",
