@@ -227,12 +227,12 @@ class _Step:
         study = Study.of(options.with_seq(), memo=self.memo)
         command = self._command()
         report = analyze_study(study, name=str(options.model), command=command).report
-        found = figures(report)
+        outcome = figures(report)
         peak = report.peak_memory_bytes
         memory = f"{units.size(peak)} of {units.size(self.system.memory_capacity_bytes)}"
         return TriedPlan(
             str(options.strategy), dict(options.mesh or {}), 1,
-            found.tokens_per_s or found.samples_per_s or 1 / report.time_s,
+            outcome.tokens_per_s or outcome.samples_per_s or 1 / report.time_s,
             report.time_s, peak, report.fits is not False, command,
             (
                 f"{units.duration(report.time_s)} per step of {report.batch} samples, "

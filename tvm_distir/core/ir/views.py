@@ -82,8 +82,8 @@ def _view(key: MeshKey) -> View:
     ]
     order = sorted(range(len(shape)), key=lambda a: (-near[a], a))
     sizes = tuple(shape[a] for a in order)
-    own = sizes, tuple(table.transpose(order).ravel().tolist())
-    return View(own, tuple(order.index(a) for a in range(len(shape))))
+    local = sizes, tuple(table.transpose(order).ravel().tolist())
+    return View(local, tuple(order.index(a) for a in range(len(shape))))
 
 
 def family(mesh: DeviceMesh) -> View:
@@ -142,9 +142,9 @@ def relabelled(
 
 
 @functools.lru_cache(maxsize=256)
-def mesh_of(own: MeshKey, axes: Axes) -> DeviceMesh:
+def mesh_of(local: MeshKey, axes: Axes) -> DeviceMesh:
     """Return the view of a family with axes in an order, always the same object."""
-    table = np.array(own[1]).reshape(own[0]).transpose(axes)
+    table = np.array(local[1]).reshape(local[0]).transpose(axes)
     return DeviceMesh(table.shape, table.ravel().tolist())
 
 
@@ -169,17 +169,17 @@ def common_view(
         rows = [labels_on(view, x) for x in tiles]
         if None not in rows:
             return mesh, [row for row in rows if row is not None]
-    own = views[0].family
+    local = views[0].family
     before = {pair for x in tiles for axes in x.dims for pair in itertools.pairwise(axes)}
     order: list[int] = []
-    while len(order) < len(own[0]):
-        rest = [a for a in range(len(own[0])) if a not in order]
+    while len(order) < len(local[0]):
+        rest = [a for a in range(len(local[0])) if a not in order]
         free = [a for a in rest if not any(x in rest and y == a for x, y in before)]
         if not free:
             return None
         order.append(free[0])
-    rows = [labels_on(View(own, tuple(order)), x) for x in tiles]
-    return mesh_of(own, tuple(order)), [row for row in rows if row is not None]
+    rows = [labels_on(View(local, tuple(order)), x) for x in tiles]
+    return mesh_of(local, tuple(order)), [row for row in rows if row is not None]
 
 
 class ModuleViews:
@@ -207,10 +207,10 @@ class ModuleViews:
 
         Of a mesh with at most three axes all orders; of others those that the module has.
         """
-        own = family(preferred[0]).family
+        local = family(preferred[0]).family
         views = [family(mesh) for mesh in (*preferred, *self._meshes)]
-        known = [view.axes for view in views if view.family == own]
-        count = len(own[0])
+        known = [view.axes for view in views if view.family == local]
+        count = len(local[0])
         every = itertools.permutations(range(count)) if count <= MOST_ORDERED_AXES else ()
         return tuple(dict.fromkeys([*known, *every]))
 

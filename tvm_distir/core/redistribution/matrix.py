@@ -149,10 +149,10 @@ class _Matrix:
         kind, axes = traffic.kind, traffic.axes
         if axes not in self.groups:
             self.groups[axes] = self.key.groups(axes)
-        kept = slice(0, 1 if kind == "exchange" else 3 if kind in LOCAL_STEPS else 2)
+        retained = slice(0, 1 if kind == "exchange" else 3 if kind in LOCAL_STEPS else 2)
         for costs, table in ((self.costs, self.by_cost), (_BYTES, self.by_bytes)):
             cost = max(1, costs.step(kind, traffic.payload_bytes, self.groups[axes]))
-            table[kept, i, j] = np.minimum(table[kept, i, j], cost)
+            table[retained, i, j] = np.minimum(table[retained, i, j], cost)
 
     def _exchanges(self) -> None:
         """Compute the costs from each placement to all that have the same partial axes."""

@@ -22,7 +22,7 @@ from tvm_distir.execution.runtime.program.lowered import LoweredProgram
 from tvm_distir.execution.runtime.program.tensors import Array, to_array
 from tvm_distir.execution.verification.float32_reference import widened
 from tvm_distir.models import LINES_ATTR, TRACE_ATTR
-from tvm_distir.support import ModelError
+from tvm_distir.support import ModelError, update_type
 
 Feeds = Mapping[int, Mapping[str, Array]]
 """Inputs by rank and name."""
@@ -123,10 +123,10 @@ class TracedModule:
 
     def families(self) -> list[list[Code]]:
         """Return the codes in groups of the same ops."""
-        found: dict[Any, list[Code]] = {}
+        outcome: dict[Any, list[Code]] = {}
         for code in self.codes:
-            found.setdefault(code.operations(), []).append(code)
-        return list(found.values())
+            outcome.setdefault(code.operations(), []).append(code)
+        return list(outcome.values())
 
     def with_codes(self, codes: list[Code], returns_all: bool = False) -> ir.IRModule:
         """Return the module with other bindings, whose functions may return every value."""
@@ -138,7 +138,7 @@ class TracedModule:
                 tensors = (relax.TensorType,)
                 returned += [b.var for b in code.bindings if isinstance(b.var.ty, tensors)]
             body = relax.SeqExpr([relax.BindingBlock(code.bindings)], tuple_of(returned))
-            relax.expr._update_type(body, body.body.ty)
+            update_type(body, body.body.ty)
             impure = relax.Function(list(old.params), body, body.body.ty, False)
             fn = impure.with_attr(IO_ATTR, {**dict(old.attrs[IO_ATTR].items()), "outputs": []})
             functions[ir.GlobalVar(code.function)] = fn

@@ -47,14 +47,14 @@ def read_gpus(text: str) -> tuple[int, str]:
     UsageError
         DIST0152 where the text is no such thing.
     """
-    found = _GPUS.fullmatch(text.strip())
-    count = int(found.group(1) or 1) if found else 0
-    if found is None or count < 1:
+    outcome = _GPUS.fullmatch(text.strip())
+    count = int(outcome.group(1) or 1) if outcome else 0
+    if outcome is None or count < 1:
         raise UsageError(
             "DIST0152", f'"{text}" names no devices', location="--gpus",
             remedy="Write a number and a system: 8xh100.",
         )  # fmt: skip
-    return count, found.group(2)
+    return count, outcome.group(2)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -66,10 +66,10 @@ def run(arguments: argparse.Namespace) -> int:
     system = begin(step, "--gpus", None)
     from tvm_distir.interface.answer import answer
 
-    found = answer(replace(step, system=system), devices)
+    outcome = answer(replace(step, system=system), devices)
     print_result(
-        json.dumps(with_warnings(found.to_dict()), indent=1) + "\n"
+        json.dumps(with_warnings(outcome.to_dict()), indent=1) + "\n"
         if arguments.json
-        else found.to_text()
+        else outcome.to_text()
     )
-    return 0 if found.best is not None else 3
+    return 0 if outcome.best is not None else 3
