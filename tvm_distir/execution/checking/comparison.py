@@ -20,7 +20,7 @@ from tvm_distir.support import DistIRError
 
 from .alignment import Aligner, State
 from .placing import Sharding, coordinates, inferred_sharding, shard
-from .repairs import Change, changed
+from .repairs import ValueChange, changed
 from .traced_module import Code, Feeds, TracedModule, Values
 
 MOST_TRIES = 150
@@ -33,7 +33,7 @@ class WrongOutput:
 
     Attributes
     ----------
-    family : Family
+    family : RankFamily
         Ranks that have it.
     name : str
     state : State or None
@@ -42,14 +42,14 @@ class WrongOutput:
         How it is sharded otherwise than its parameter, in words.
     """
 
-    family: Family
+    family: RankFamily
     name: str
     state: State | None
     misplaced: str = ""
 
 
 @dataclass(frozen=True, eq=False)
-class Family:
+class RankFamily:
     """Codes of the same ops.
 
     Attributes
@@ -79,16 +79,16 @@ class Family:
     @functools.cached_property
     def operands(self) -> dict[str, list[str]]:
         """Return the tensors that each value reads, through tuples."""
-        found: dict[str, list[str]] = {}
+        listed: dict[str, list[str]] = {}
         tuples = set()
         for binding in self.codes[0].bindings:
             names = [str(v.name) for v in variables(binding.value)]
-            flat = [n for name in names for n in (found[name] if name in tuples else [name])]
+            flat = [n for name in names for n in (listed[name] if name in tuples else [name])]
             name = str(binding.var.name)
-            found[name] = list(dict.fromkeys(flat))
+            listed[name] = list(dict.fromkeys(flat))
             if not isinstance(binding.var.ty, relax.TensorType):
                 tuples.add(name)
-        return found
+        return listed
 
     def output(self, name: str) -> str:
         """Return the name of the value that an output is; empty for a constant."""
@@ -113,12 +113,12 @@ class Family:
         return next((lines[n] for n in [name, *names] if lines.get(n)), "")
 
 
-Patch = Mapping[tuple[int, str], Change]
+Patch = Mapping[tuple[int, str], ValueChange]
 """Changes by the number of a family and the name of a value."""
 
 
 @dataclass
-class Comparison:
+class RankComparison:
     """Ranks and reference with inputs.
 
     Attributes
@@ -142,7 +142,7 @@ class Comparison:
     def __post_init__(self) -> None:
         self.axes = self.module.axes
         self.at = coordinates(self.axes)
-        self.families = [Family(codes, i) for i, codes in enumerate(self.module.families())]
+        self.families = [RankFamily(codes, i) for i, codes in enumerate(self.module.families())]
         self.feeds = self._feeds()
         self._states: dict[tuple[int, str], State | None] = {}
 
@@ -200,17 +200,17 @@ class Comparison:
         values = {tuple((a, self.at[rank][a]) for a in axes): get(rank) for rank in ranks}
         return values, axes
 
-    def state(self, family: Family, name: str) -> State | None:
+    def state(self, family: RankFamily, name: str) -> State | None:
         """Return what a value of a family stands for."""
         key = family.number, name
         if key not in self._states:
             known = self.computed.values
-            found = None
+            listed = None
             if all(name in known[rank] for rank in family.ranks):
-                found = self._aligner.find(
+                listed = self._aligner.find(
                     *self._gathered(family.ranks, lambda rank: known[rank][name])
                 )
-            self._states[key] = found
+            self._states[key] = listed
         return self._states[key]
 
     def wrong_outputs(self, results: Mapping[int, Mapping[str, Array]]) -> list[WrongOutput]:
@@ -224,17 +224,17 @@ class Comparison:
                     wrong.append(fault)
         return wrong
 
-    def _joined(self, holders: list[Family]) -> list[Family]:
+    def _joined(self, holders: list[RankFamily]) -> list[RankFamily]:
         """Join families whose ranks together are a block of the mesh: they hold one value."""
         ranks = [rank for family in holders for rank in family.ranks]
         sizes = [len({self.at[rank][axis] for rank in ranks}) for axis in self.axes]
         if len(holders) > 1 and math.prod(sizes) == len(ranks):
             codes = [code for family in holders for code in family.codes]
-            return [Family(codes, holders[0].number)]
+            return [RankFamily(codes, holders[0].number)]
         return holders
 
     def _output(
-        self, family: Family, name: str, want: Array, results: Mapping[int, Mapping[str, Array]]
+        self, family: RankFamily, name: str, want: Array, results: Mapping[int, Mapping[str, Array]]
     ) -> WrongOutput | None:
         values, axes = self._gathered(family.ranks, lambda rank: results[rank][name])
         aligner = Aligner([(name, want)], self.axes, self.micro_batches)

@@ -17,23 +17,23 @@ from tvm.relax.distributed import DeviceMesh
 from tvm_distir.core.ir import axis_groups, device_mesh
 
 from .rank_collectives import MESSAGES
-from .rank_trace import RankTrace
+from .rank_trace import TracedRank
 
 
 @dataclass(frozen=True)
-class RankProgram:
+class SharedProgram:
     """Ranks that run the same program.
 
     Attributes
     ----------
-    trace : RankTrace
+    trace : TracedRank
         The trace of the first of them.
     ranks : tuple of int
     groups : dict of str to tuple of tuple of int
         All groups of these ranks at the call of a group, by its name in the trace.
     """
 
-    trace: RankTrace
+    trace: TracedRank
     ranks: tuple[int, ...]
     groups: dict[str, tuple[tuple[int, ...], ...]]
 
@@ -70,7 +70,7 @@ def lines(mesh: DeviceMesh, ranks: Sequence[int]) -> list[int] | None:
     return None
 
 
-def _signature(trace: RankTrace) -> str:
+def _signature(trace: TracedRank) -> str:
     """Return a fingerprint of a rank's program, in which groups are numbers."""
     numbers = {name: str(i) for i, name in enumerate(trace.groups)}
     parts: list[str] = [str(trace.inputs), str(trace.outputs)]
@@ -91,27 +91,27 @@ def _signature(trace: RankTrace) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def programs_of(traces: Sequence[RankTrace], mesh: DeviceMesh) -> list[RankProgram]:
+def programs_of(traces: Sequence[TracedRank], mesh: DeviceMesh) -> list[SharedProgram]:
     """Return the programs; where groups reach beyond the ranks of a program, each rank is one."""
-    found: dict[str, list[RankTrace]] = {}
+    same_programs: dict[str, list[TracedRank]] = {}
     for trace in traces:
-        found.setdefault(_signature(trace), []).append(trace)
-    programs = [_program(same) for same in found.values()]
+        same_programs.setdefault(_signature(trace), []).append(trace)
+    programs = [_program(same) for same in same_programs.values()]
     if all(set(itertools.chain(*g)) == set(r.ranks) for r in programs for g in r.groups.values()):
         return programs
     return [_program([trace]) for trace in traces]
 
 
-def _program(traces: Sequence[RankTrace]) -> RankProgram:
+def _program(traces: Sequence[TracedRank]) -> SharedProgram:
     first = traces[0]
     groups = {}
     for position, name in enumerate(first.groups):
         same = {list(trace.groups.values())[position] for trace in traces}
         groups[name] = tuple(sorted(same))
-    return RankProgram(first, tuple(trace.rank for trace in traces), groups)
+    return SharedProgram(first, tuple(trace.rank for trace in traces), groups)
 
 
-def sampled_program(trace: RankTrace, mesh: DeviceMesh) -> RankProgram:
+def sampled_program(trace: TracedRank, mesh: DeviceMesh) -> SharedProgram:
     """Return the program of all ranks of the mesh, of which a single one was traced."""
     groups = {}
     for name, ranks in trace.groups.items():
@@ -119,15 +119,18 @@ def sampled_program(trace: RankTrace, mesh: DeviceMesh) -> RankProgram:
         every = [] if axes is None else axis_groups(mesh, axes)
         groups[name] = tuple(tuple(int(r) for r in group) for group in every) or (ranks,)
     world = math.prod(mesh.shape)
-    return RankProgram(trace, tuple(range(world)), groups)
+    return SharedProgram(trace, tuple(range(world)), groups)
 
 
-def meshes_of(program: RankProgram, mesh: DeviceMesh) -> Mapping[str, tuple[DeviceMesh, list[int]]]:
+def meshes_of(
+    program: SharedProgram, mesh: DeviceMesh
+) -> Mapping[str, tuple[DeviceMesh, list[int]]]:
     """Return for each group of a program the mesh and axes that form it."""
     result: dict[str, tuple[DeviceMesh, list[int]]] = {}
     for name, groups in program.groups.items():
         axes = lines(mesh, groups[0])
-        if axes is not None and sorted(map(tuple, axis_groups(mesh, axes))) == sorted(groups):
+        lined = [] if axes is None else axis_groups(mesh, axes)
+        if axes is not None and sorted(map(tuple, lined)) == sorted(groups):
             result[name] = mesh, axes
         else:
             ids = [rank for group in groups for rank in group]

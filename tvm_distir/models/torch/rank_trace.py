@@ -40,7 +40,7 @@ _DECOMPOSED = (
 
 
 @dataclass(frozen=True)
-class RankTrace:
+class TracedRank:
     """The graph of a rank.
 
     Attributes
@@ -167,7 +167,7 @@ def _is_kept(node: fx.Node) -> bool:
     return node.op in ("placeholder", "output") or getattr(node.target, "namespace", "") in spaces
 
 
-def trace(rank: int, world: int, make: Maker) -> RankTrace:
+def trace(rank: int, world: int, make: Maker) -> TracedRank:
     """Trace a rank: without values, or with those of the parameters where it needs them (FSDP2).
 
     Raises
@@ -192,15 +192,15 @@ def trace(rank: int, world: int, make: Maker) -> RankTrace:
     raise ModelError("DIST0364", problem, location=f"rank {rank}", remedy=remedy) from errors[0]
 
 
-def _traced(rank: int, make: Maker, mode: str) -> RankTrace:
+def _traced(rank: int, make: Maker, mode: str) -> TracedRank:
     step, parameters, data = make(rank)
     names, outputs = [*parameters, *data], list[str]()
     leaves = [*parameters.values(), *data.values()]
 
     def flat(*values: Any) -> list[torch.Tensor]:
-        own = dict(zip(names, values, strict=True))
+        tensors = dict(zip(names, values, strict=True))
         with FunctionalCollectives():
-            results = step({n: own[n] for n in parameters}, {n: own[n] for n in data})
+            results = step({n: tensors[n] for n in parameters}, {n: tensors[n] for n in data})
         outputs[:] = results
         return [results[name] for name in outputs]
 
@@ -210,7 +210,7 @@ def _traced(rank: int, make: Maker, mode: str) -> RankTrace:
     link_parameters(first, links, leaves)
     second = _functional(first, [leaf.detach() for leaf in leaves])
     integers = {name: _integers(leaf) for name, leaf in zip(names, leaves, strict=True)}
-    return RankTrace(
+    return TracedRank(
         rank,
         second,
         names,
@@ -230,11 +230,11 @@ def _integers(leaf: torch.Tensor) -> list[int]:
 
 def _groups(graph: fx.Graph) -> dict[str, tuple[int, ...]]:
     """Return the ranks of the groups that a graph names, which exist while it is traced."""
-    found: dict[str, tuple[int, ...]] = {}
+    groups: dict[str, tuple[int, ...]] = {}
     for node in graph.nodes:
         if getattr(node.target, "namespace", "") == "_c10d_functional" and len(node.args) > 1:
             name = node.args[-1]
             if isinstance(name, str):
                 ranks = dist.get_process_group_ranks(group_of(name))
-                found[name] = tuple(int(r) for r in ranks)
-    return found
+                groups[name] = tuple(int(r) for r in ranks)
+    return groups
