@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""ChangedCall each collective of right programs, and count the faults that ``td.check`` finds.
+"""ValueChange each collective of right programs, and count the faults that ``td.check`` finds.
 
 Each collective is removed, repeated, made to communicate along other axes, and scaled. A change
 that changes no output is no fault. Needs the extra torch.
@@ -23,21 +23,21 @@ from tests.execution.checking.programs import CASES, Case
 import tvm_distir as td
 from tvm_distir.core.ir.operators import call_axes
 from tvm_distir.execution.checking.checking import drawn_inputs, verdict
-from tvm_distir.execution.checking.comparison import Patch, ProgramComparison, RankFamily
-from tvm_distir.execution.checking.repairs import DELETE, REDUCE, REGROUP, SCALE, ChangedCall
+from tvm_distir.execution.checking.comparison import Patch, RankComparison, RankFamily
+from tvm_distir.execution.checking.repairs import DELETE, REDUCE, REGROUP, SCALE, ValueChange
 from tvm_distir.execution.checking.traced_module import TracedModule
 from tvm_distir.support import DistIRError
 
 
-def compared(case: Case) -> ProgramComparison:
+def compared(case: Case) -> RankComparison:
     """Return a right program beside its reference."""
     module = TracedModule(td.trace_ranks(case.of(), case.ranks, mesh=case.mesh))
     reference = TracedModule(td.trace_ranks(case.single, 1))
     inputs = drawn_inputs(reference, {}, 0)
-    return ProgramComparison(module, reference, inputs, case.hints, case.micro_batches)
+    return RankComparison(module, reference, inputs, case.hints, case.micro_batches)
 
 
-def mutants(right: ProgramComparison) -> Iterator[tuple[str, Patch]]:
+def mutants(right: RankComparison) -> Iterator[tuple[str, Patch]]:
     """Yield the changes of each collective, in words."""
     for family in right.families:
         for name in filter(family.is_collective, family.order):
@@ -46,17 +46,17 @@ def mutants(right: ProgramComparison) -> Iterator[tuple[str, Patch]]:
 
 
 def _changes(
-    right: ProgramComparison, family: RankFamily, name: str
-) -> Iterator[tuple[str, ChangedCall]]:
+    right: RankComparison, family: RankFamily, name: str
+) -> Iterator[tuple[str, ValueChange]]:
     call, numbers = family.values[name], range(len(right.axes))
     if family.operation(name) == "dist.recv":
-        yield from ((f"scale by {f:g}", ChangedCall(SCALE, factor=f)) for f in (2.0, 0.5))
+        yield from ((f"scale by {f:g}", ValueChange(SCALE, factor=f)) for f in (2.0, 0.5))
         return
     if call.args[0].ty.same_as(call.ty) or str(call.args[0].ty) == str(call.ty):
-        yield "remove", ChangedCall(DELETE)
+        yield "remove", ValueChange(DELETE)
     on_mesh = len(call.attrs["device_mesh"].shape) == len(right.axes)
     used = call_axes(call) if on_mesh else tuple(numbers)
-    yield "repeat", ChangedCall(REDUCE, used)
+    yield "repeat", ValueChange(REDUCE, used)
     for count in range(1, len(right.axes) + 1):
         for axes in itertools.combinations(numbers, count):
             sizes = [
@@ -65,11 +65,11 @@ def _changes(
             if axes != used and (
                 family.operation(name) == "dist.all_reduce" or sizes[0] == sizes[1]
             ):
-                yield f"regroup to {axes}", ChangedCall(REGROUP, axes)
-    yield from ((f"scale by {f:g}", ChangedCall(SCALE, factor=f)) for f in (2.0, 0.5))
+                yield f"regroup to {axes}", ValueChange(REGROUP, axes)
+    yield from ((f"scale by {f:g}", ValueChange(SCALE, factor=f)) for f in (2.0, 0.5))
 
 
-def changes_nothing(right: ProgramComparison, patch: Patch) -> bool:
+def changes_nothing(right: RankComparison, patch: Patch) -> bool:
     """Return whether all outputs of all ranks stay as they are."""
     try:
         results = right.module.run(right.feeds, right.patched(patch)).outputs
@@ -99,7 +99,7 @@ def main() -> None:
                 continue
             module = copy.copy(right.module)
             module.codes = right.patched(patch)
-            other = ProgramComparison(
+            other = RankComparison(
                 module, right.reference, right.inputs, case.hints, case.micro_batches
             )
             report = verdict(other, 0)

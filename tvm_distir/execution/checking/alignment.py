@@ -31,7 +31,7 @@ Coordinates = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True)
 class Layout:
-    """How ranks hold a value along an axis.
+    """Layout of a value over the ranks along an axis.
 
     Attributes
     ----------
@@ -64,7 +64,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class State:
-    """What the values of ranks stand for.
+    """Value of the reference that values of ranks stand for.
 
     Attributes
     ----------

@@ -13,8 +13,8 @@ from tvm_distir.core.ir import axis_groups
 from tvm_distir.core.ir.operators import call_axes
 
 from .alignment import MAX, State
-from .comparison import Patch, ProgramComparison, RankFamily, WrongOutput
-from .repairs import DELETE, REDUCE, REGROUP, SCALE, ChangedCall, group_size
+from .comparison import Patch, RankComparison, RankFamily, WrongOutput
+from .repairs import DELETE, REDUCE, REGROUP, SCALE, ValueChange, group_size
 
 Repairs = list[tuple[str, Patch]]
 _MOST_FINDINGS = 12
@@ -43,15 +43,15 @@ class Finding:
     together: bool = True
 
 
-def findings(compared: ProgramComparison, wrong: Sequence[WrongOutput]) -> list[Finding]:
+def findings(compared: RankComparison, wrong: Sequence[WrongOutput]) -> list[Finding]:
     """Return what may be wrong, the likeliest first; at least one finding."""
-    outcome: list[Finding] = []
+    listed: list[Finding] = []
     origins = [_Blame(compared, output, wrong) for output in wrong]
     for origin in origins:
-        outcome += origin.findings()
+        listed += origin.findings()
     for origin in origins:  # buffers of several values stand for none: repairs alone tell
-        outcome += origin.collectives() if outcome else []
-    unique = {(f.text, tuple(text for text, _ in f.repairs)): f for f in outcome}
+        listed += origin.collectives() if listed else []
+    unique = {(f.text, tuple(text for text, _ in f.repairs)): f for f in listed}
     if unique:
         return list(unique.values())
     names = ", ".join(dict.fromkeys(w.name for w in wrong))
@@ -64,7 +64,7 @@ class _Blame:
     """Looks for the origin of a wrong output."""
 
     def __init__(
-        self, compared: ProgramComparison, output: WrongOutput, every: Sequence[WrongOutput]
+        self, compared: RankComparison, output: WrongOutput, every: Sequence[WrongOutput]
     ) -> None:
         self.compared, self.every = compared, every
         self.name, self.at_output = output.name, output.state
@@ -88,21 +88,21 @@ class _Blame:
             return []
         if state is None:
             return self.unknown()
-        outcome = self.collective_finding(state)
+        listed = self.collective_finding(state)
         if state.partial:
-            outcome.append(self.missing_reduction(state))
+            listed.append(self.missing_reduction(state))
         if state.scale != 1:
-            outcome.append(self.scaled(state))
+            listed.append(self.scaled(state))
         if self.misplaced:
             text = f"{self.name} is sharded {self.misplaced}"
             last = self.last_collective()
-            outcome.append(self.finding(self.value, text, self.regroupings(last) if last else []))
-        return outcome
+            listed.append(self.finding(self.value, text, self.regroupings(last) if last else []))
+        return listed
 
     def finding(self, value: str, text: str, repairs: Repairs) -> Finding:
         return Finding(self.family, value, text, repairs)
 
-    def patch(self, name: str, change: ChangedCall) -> Patch:
+    def patch(self, name: str, change: ValueChange) -> Patch:
         return {(self.family.number, name): change}
 
     def subsets(self) -> Iterator[tuple[str, ...]]:
@@ -120,7 +120,7 @@ class _Blame:
         return [
             (
                 f"sum {name} over {'+'.join(c)}",
-                self.patch(name, ChangedCall(REDUCE, self.numbers(c))),
+                self.patch(name, ValueChange(REDUCE, self.numbers(c))),
             )
             for c in self.subsets()
         ]
@@ -128,19 +128,19 @@ class _Blame:
     def regroupings(self, name: str) -> Repairs:
         """Return a collective along other axes, with the factor of an average if sizes differ."""
         before = group_size(self.family.values[name])
-        outcome: Repairs = []
+        listed: Repairs = []
         for axes in self.subsets():
             size, over = self.size(axes), "+".join(axes)
             if self.family.operation(name) != "dist.all_reduce" and size != before:
                 continue
-            change = ChangedCall(REGROUP, self.numbers(axes))
-            outcome.append((f"communicate over {over} in {name}", self.patch(name, change)))
+            change = ValueChange(REGROUP, self.numbers(axes))
+            listed.append((f"communicate over {over} in {name}", self.patch(name, change)))
             if size != before:
                 factor = before / size
-                change = ChangedCall(REGROUP, self.numbers(axes), factor=factor)
+                change = ValueChange(REGROUP, self.numbers(axes), factor=factor)
                 text = f"communicate over {over} in {name}, times {factor:g}"
-                outcome.append((text, self.patch(name, change)))
-        return outcome
+                listed.append((text, self.patch(name, change)))
+        return listed
 
     def last_collective(self) -> str | None:
         """Return the last collective before the output along values that are known."""
@@ -181,7 +181,7 @@ class _Blame:
             text += f"; it stays partial over {'+'.join(state.partial)}"
         repairs = self.regroupings(name)
         if not partial and self.family.operation(name) == "dist.all_reduce":
-            repairs.append((f"remove {name}", self.patch(name, ChangedCall(DELETE))))
+            repairs.append((f"remove {name}", self.patch(name, ValueChange(DELETE))))
         return [self.finding(name, text, repairs)]
 
     def not_averaged(
@@ -193,11 +193,11 @@ class _Blame:
             return []
         text = f"{self.name} is scaled by {size}: {name} sums over {over} what is partial over "
         text += f"{over} and times {size} on each rank, as the gradient of a mean: it must average"
-        change = ChangedCall(SCALE, factor=1 / size)
+        change = ValueChange(SCALE, factor=1 / size)
         repairs = [(f"average over {over} in {name}", self.patch(name, change))]
         return [self.finding(name, text, repairs)]
 
-    def everywhere(self, name: str, change: ChangedCall) -> Patch:
+    def everywhere(self, name: str, change: ValueChange) -> Patch:
         """Return a change of an output in all families that have it."""
         families = [f for f in self.compared.families if name in f.codes[0].outputs]
         return {(f.number, f.output(name)): change for f in families}
@@ -213,10 +213,10 @@ class _Blame:
         numbers, size = self.numbers(state.partial), self.size(state.partial)
         repairs: Repairs = []
         for word, factor in (("sum", 1.0), ("average", 1.0 / size)):
-            change = ChangedCall(REDUCE, numbers, factor=factor)
+            change = ValueChange(REDUCE, numbers, factor=factor)
             repairs.append((f"{word} {self.name} over {axes}", self.everywhere(self.name, change)))
         if origin in self.family.values:
-            change = ChangedCall(SCALE, factor=float(size))
+            change = ValueChange(SCALE, factor=float(size))
             repairs.append((f"multiply {origin} by {size}", self.patch(origin, change)))
         return self.finding(origin, text, repairs)
 
@@ -237,18 +237,18 @@ class _Blame:
             f"factor applied twice or never, at {name} ({self.family.operation(name)}){why}"
         )
         factor = 1 / state.scale
-        outputs: dict[tuple[int, str], ChangedCall] = {}
+        outputs: dict[tuple[int, str], ValueChange] = {}
         for other in self.every:
             if other.state is not None and other.state.scale != 1:
-                change = ChangedCall(SCALE, factor=1 / other.state.scale)
+                change = ValueChange(SCALE, factor=1 / other.state.scale)
                 outputs.update(self.everywhere(other.name, change))
         repairs: Repairs = []
         if self.family.is_collective(name):
             repairs += self.regroupings(name)
             if self.family.operation(name) == "dist.all_reduce":
-                repairs.append((f"remove {name}", self.patch(name, ChangedCall(DELETE))))
+                repairs.append((f"remove {name}", self.patch(name, ValueChange(DELETE))))
         if name in self.family.values:
-            change = ChangedCall(SCALE, factor=factor)
+            change = ValueChange(SCALE, factor=factor)
             repairs.append((f"multiply {name} by {factor:g}", self.patch(name, change)))
         repairs.append((f"multiply the outputs by {factor:g}", outputs))
         return self.finding(name, text, repairs)
@@ -275,12 +275,12 @@ class _Blame:
         """Return findings of an output that stands for no value of the reference."""
         none = self.before(lambda name: self.state(name) is None)
         entries = [n for n in none if self.known_operands(n)] or none
-        outcome = [f for name in entries for f in self.scaled_operands(name)]
+        listed = [f for name in entries for f in self.scaled_operands(name)]
         for name in sorted(entries, key=lambda n: (self.rank(n), self.family.order[n])):
-            if len(outcome) >= _MOST_FINDINGS:
+            if len(listed) >= _MOST_FINDINGS:
                 break
-            outcome.append(self.entry(name))
-        return outcome
+            listed.append(self.entry(name))
+        return listed
 
     def collectives(self) -> Iterator[Finding]:
         """Yield the collectives before the output, with another group, factor or none of them."""
@@ -290,30 +290,30 @@ class _Blame:
             kind = self.family.operation(name)
             repairs: Repairs = []
             if kind == "dist.all_reduce":
-                repairs.append((f"remove {name}", self.patch(name, ChangedCall(DELETE))))
+                repairs.append((f"remove {name}", self.patch(name, ValueChange(DELETE))))
             factors = {2.0, 0.5}
             if kind != "dist.recv":
                 repairs += self.regroupings(name)
                 size = group_size(self.family.values[name])
                 factors |= {float(size), 1 / size}
             for factor in sorted(factors):
-                change = ChangedCall(SCALE, factor=factor)
+                change = ValueChange(SCALE, factor=factor)
                 repairs.append((f"multiply {name} by {factor:g}", self.patch(name, change)))
             text = f"a factor or the group of {name} ({kind}) is wrong"
             yield Finding(self.family, name, text, repairs, together=False)
 
     def before(self, goes_on: Callable[[str], bool]) -> list[str]:
         """Return the output and the values before it, in order, as far as a condition holds."""
-        seen, pending, outcome = set[str](), [self.value], list[str]()
+        seen, pending, listed = set[str](), [self.value], list[str]()
         while pending:
             name = pending.pop()
             if name in seen or name not in self.family.values:
                 continue
             seen.add(name)
             if goes_on(name):
-                outcome.append(name)
+                listed.append(name)
                 pending += self.family.operands[name]
-        return sorted(outcome, key=lambda n: self.family.order[n])
+        return sorted(listed, key=lambda n: self.family.order[n])
 
     def rank(self, name: str) -> int:
         if self.family.is_collective(name):
@@ -335,11 +335,11 @@ class _Blame:
                     )
                     repairs: Repairs = []
                     if operand in self.family.values:
-                        change = ChangedCall(SCALE, factor=factor)
+                        change = ValueChange(SCALE, factor=factor)
                         words = f"multiply {operand} by {factor:g}"
                         repairs = [(words, self.patch(operand, change))]
                         if self.family.operation(operand) == "dist.all_reduce":
-                            delete = self.patch(operand, ChangedCall(DELETE))
+                            delete = self.patch(operand, ValueChange(DELETE))
                             repairs = [(f"remove {operand}", delete), *repairs]
                             repairs = self.regroupings(operand) + repairs
                     yield self.finding(operand, text, repairs)
@@ -360,7 +360,7 @@ class _Blame:
             text = f"{name} ({kind}) gives no value of the reference: wrong group or operation"
             repairs = self.regroupings(name)
             if self.family.operation(name) == "dist.all_reduce":
-                repairs = [(f"remove {name}", self.patch(name, ChangedCall(DELETE))), *repairs]
+                repairs = [(f"remove {name}", self.patch(name, ValueChange(DELETE))), *repairs]
         elif partial:
             operand, state = partial[0]
             axes = "+".join(state.partial)
@@ -370,13 +370,13 @@ class _Blame:
             text += f"{axes} is missing"
             for operand, state in partial:
                 op = "max" if any(x.kind == MAX for x in state.layouts.values()) else "sum"
-                change = ChangedCall(REDUCE, self.numbers(state.partial), op)
+                change = ValueChange(REDUCE, self.numbers(state.partial), op)
                 over = "+".join(state.partial)
                 repairs.append((f"{op} {operand} over {over}", self.patch(operand, change)))
             factor = 1 / self.size(partial[0][1].partial)
             for operand, state in known:
                 if not state.partial:
-                    change = ChangedCall(SCALE, factor=factor)
+                    change = ValueChange(SCALE, factor=factor)
                     words = f"add {operand} after the reduction, or multiply it by {factor:g}"
                     repairs.append((words, self.patch(operand, change)))
         else:

@@ -14,8 +14,8 @@ from tvm_distir.execution.runtime.program.tensors import Array
 from tvm_distir.support import EngineError, ModelError
 
 from .blame import Finding, findings
-from .comparison import ProgramComparison
-from .repairs import ChangedCall
+from .comparison import RankComparison
+from .repairs import ValueChange
 from .report import DEADLOCK, EQUAL, WRONG, CheckReport
 from .traced_module import TracedModule
 
@@ -84,11 +84,11 @@ def check(
         problem = "the reference has no input of this name"
         remedy = "Name inputs of ranks and of the reference equally."
         raise ModelError("DIST0366", problem, location=f'input "{name}"', remedy=remedy)
-    compared = ProgramComparison(module, single, full_inputs, hints or {}, micro_batches)
+    compared = RankComparison(module, single, full_inputs, hints or {}, micro_batches)
     return verdict(compared, seed)
 
 
-def verdict(compared: ProgramComparison, seed: int) -> CheckReport:
+def verdict(compared: RankComparison, seed: int) -> CheckReport:
     """Run the ranks, and say what is wrong where an output is."""
     names = tuple(compared.expected.outputs[0])
 
@@ -106,8 +106,8 @@ def verdict(compared: ProgramComparison, seed: int) -> CheckReport:
     wrong = compared.wrong_outputs(results)
     if not wrong:
         return report(EQUAL, chain=_chain(compared))
-    outcome = findings(compared, wrong)
-    best, repair = _repaired(compared, outcome)
+    listed = findings(compared, wrong)
+    best, repair = _repaired(compared, listed)
     family = best.family
     return report(
         WRONG,
@@ -120,18 +120,18 @@ def verdict(compared: ProgramComparison, seed: int) -> CheckReport:
     )
 
 
-def _repaired(compared: ProgramComparison, outcome: list[Finding]) -> tuple[Finding, str]:
+def _repaired(compared: RankComparison, listed: list[Finding]) -> tuple[Finding, str]:
     """Return the finding whose repair makes all outputs right, or the first; and the repair.
 
     A repair is tried alone, and together with the same change at the values of other findings.
     """
-    same: dict[tuple[str, ChangedCall], dict[tuple[int, str], ChangedCall]] = {}
-    for finding in outcome:
+    same: dict[tuple[str, ValueChange], dict[tuple[int, str], ValueChange]] = {}
+    for finding in listed:
         for text, patch in finding.repairs if finding.together else ():
             for at, change in patch.items():
                 same.setdefault((_verb(text), change), {})[at] = change
     tried: set[tuple[Any, ...]] = set()
-    for finding in outcome:
+    for finding in listed:
         for text, patch in finding.repairs:
             groups = [same.get((_verb(text), change), {}) for change in patch.values()]
             joined = {at: change for group in (patch, *groups) for at, change in group.items()}
@@ -143,7 +143,7 @@ def _repaired(compared: ProgramComparison, outcome: list[Finding]) -> tuple[Find
                 if key not in tried and compared.is_repaired(changes):
                     return finding, text + suffix
                 tried.add(key)
-    return outcome[0], ""
+    return listed[0], ""
 
 
 def _verb(text: str) -> str:
@@ -151,7 +151,7 @@ def _verb(text: str) -> str:
     return text.partition(" ")[0]
 
 
-def _chain(compared: ProgramComparison) -> tuple[str, ...]:
+def _chain(compared: RankComparison) -> tuple[str, ...]:
     """Return what the result of each collective stands for."""
     steps = []
     for family in compared.families:

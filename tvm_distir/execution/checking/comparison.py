@@ -20,7 +20,7 @@ from tvm_distir.support import DistIRError
 
 from .alignment import Aligner, State
 from .placing import Sharding, coordinates, inferred_sharding, shard
-from .repairs import ChangedCall, changed
+from .repairs import ValueChange, changed
 from .traced_module import Code, Feeds, TracedModule, Values
 
 MOST_TRIES = 150
@@ -79,16 +79,16 @@ class RankFamily:
     @functools.cached_property
     def operands(self) -> dict[str, list[str]]:
         """Return the tensors that each value reads, through tuples."""
-        outcome: dict[str, list[str]] = {}
+        listed: dict[str, list[str]] = {}
         tuples = set()
         for binding in self.codes[0].bindings:
             names = [str(v.name) for v in variables(binding.value)]
-            flat = [n for name in names for n in (outcome[name] if name in tuples else [name])]
+            flat = [n for name in names for n in (listed[name] if name in tuples else [name])]
             name = str(binding.var.name)
-            outcome[name] = list(dict.fromkeys(flat))
+            listed[name] = list(dict.fromkeys(flat))
             if not isinstance(binding.var.ty, relax.TensorType):
                 tuples.add(name)
-        return outcome
+        return listed
 
     def output(self, name: str) -> str:
         """Return the name of the value that an output is; empty for a constant."""
@@ -113,12 +113,12 @@ class RankFamily:
         return next((lines[n] for n in [name, *names] if lines.get(n)), "")
 
 
-Patch = Mapping[tuple[int, str], ChangedCall]
+Patch = Mapping[tuple[int, str], ValueChange]
 """Changes by the number of a family and the name of a value."""
 
 
 @dataclass
-class ProgramComparison:
+class RankComparison:
     """Ranks and reference with inputs.
 
     Attributes
@@ -205,12 +205,12 @@ class ProgramComparison:
         key = family.number, name
         if key not in self._states:
             known = self.computed.values
-            outcome = None
+            listed = None
             if all(name in known[rank] for rank in family.ranks):
-                outcome = self._aligner.find(
+                listed = self._aligner.find(
                     *self._gathered(family.ranks, lambda rank: known[rank][name])
                 )
-            self._states[key] = outcome
+            self._states[key] = listed
         return self._states[key]
 
     def wrong_outputs(self, results: Mapping[int, Mapping[str, Array]]) -> list[WrongOutput]:

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Change programs at a value: reduce it, scale it, or communicate along other axes."""
+"""ValueChange programs at a value: reduce it, scale it, or communicate along other axes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REDUCE, SCALE, REGROUP, DELETE = "reduce", "scale", "regroup", "delete"
 
 
 @dataclass(frozen=True)
-class ChangedCall:
+class ValueChange:
     """A change of a value.
 
     Attributes
@@ -43,7 +43,7 @@ class ChangedCall:
     factor: float = 1.0
 
 
-Changes = Mapping[str, ChangedCall]
+Changes = Mapping[str, ValueChange]
 """Changes by the names of values."""
 
 
@@ -68,7 +68,7 @@ def _changed(code: Code, changes: Changes, mesh: Any) -> Code:
 
 
 def _with_change(
-    binding: relax.VarBinding, change: ChangedCall, mesh: Any
+    binding: relax.VarBinding, change: ValueChange, mesh: Any
 ) -> list[relax.VarBinding]:
     var, value = binding.var, binding.value
     steps: list[relax.Expr] = []
@@ -87,7 +87,7 @@ def _with_change(
     return result
 
 
-def _regrouped(call: ir.Call, change: ChangedCall, mesh: Any) -> ir.Call:
+def _regrouped(call: ir.Call, change: ValueChange, mesh: Any) -> ir.Call:
     """Return a collective along other axes, with the type that it had."""
     attrs = {str(k): call.attrs[k] for k in call.attrs.keys()}
     key = "mesh_axes" if "mesh_axes" in attrs else "mesh_axis"

@@ -60,7 +60,7 @@ class Code:
 
 @dataclass
 class Values:
-    """What a run computed, by rank and name."""
+    """Results of a run, by rank and name."""
 
     values: dict[int, dict[str, Array]] = field(default_factory=dict)
     outputs: dict[int, dict[str, Array]] = field(default_factory=dict)
@@ -123,10 +123,10 @@ class TracedModule:
 
     def families(self) -> list[list[Code]]:
         """Return the codes in groups of the same ops."""
-        outcome: dict[Any, list[Code]] = {}
+        listed: dict[Any, list[Code]] = {}
         for code in self.codes:
-            outcome.setdefault(code.operations(), []).append(code)
-        return list(outcome.values())
+            listed.setdefault(code.operations(), []).append(code)
+        return list(listed.values())
 
     def with_codes(self, codes: list[Code], returns_all: bool = False) -> ir.IRModule:
         """Return the module with other bindings, whose functions may return every value."""

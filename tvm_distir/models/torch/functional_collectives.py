@@ -85,9 +85,9 @@ def _broadcast(call: _Call) -> None:
 
 
 def _gather(call: _Call) -> None:
-    item = "output_tensor" in call.values
-    outputs = [call["output_tensor"]] if item else call["outputs"]
-    inputs = [call["input_tensor"]] if item else call["inputs"]
+    is_single = "output_tensor" in call.values
+    outputs = [call["output_tensor"]] if is_single else call["outputs"]
+    inputs = [call["input_tensor"]] if is_single else call["inputs"]
     for out, x in zip(outputs, inputs, strict=True):
         joined = call.functional("all_gather_into_tensor", x.reshape(-1), call.size)
         out.copy_(joined.view(out.shape))
@@ -101,9 +101,9 @@ def _gather_list(call: _Call) -> None:
 
 
 def _reduce_scatter(call: _Call) -> None:
-    item = "output_tensor" in call.values
-    outputs = [call["output_tensor"]] if item else call["outputs"]
-    inputs = [call["input_tensor"]] if item else call["inputs"]
+    is_single = "output_tensor" in call.values
+    outputs = [call["output_tensor"]] if is_single else call["outputs"]
+    inputs = [call["input_tensor"]] if is_single else call["inputs"]
     kind = _reduction(call["reduce_op"])
     for out, x in zip(outputs, inputs, strict=True):
         part = call.functional("reduce_scatter_tensor", x.reshape(-1), kind, call.size)

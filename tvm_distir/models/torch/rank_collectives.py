@@ -22,7 +22,7 @@ _KINDS = {"sum": "sum", "avg": "sum", "product": "prod", "min": "min", "max": "m
 
 
 @dataclass
-class TracedGroups:
+class RankGroups:
     """Process groups of a role as axes of meshes, and the messages of its rank.
 
     Attributes
@@ -54,7 +54,7 @@ class TracedGroups:
         return (tag << 20) + self.messages[key]
 
 
-def _all_reduce(call: AtenCall, group: TracedGroups, x: Expr) -> Expr:
+def _all_reduce(call: AtenCall, group: RankGroups, x: Expr) -> Expr:
     mesh, axes, size = group.of(call)
     kind = str(call["reduce_op"])
     if kind not in _KINDS:
@@ -69,21 +69,21 @@ def _mean(call: AtenCall, total: Expr, kind: str, size: int) -> Expr:
     return call.emit(relax.op.divide(total, constant(float(size), dtype_of(total))))
 
 
-def _all_gather(call: AtenCall, group: TracedGroups, x: Expr) -> Expr:
+def _all_gather(call: AtenCall, group: RankGroups, x: Expr) -> Expr:
     mesh, axes, _ = group.of(call)
     if not shape_of(x):
         x = call.reshaped(x, [1])
     return call.emit(ops.all_gather(x, mesh, axes, 0))
 
 
-def _reduce_scatter(call: AtenCall, group: TracedGroups, x: Expr) -> Expr:
+def _reduce_scatter(call: AtenCall, group: RankGroups, x: Expr) -> Expr:
     mesh, axes, size = group.of(call)
     kind = str(call["reduce_op"])
     part = call.emit(ops.reduce_scatter(x, mesh, axes, 0, _KINDS[kind]))
     return _mean(call, part, kind, size)
 
 
-def _all_to_all(call: AtenCall, group: TracedGroups, x: Expr) -> Expr:
+def _all_to_all(call: AtenCall, group: RankGroups, x: Expr) -> Expr:
     mesh, axes, size = group.of(call)
     shape = list(shape_of(x))
     for name in ("output_split_sizes", "input_split_sizes"):
@@ -94,7 +94,7 @@ def _all_to_all(call: AtenCall, group: TracedGroups, x: Expr) -> Expr:
     return call.reshaped(got, shape)
 
 
-def _broadcast(call: AtenCall, group: TracedGroups, x: Expr) -> Expr:
+def _broadcast(call: AtenCall, group: RankGroups, x: Expr) -> Expr:
     """Add the value of the source to zeros of the other ranks."""
     mesh, axes, _ = group.of(call)
     ranks, sender = mesh_devices(mesh), int(call["src"])
@@ -112,41 +112,41 @@ def _broadcast(call: AtenCall, group: TracedGroups, x: Expr) -> Expr:
     return call.emit(ops.all_reduce(sent, mesh, axes, "sum"))
 
 
-_Writer = Callable[[AtenCall, TracedGroups, Expr], Expr]
+_Writer = Callable[[AtenCall, RankGroups, Expr], Expr]
 
 
-def _single(write: _Writer) -> Callable[[AtenCall, TracedGroups], Any]:
+def _single(write: _Writer) -> Callable[[AtenCall, RankGroups], Any]:
     return lambda call, group: write(call, group, call["input"])
 
 
-def _several(write: _Writer) -> Callable[[AtenCall, TracedGroups], Any]:
+def _several(write: _Writer) -> Callable[[AtenCall, RankGroups], Any]:
     return lambda call, group: [write(call, group, x) for x in call["inputs"]]
 
 
-def _ends(call: AtenCall, group: TracedGroups, sends: bool, shape: Sequence[int]) -> dict[str, Any]:
+def _ends(call: AtenCall, group: RankGroups, sends: bool, shape: Sequence[int]) -> dict[str, Any]:
     """Return the attributes of a message between two ranks."""
     peer, tag = int(call["peer"]), int(call["tag"])
     ends = (group.rank, peer) if sends else (peer, group.rank)
-    local, other = (device_mesh({"rank": 1}, device_ids=[r]) for r in (group.rank, peer))
-    group.peers += [local, other]
+    mesh, peer_mesh = (device_mesh({"rank": 1}, device_ids=[r]) for r in (group.rank, peer))
+    group.peers += [mesh, peer_mesh]
     return {
-        "device_mesh": local, "peer_mesh": other, "placement": "R", "peer_placement": "R",
+        "device_mesh": mesh, "peer_mesh": peer_mesh, "placement": "R", "peer_placement": "R",
         "shape": list(shape), "tag": group.number(*ends, tag),
     }  # fmt: skip
 
 
-def _send(call: AtenCall, group: TracedGroups) -> Expr:
+def _send(call: AtenCall, group: RankGroups) -> Expr:
     x = call["x"]
     return call.emit(ops.send(x, **_ends(call, group, True, shape_of(x))))
 
 
-def _receive(call: AtenCall, group: TracedGroups) -> Expr:
+def _receive(call: AtenCall, group: RankGroups) -> Expr:
     like = call.results[0]
     ends = _ends(call, group, False, [int(n) for n in like.shape])
     return call.emit(ops.recv(**ends, dtype=call.dtype))
 
 
-COLLECTIVES: dict[str, Callable[[AtenCall, TracedGroups], Any]] = {
+COLLECTIVES: dict[str, Callable[[AtenCall, RankGroups], Any]] = {
     f"{FUNCTIONAL}.all_reduce.default": _single(_all_reduce),
     f"{FUNCTIONAL}.all_reduce_coalesced.default": _several(_all_reduce),
     f"{FUNCTIONAL}.all_gather_into_tensor.default": _single(_all_gather),

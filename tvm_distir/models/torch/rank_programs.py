@@ -21,7 +21,7 @@ from .rank_trace import TracedRank
 
 
 @dataclass(frozen=True)
-class TracedProgram:
+class SharedProgram:
     """Ranks that run the same program.
 
     Attributes
@@ -91,27 +91,27 @@ def _signature(trace: TracedRank) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def programs_of(traces: Sequence[TracedRank], mesh: DeviceMesh) -> list[TracedProgram]:
+def programs_of(traces: Sequence[TracedRank], mesh: DeviceMesh) -> list[SharedProgram]:
     """Return the programs; where groups reach beyond the ranks of a program, each rank is one."""
-    outcome: dict[str, list[TracedRank]] = {}
+    same_programs: dict[str, list[TracedRank]] = {}
     for trace in traces:
-        outcome.setdefault(_signature(trace), []).append(trace)
-    programs = [_program(same) for same in outcome.values()]
+        same_programs.setdefault(_signature(trace), []).append(trace)
+    programs = [_program(same) for same in same_programs.values()]
     if all(set(itertools.chain(*g)) == set(r.ranks) for r in programs for g in r.groups.values()):
         return programs
     return [_program([trace]) for trace in traces]
 
 
-def _program(traces: Sequence[TracedRank]) -> TracedProgram:
+def _program(traces: Sequence[TracedRank]) -> SharedProgram:
     first = traces[0]
     groups = {}
     for position, name in enumerate(first.groups):
         same = {list(trace.groups.values())[position] for trace in traces}
         groups[name] = tuple(sorted(same))
-    return TracedProgram(first, tuple(trace.rank for trace in traces), groups)
+    return SharedProgram(first, tuple(trace.rank for trace in traces), groups)
 
 
-def sampled_program(trace: TracedRank, mesh: DeviceMesh) -> TracedProgram:
+def sampled_program(trace: TracedRank, mesh: DeviceMesh) -> SharedProgram:
     """Return the program of all ranks of the mesh, of which a single one was traced."""
     groups = {}
     for name, ranks in trace.groups.items():
@@ -119,17 +119,18 @@ def sampled_program(trace: TracedRank, mesh: DeviceMesh) -> TracedProgram:
         every = [] if axes is None else axis_groups(mesh, axes)
         groups[name] = tuple(tuple(int(r) for r in group) for group in every) or (ranks,)
     world = math.prod(mesh.shape)
-    return TracedProgram(trace, tuple(range(world)), groups)
+    return SharedProgram(trace, tuple(range(world)), groups)
 
 
 def meshes_of(
-    program: TracedProgram, mesh: DeviceMesh
+    program: SharedProgram, mesh: DeviceMesh
 ) -> Mapping[str, tuple[DeviceMesh, list[int]]]:
     """Return for each group of a program the mesh and axes that form it."""
     result: dict[str, tuple[DeviceMesh, list[int]]] = {}
     for name, groups in program.groups.items():
         axes = lines(mesh, groups[0])
-        if axes is not None and sorted(map(tuple, axis_groups(mesh, axes))) == sorted(groups):
+        lined = [] if axes is None else axis_groups(mesh, axes)
+        if axes is not None and sorted(map(tuple, lined)) == sorted(groups):
             result[name] = mesh, axes
         else:
             ids = [rank for group in groups for rank in group]

@@ -198,9 +198,9 @@ def _traced(rank: int, make: Maker, mode: str) -> TracedRank:
     leaves = [*parameters.values(), *data.values()]
 
     def flat(*values: Any) -> list[torch.Tensor]:
-        local = dict(zip(names, values, strict=True))
+        tensors = dict(zip(names, values, strict=True))
         with FunctionalCollectives():
-            results = step({n: local[n] for n in parameters}, {n: local[n] for n in data})
+            results = step({n: tensors[n] for n in parameters}, {n: tensors[n] for n in data})
         outputs[:] = results
         return [results[name] for name in outputs]
 
@@ -230,11 +230,11 @@ def _integers(leaf: torch.Tensor) -> list[int]:
 
 def _groups(graph: fx.Graph) -> dict[str, tuple[int, ...]]:
     """Return the ranks of the groups that a graph names, which exist while it is traced."""
-    outcome: dict[str, tuple[int, ...]] = {}
+    groups: dict[str, tuple[int, ...]] = {}
     for node in graph.nodes:
         if getattr(node.target, "namespace", "") == "_c10d_functional" and len(node.args) > 1:
             name = node.args[-1]
             if isinstance(name, str):
                 ranks = dist.get_process_group_ranks(group_of(name))
-                outcome[name] = tuple(int(r) for r in ranks)
-    return outcome
+                groups[name] = tuple(int(r) for r in ranks)
+    return groups

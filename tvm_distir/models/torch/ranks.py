@@ -20,8 +20,8 @@ from tvm_distir.support import ModelError, update_type
 
 from .aten_call import AtenCall, constant, dtype_name
 from .graph import Translation, check_operators
-from .rank_collectives import COLLECTIVES, MESSAGES, TracedGroups
-from .rank_programs import TracedProgram, inferred_mesh, meshes_of, programs_of, sampled_program
+from .rank_collectives import COLLECTIVES, MESSAGES, RankGroups
+from .rank_programs import SharedProgram, inferred_mesh, meshes_of, programs_of, sampled_program
 from .rank_trace import LINE, SCOPE, Maker, TracedRank, trace
 from .signature import as_array
 from .table import overload_name
@@ -30,7 +30,7 @@ from .table import overload_name
 class _RankTranslation(Translation):
     """Translates the graph of a rank, and notes the place in code of each value."""
 
-    def __init__(self, builder: BlockBuilder, group: TracedGroups) -> None:
+    def __init__(self, builder: BlockBuilder, group: RankGroups) -> None:
         super().__init__(builder)
         self._group = group
         self._seen = 0
@@ -73,7 +73,7 @@ def trace_ranks(
     return _module(programs, every, axes)
 
 
-def _module(programs: Sequence[TracedProgram], mesh: Any, axes: Mapping[str, int]) -> ir.IRModule:
+def _module(programs: Sequence[SharedProgram], mesh: Any, axes: Mapping[str, int]) -> ir.IRModule:
     inputs = _union(program.trace.inputs for program in programs)
     outputs = _union(program.trace.outputs for program in programs)
     integers = {k: v for program in programs for k, v in program.trace.integers.items()}
@@ -81,7 +81,7 @@ def _module(programs: Sequence[TracedProgram], mesh: Any, axes: Mapping[str, int
     functions: dict[ir.GlobalVar, relax.Function] = {}
     for number, program in enumerate(programs):
         name = "main" if len(programs) == 1 else f"main_mesh{number}"
-        group = TracedGroups(program.ranks[0], dict(meshes_of(program, mesh)))
+        group = RankGroups(program.ranks[0], dict(meshes_of(program, mesh)))
         fn = _function(program.trace, group, name)
         for other, _ in group.axes.values():
             used.setdefault(mesh_key(other), (other, ["groups", "rank"]))
@@ -104,7 +104,7 @@ def _union(lists: Any) -> list[str]:
     return list(dict.fromkeys(name for names in lists for name in names))
 
 
-def _function(traced: TracedRank, group: TracedGroups, name: str) -> relax.Function:
+def _function(traced: TracedRank, group: RankGroups, name: str) -> relax.Function:
     graph = traced.module.graph
     check_operators([graph], COLLECTIVES)
     holders = [node for node in graph.nodes if node.op == "placeholder"]
@@ -131,7 +131,7 @@ def _function(traced: TracedRank, group: TracedGroups, name: str) -> relax.Funct
 
 
 def _ports(
-    program: TracedProgram, fn: relax.Function, names: tuple[list[str], list[str]], axes: int
+    program: SharedProgram, fn: relax.Function, names: tuple[list[str], list[str]], axes: int
 ) -> dict[str, Any]:
     """Return ``dist.io``, in which each rank holds all of its tensors."""
     traced = program.trace

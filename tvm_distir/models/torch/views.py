@@ -99,8 +99,8 @@ def _strided(call: AtenCall) -> Expr:
     source: Any = call.node.args[0]
     shape, offset = [int(n) for n in call["size"]], int(call["storage_offset"] or 0)
     strides, count = [int(n) for n in call["stride"]], math.prod(shape)
-    holding = source.meta["val"]
-    if not holding.is_contiguous() or int(holding.storage_offset()):
+    tensor = source.meta["val"]
+    if not tensor.is_contiguous() or int(tensor.storage_offset()):
         raise UnsupportedOperator("a strided view of a tensor that is a view")
     flat = call.reshaped(x, [math.prod(shape_of(x))])
     dense = [math.prod(shape[i + 1 :]) for i in range(len(shape))]

@@ -18,62 +18,9 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
+from .communicating_functions import CopyTo, GatherRows, ReduceFrom, ScatterRows
+
 Tensors = dict[str, torch.Tensor]
-
-
-class CopyTo(torch.autograd.Function):
-    """The identity, whose gradients are summed over a group."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Any, group: Any) -> Any:
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, g: Any) -> Any:
-        g = g.clone()
-        dist.all_reduce(g, group=ctx.group)
-        return g, None
-
-
-class ReduceFrom(torch.autograd.Function):
-    """The sum over a group, whose gradient is the identity."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Any, group: Any) -> Any:
-        x = x.clone()
-        dist.all_reduce(x, group=group)
-        return x
-
-    @staticmethod
-    def backward(ctx: Any, g: Any) -> Any:
-        return g, None
-
-
-class GatherRows(torch.autograd.Function):
-    """The rows of all ranks, whose gradients are reduced and scattered."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Any, group: Any, kind: str) -> Any:
-        ctx.group, ctx.kind = group, kind
-        return fc.all_gather_tensor(x, 0, group)
-
-    @staticmethod
-    def backward(ctx: Any, g: Any) -> Any:
-        return fc.reduce_scatter_tensor(g, ctx.kind, 0, ctx.group), None, None
-
-
-class ScatterRows(torch.autograd.Function):
-    """The sum over a group, scattered by rows; gradients are gathered."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Any, group: Any) -> Any:
-        ctx.group = group
-        return fc.reduce_scatter_tensor(x, "sum", 0, group)
-
-    @staticmethod
-    def backward(ctx: Any, g: Any) -> Any:
-        return fc.all_gather_tensor(g, 0, ctx.group), None
 
 
 @dataclass(frozen=True)

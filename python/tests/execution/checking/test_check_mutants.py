@@ -15,8 +15,8 @@ import tvm
 from tvm import ir
 
 from tvm_distir.execution.checking.checking import drawn_inputs, verdict
-from tvm_distir.execution.checking.comparison import ProgramComparison
-from tvm_distir.execution.checking.repairs import DELETE, REGROUP, SCALE, ChangedCall
+from tvm_distir.execution.checking.comparison import RankComparison
+from tvm_distir.execution.checking.repairs import DELETE, REGROUP, SCALE, ValueChange
 from tvm_distir.execution.checking.traced_module import TracedModule
 
 TRACES = Path(__file__).parent / "traces"
@@ -25,11 +25,11 @@ COLLECTIVES = ["all_reduce", *(f"all_reduce{i}" for i in range(1, 6))]
 
 
 @pytest.fixture(scope="module")
-def right() -> ProgramComparison:
+def right() -> RankComparison:
     module, reference = (
         TracedModule(ir_of(f"tensor_and_data_parallel_{kind}")) for kind in ("right", "reference")
     )
-    return ProgramComparison(module, reference, drawn_inputs(reference, {}, 0), HINTS)
+    return RankComparison(module, reference, drawn_inputs(reference, {}, 0), HINTS)
 
 
 def ir_of(name: str) -> ir.IRModule:
@@ -39,14 +39,14 @@ def ir_of(name: str) -> ir.IRModule:
 @pytest.mark.parametrize("name", COLLECTIVES)
 @pytest.mark.parametrize(
     "change",
-    [ChangedCall(DELETE), ChangedCall(SCALE, factor=2.0), ChangedCall(REGROUP, (0, 1))],
+    [ValueChange(DELETE), ValueChange(SCALE, factor=2.0), ValueChange(REGROUP, (0, 1))],
     ids=lambda change: change.kind,
 )
 def test_a_changed_collective_is_found(
-    right: ProgramComparison, name: str, change: ChangedCall
+    right: RankComparison, name: str, change: ValueChange
 ) -> None:
     module = copy.copy(right.module)
     module.codes = right.patched({(0, name): change})
-    report = verdict(ProgramComparison(module, right.reference, right.inputs, HINTS), 0)
+    report = verdict(RankComparison(module, right.reference, right.inputs, HINTS), 0)
     assert report.verdict == "wrong"
     assert report.repair, report.problem
