@@ -4,43 +4,14 @@
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-
-from tvm_distir.core.ir import axis_groups
-from tvm_distir.core.ir.operators import call_axes
+from collections.abc import Iterator, Sequence
 
 from .alignment import MAX, State
-from .comparison import Patch, RankComparison, RankFamily, WrongOutput
-from .repairs import DELETE, REDUCE, REGROUP, SCALE, ValueChange, group_size
+from .comparison import RankComparison, WrongOutput
+from .output_walk import Finding, OutputWalk, Repairs
+from .repairs import DELETE, REDUCE, SCALE, ValueChange, group_size
 
-Repairs = list[tuple[str, Patch]]
 _MOST_FINDINGS = 12
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A value that may be the first wrong one.
-
-    Attributes
-    ----------
-    family : RankFamily
-    value : str
-    text : str
-        What is wrong.
-    repairs : list of (str, Patch)
-        What may repair it, in words and as changes, the likeliest first.
-    together : bool
-        Whether it may be repaired together with other findings.
-    """
-
-    family: RankFamily
-    value: str
-    text: str
-    repairs: Repairs
-    together: bool = True
 
 
 def findings(compared: RankComparison, wrong: Sequence[WrongOutput]) -> list[Finding]:
@@ -60,27 +31,8 @@ def findings(compared: RankComparison, wrong: Sequence[WrongOutput]) -> list[Fin
     return [Finding(first.family, first.family.output(first.name), text, [])]
 
 
-class _Blame:
+class _Blame(OutputWalk):
     """Looks for the origin of a wrong output."""
-
-    def __init__(
-        self, compared: RankComparison, output: WrongOutput, every: Sequence[WrongOutput]
-    ) -> None:
-        self.compared, self.every = compared, every
-        self.name, self.at_output = output.name, output.state
-        self.misplaced = output.misplaced
-        ranks = output.family.ranks
-        self.family = next(f for f in compared.families if ranks[0] in f.ranks)
-        self.value = self.family.output(output.name)
-        at = [compared.at[rank] for rank in ranks]
-        self.axes = [a for a in compared.axes if len({c[a] for c in at}) > 1]
-
-    def state(self, name: str) -> State | None:
-        return self.compared.state(self.family, name)
-
-    def known_operands(self, name: str) -> list[tuple[str, State]]:
-        states = [(n, self.state(n)) for n in self.family.operands.get(name, [])]
-        return [(n, s) for n, s in states if s is not None]
 
     def findings(self) -> list[Finding]:
         state = self.at_output
@@ -98,68 +50,6 @@ class _Blame:
             last = self.last_collective()
             listed.append(self.finding(self.value, text, self.regroupings(last) if last else []))
         return listed
-
-    def finding(self, value: str, text: str, repairs: Repairs) -> Finding:
-        return Finding(self.family, value, text, repairs)
-
-    def patch(self, name: str, change: ValueChange) -> Patch:
-        return {(self.family.number, name): change}
-
-    def subsets(self) -> Iterator[tuple[str, ...]]:
-        for count in (1, 2):
-            yield from itertools.combinations(self.axes, count)
-
-    def numbers(self, axes: Sequence[str]) -> tuple[int, ...]:
-        names = list(self.compared.axes)
-        return tuple(names.index(axis) for axis in axes)
-
-    def size(self, axes: Sequence[str]) -> int:
-        return math.prod(self.compared.axes[axis] for axis in axes)
-
-    def reductions(self, name: str) -> Repairs:
-        return [
-            (
-                f"sum {name} over {'+'.join(c)}",
-                self.patch(name, ValueChange(REDUCE, self.numbers(c))),
-            )
-            for c in self.subsets()
-        ]
-
-    def regroupings(self, name: str) -> Repairs:
-        """Return a collective along other axes, with the factor of an average if sizes differ."""
-        before = group_size(self.family.values[name])
-        listed: Repairs = []
-        for axes in self.subsets():
-            size, over = self.size(axes), "+".join(axes)
-            if self.family.operation(name) != "dist.all_reduce" and size != before:
-                continue
-            change = ValueChange(REGROUP, self.numbers(axes))
-            listed.append((f"communicate over {over} in {name}", self.patch(name, change)))
-            if size != before:
-                factor = before / size
-                change = ValueChange(REGROUP, self.numbers(axes), factor=factor)
-                text = f"communicate over {over} in {name}, times {factor:g}"
-                listed.append((text, self.patch(name, change)))
-        return listed
-
-    def last_collective(self) -> str | None:
-        """Return the last collective before the output along values that are known."""
-        name: str | None = self.value
-        while name is not None and not self.family.is_collective(name):
-            name = next((n for n, _ in self.known_operands(name) if n in self.family.values), None)
-        return name
-
-    def collective_axes(self, name: str) -> list[str]:
-        """Return the axes of the mesh along which a collective communicates, if it does."""
-        call = self.family.values[name]
-        mesh = self.compared.module.mesh
-        mine = {tuple(map(int, g)) for g in axis_groups(call.attrs["device_mesh"], call_axes(call))}
-        names = list(self.compared.axes)
-        for count in range(1, len(names) + 1):
-            for axes in itertools.combinations(range(len(names)), count):
-                if mine <= {tuple(map(int, g)) for g in axis_groups(mesh, axes)}:
-                    return [names[a] for a in axes]
-        return []
 
     def collective_finding(self, state: State) -> list[Finding]:
         """Return the fault of a reduction along axes over which its operand is replicated."""
@@ -197,11 +87,6 @@ class _Blame:
         repairs = [(f"average over {over} in {name}", self.patch(name, change))]
         return [self.finding(name, text, repairs)]
 
-    def everywhere(self, name: str, change: ValueChange) -> Patch:
-        """Return a change of an output in all families that have it."""
-        families = [f for f in self.compared.families if name in f.codes[0].outputs]
-        return {(f.number, f.output(name)): change for f in families}
-
     def missing_reduction(self, state: State) -> Finding:
         axes = "+".join(state.partial)
         origin = self.origin(state.partial[0])
@@ -219,15 +104,6 @@ class _Blame:
             change = ValueChange(SCALE, factor=float(size))
             repairs.append((f"multiply {origin} by {size}", self.patch(origin, change)))
         return self.finding(origin, text, repairs)
-
-    def origin(self, axis: str) -> str:
-        """Return the first value before the output that is partial along an axis."""
-        name = self.value
-        while True:
-            before = [n for n, s in self.known_operands(name) if axis in s.partial]
-            if not before:
-                return name
-            name = before[0]
 
     def scaled(self, state: State) -> Finding:
         name, before, after = self.first_scaled(state)
@@ -302,25 +178,6 @@ class _Blame:
             text = f"a factor or the group of {name} ({kind}) is wrong"
             yield Finding(self.family, name, text, repairs, together=False)
 
-    def before(self, goes_on: Callable[[str], bool]) -> list[str]:
-        """Return the output and the values before it, in order, as far as a condition holds."""
-        seen, pending, listed = set[str](), [self.value], list[str]()
-        while pending:
-            name = pending.pop()
-            if name in seen or name not in self.family.values:
-                continue
-            seen.add(name)
-            if goes_on(name):
-                listed.append(name)
-                pending += self.family.operands[name]
-        return sorted(listed, key=lambda n: self.family.order[n])
-
-    def rank(self, name: str) -> int:
-        if self.family.is_collective(name):
-            return 0
-        known = self.known_operands(name)
-        return 1 if any(s.partial for _, s in known) else 2 if known else 3
-
     def scaled_operands(self, name: str) -> Iterator[Finding]:
         """Yield operands that are scaled, at the values where their factors arose."""
         for operand, state in self.known_operands(name):
@@ -345,10 +202,6 @@ class _Blame:
                     yield self.finding(operand, text, repairs)
                     break
                 operand, state = before
-
-    def is_local_mean(self, state: State) -> bool:
-        """Return whether a factor is the number of ranks that a partial value is averaged over."""
-        return bool(state.partial) and state.scale == self.size(state.partial)
 
     def entry(self, name: str) -> Finding:
         """Return the finding of a value that is unknown although an operand is known."""

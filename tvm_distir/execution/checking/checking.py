@@ -13,8 +13,9 @@ from tvm import ir
 from tvm_distir.execution.runtime.program.tensors import Array
 from tvm_distir.support import EngineError, ModelError
 
-from .blame import Finding, findings
+from .blame import findings
 from .comparison import RankComparison
+from .output_walk import Finding
 from .repairs import ValueChange
 from .report import DEADLOCK, EQUAL, WRONG, CheckReport
 from .traced_module import TracedModule
