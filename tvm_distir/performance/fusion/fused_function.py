@@ -32,7 +32,11 @@ class Writer:
         self.recomputed = self._recomputed()
 
     def run(self) -> Function:
-        """Write the function."""
+        """Write the function.
+
+        Kernels that wait for each other, as each was grown without the others, cannot run: of
+        those the smallest is not fused.
+        """
         fn = self.flow.fn
         nodes: list[tuple[int, Op]] = []  # place in the old order, op
         fused = [(max(group.members), self._fused(group)) for group in self.grouping.groups]
@@ -48,6 +52,12 @@ class Writer:
         for number in self.grouping.absorbed:
             nodes.append((number, fn.ops[number].without_work()))
         nodes += fused
+        ops, circle = _in_order(nodes)
+        if circle:
+            waiting = {number for number, _ in circle}
+            groups = [group for group in self.grouping.groups if max(group.members) in waiting]
+            self.grouping.groups.remove(min(groups, key=lambda group: len(group.members)))
+            return Writer(self.flow, self.grouping).run()
         values = list(fn.values)
         for value, (dtype, size) in self.narrowed.items():
             values[value] = values[value]._replace(dtype=dtype, bytes=size)
@@ -55,7 +65,7 @@ class Writer:
             for value in fn.ops[number].outputs:
                 if value not in self.flow.returned:
                     values[value] = values[value]._replace(bytes=0)
-        return dataclasses.replace(fn, ops=tuple(_in_order(nodes)), values=tuple(values))
+        return dataclasses.replace(fn, ops=tuple(ops), values=tuple(values))
 
     def _recomputed(self) -> dict[int, tuple[int, ...]]:
         """Return what kernels read instead of results that they compute again, by result."""
@@ -123,8 +133,16 @@ class Writer:
         return value in self.flow.returned or any(n not in group.members for n in readers)
 
 
-def _in_order(nodes: list[tuple[int, Op]]) -> list[Op]:
-    """Return the ops in a topological order that otherwise equals the old order."""
+def _in_order(nodes: list[tuple[int, Op]]) -> tuple[list[Op], list[tuple[int, Op]]]:
+    """Return the ops in a topological order that otherwise equals the old order.
+
+    Returns
+    -------
+    ops : list of Op
+        Those that can run.
+    circle : list of tuple of int and Op
+        The nodes that wait for each other, of which some have to be split; empty where all can run.
+    """
     nodes = sorted(nodes, key=lambda node: node[0])
     maker = {value: k for k, (_, op) in enumerate(nodes) for value in op.outputs}
     waits = [{maker[v] for v in op.inputs if v in maker} for _, op in nodes]
@@ -134,12 +152,15 @@ def _in_order(nodes: list[tuple[int, Op]]) -> list[Op]:
             behind.setdefault(other, []).append(k)
     left = [len(predecessors) for predecessors in waits]
     ready = [k for k, count in enumerate(left) if not count]
-    out = []
+    order = []
     while ready:
         k = heapq.heappop(ready)
-        out.append(nodes[k][1])
+        order.append(k)
         for other in behind.get(k, ()):
             left[other] -= 1
             if not left[other]:
                 heapq.heappush(ready, other)
-    return out
+    stuck = set(range(len(nodes))).difference(order)
+    while ends := {k for k in stuck if stuck.isdisjoint(behind.get(k, ()))}:
+        stuck -= ends
+    return [nodes[k][1] for k in order], [nodes[k] for k in sorted(stuck)]

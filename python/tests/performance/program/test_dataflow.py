@@ -13,6 +13,9 @@ import pytest
 
 from tests.performance.simulation.hand_programs import Build
 from tvm_distir.performance.fusion.dataflow import Dataflow
+from tvm_distir.performance.fusion.fused_function import Writer
+from tvm_distir.performance.fusion.grouping import Grouping
+from tvm_distir.performance.fusion.profile import FusionRule, Profile
 from tvm_distir.performance.program.parts import Function, Op, Value
 from tvm_distir.performance.simulation.op_records import all_seconds
 
@@ -143,3 +146,22 @@ def test_picoseconds_are_seconds_to_the_last_bit() -> None:
         for some in (times, times[:1]):
             assert all_seconds(np.array(some, np.int64)) == [time / 10**12 for time in some]
     assert all_seconds(np.zeros(0, np.int64)) == []
+
+
+def test_kernels_that_would_wait_for_each_other_are_not_both_fused() -> None:
+    """Each is right alone; together each reads what the other writes."""
+    build = Build().param("p", 64)
+    build.compute("a1", "p", 1, 64, op="relax.a").compute("b1", "p", 1, 64, op="relax.b")
+    build.compute("b2", "a1 b1", 1, 64, op="relax.b").compute("a2", "a1 b1", 1, 64, op="relax.a")
+    fn = build.compute("out", "a2 b2", 1, 64, op="relax.c").done("out")
+    rules = tuple(FusionRule(name, (f"relax.{name}",), (f"relax.{name}",)) for name in "ab")
+    flow = Dataflow(fn, False)
+    grouping = Grouping(flow, Profile("two", rules=rules), ())
+    assert [group.members for group in grouping.groups] == [{0, 3}, {1, 2}]
+    fused = Writer(flow, grouping).run()
+    assert sorted(op.op for op in fused.ops) == ["b", "relax.a", "relax.a", "relax.c"]
+    assert sum(op.flops for op in fused.ops) == sum(op.flops for op in fn.ops)
+    known = {*fn.params}
+    for op in fused.ops:
+        assert known.issuperset(op.inputs)
+        known.update(op.outputs)
