@@ -16,15 +16,14 @@ from tvm_distir.core.ir.placement import Labels, P, R
 from tvm_distir.core.ops.dims import size_bytes
 from tvm_distir.core.solver.problem import INFINITE
 
-from .costs import Groups, RingCosts, StepCosts
+from .costs import Groups, StepCosts
 from .shards import bounds_of, lacking
 from .shortest_path import MAX_PAIRS
 from .steps import KINDS, Space, crossing_axes, steps_from
-from .transfer import StepTraffic, step_transfer
+from .transfer import step_transfer
 from .transition import Transition
 
 CostArray = npt.NDArray[np.int64]
-_BYTES = RingCosts()
 
 
 @dataclass(frozen=True)
@@ -69,8 +68,7 @@ def cost_matrix(
     """Compute the costs of all pairs of placements as shortest paths over the planner's steps.
 
     Exchanges are among them where the pairs of placements times the devices are not too many, as
-    for a single redistribution, and where fewer bytes are sent with them. A value may become
-    partial from whole, which sends nothing.
+    for a single redistribution. A value may become partial from whole, which sends nothing.
 
     Parameters
     ----------
@@ -93,11 +91,7 @@ def cost_matrix(
 
 
 class _Matrix:
-    """The pairs of a tensor.
-
-    A table is an array (3, placements, placements): by all steps, by those that send no exchange,
-    and by those that send nothing.
-    """
+    """The pairs of a tensor."""
 
     def __init__(
         self,
@@ -115,46 +109,43 @@ class _Matrix:
         self.groups: dict[tuple[int, ...], Groups] = {}
         every = tuple(range(len(shape)))
         self.space = Space(mesh, (every,) * len(mesh), (True,) * len(mesh), KINDS)
-        count = len(self.placements)
-        self.by_cost = np.full((3, count, count), INFINITE, np.int64)
-        self.by_cost[:, range(count), range(count)] = 0
-        self.by_bytes = self.by_cost.copy()
 
     def run(self) -> CostMatrix:
+        count = len(self.placements)
         sizes = np.array([self.key.local_bytes(labels) for labels in self.placements], np.int64)
+        steps = np.full((count, count), INFINITE, np.int64)
+        local = steps.copy()
+        np.fill_diagonal(steps, 0)
+        np.fill_diagonal(local, 0)
         for i, labels in enumerate(self.placements):
-            self._steps(i, labels)
-        self._exchanges()
-        every, plain, local = _shortest(self.by_cost, sizes)
-        fewest = _shortest(self.by_bytes[:2], sizes)
-        # As the planner: no exchange where the cheapest plan by bytes has none.
-        cost = np.where(fewest[0] < fewest[1], every, plain)
-        return CostMatrix(self.placements, cost, local, sizes)
+            self._steps(i, labels, steps, local)
+        self._exchanges(steps)
+        return CostMatrix(self.placements, _shortest(steps, sizes), _shortest(local, sizes), sizes)
 
-    def _steps(self, i: int, labels: Labels) -> None:
+    def _steps(self, i: int, labels: Labels, steps: CostArray, local: CostArray) -> None:
         for step in steps_from(self.space, labels):
             j = self.at.get(step.after)
             if j is None:
                 continue
             transfer = step_transfer(self.key.shape, labels, step, self.key.mesh, self.key.dtype)
-            self._add(i, j, transfer)
+            cost = self._cost(transfer.kind, transfer.axes, transfer.payload_bytes)
+            steps[i, j] = min(steps[i, j], cost)
+            if transfer.kind in LOCAL_STEPS:
+                local[i, j] = min(local[i, j], cost)
         for axis, label in enumerate(labels):
             partial = (*labels[:axis], P, *labels[axis + 1 :])
             j = self.at.get(partial)
             if label == R and j is not None:
-                self._add(i, j, StepTraffic("partial", (axis,), self.key.local_bytes(partial)))
+                cost = self._cost("partial", (axis,), self.key.local_bytes(partial))
+                steps[i, j] = min(steps[i, j], cost)
+                local[i, j] = min(local[i, j], cost)
 
-    def _add(self, i: int, j: int, traffic: StepTraffic) -> None:
-        """Add a step from a placement to another to all tables that may use it."""
-        kind, axes = traffic.kind, traffic.axes
+    def _cost(self, kind: str, axes: tuple[int, ...], payload_bytes: int) -> int:
         if axes not in self.groups:
             self.groups[axes] = self.key.groups(axes)
-        retained = slice(0, 1 if kind == "exchange" else 3 if kind in LOCAL_STEPS else 2)
-        for costs, table in ((self.costs, self.by_cost), (_BYTES, self.by_bytes)):
-            cost = max(1, costs.step(kind, traffic.payload_bytes, self.groups[axes]))
-            table[retained, i, j] = np.minimum(table[retained, i, j], cost)
+        return max(1, self.costs.step(kind, payload_bytes, self.groups[axes]))
 
-    def _exchanges(self) -> None:
+    def _exchanges(self, steps: CostArray) -> None:
         """Compute the costs from each placement to all that have the same partial axes."""
         groups: dict[tuple[bool, ...], list[int]] = {}
         for i, labels in enumerate(self.placements):
@@ -171,17 +162,17 @@ class _Matrix:
                     if i == j:
                         continue
                     axes = crossing_axes(self.placements[i], self.placements[j])
-                    moved_bytes = size_bytes((elements,), key.dtype)
-                    self._add(i, j, StepTraffic("exchange", axes, moved_bytes))
+                    cost = self._cost("exchange", axes, size_bytes((elements,), key.dtype))
+                    steps[i, j] = min(steps[i, j], cost)
 
 
 def _shortest(steps: CostArray, sizes: CostArray) -> CostArray:
-    """Return the shortest paths of tables on which nothing is larger than the larger end."""
+    """Return the shortest paths on which nothing is larger than the larger end."""
     known, shortest = steps.copy(), steps.copy()
     larger = np.maximum(sizes[:, None], sizes[None])
     for size in np.unique(sizes):
         for k in np.flatnonzero(sizes == size):
-            np.minimum(known, known[..., k, None] + known[:, None, k], out=known)
+            np.minimum(known, known[:, k, None] + known[None, k], out=known)
         ends = larger == size
-        shortest[:, ends] = known[:, ends]
+        shortest[ends] = known[ends]
     return np.minimum(shortest, INFINITE)

@@ -8,7 +8,7 @@ collectives along mesh axes, and the *exchange*.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from tvm_distir.core.ir.placement import Labels
 from tvm_distir.core.ops.dims import size_bytes
@@ -31,10 +31,6 @@ class PathSearch(ShortestPath[Labels]):
 
     def __init__(self, means: PlannerOptions, key: Transition) -> None:
         super().__init__(means, key, key.before, key.after)
-
-    def exchanges(self, steps: Sequence[Step]) -> bool:
-        """Implement :meth:`.ShortestPath.exchanges`."""
-        return self.key.exchanges(steps)
 
     def _labels(self, state: Labels) -> Labels:
         return state

@@ -13,15 +13,12 @@ from __future__ import annotations
 import copy
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Sequence
 
 from tvm_distir.support import UsageError
 
 from .costs import RingCosts, StepCosts
 from .path_search import PathSearch
-from .shortest_path import ShortestPath
 from .steps import KINDS, Step
 from .transition import PlannerOptions, Redistribution, Transition
 from .view_search import ViewSearch, ViewTransition
@@ -116,7 +113,7 @@ class Planner:
         )
         plan = self._cache.get(key)
         if plan is None:
-            plan = self._cache[key] = self._search(lambda means: PathSearch(means, key))
+            plan = self._cache[key] = PathSearch(self.means, key).run()
             if len(self._cache) > MAX_KNOWN:
                 self._cache.popitem(last=False)
         return plan
@@ -130,22 +127,9 @@ class Planner:
             DIST0509 when no sequence of the steps at hand stays within the memory bound.
         """
         if request not in self._of_views:
-            plan = self._search(lambda means: ViewSearch(means, request))
+            plan = ViewSearch(self.means, request).run()
             self._of_views[request] = plan
         return self._of_views[request]
-
-    def _search(self, make: Callable[[PlannerOptions], ShortestPath[Any]]) -> Redistribution:
-        """Search without exchanges where the cheapest plan by bytes has none.
-
-        A system may expect an exchange over more links to be faster than the plain collectives
-        that receive no more bytes. Programs do not send it then.
-        """
-        means = self.means
-        if "exchange" in means.kinds and not isinstance(means.costs, RingCosts):
-            search = make(replace(means, costs=RingCosts()))
-            if not search.exchanges(search.run().steps):
-                means = means.without("exchange")
-        return make(means).run()
 
 
 _DEFAULT = Planner()

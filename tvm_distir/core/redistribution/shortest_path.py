@@ -11,7 +11,7 @@ import heapq
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator
 from dataclasses import replace
 from typing import Generic, TypeVar
 
@@ -77,10 +77,6 @@ class ShortestPath(ABC, Generic[State]):
         self.peers: dict[tuple[Space, Labels], tuple[list[Labels], Bounds]] = {}
         self.fewest_parts = min(key.parts(key.before), key.parts(key.after))
         self.goal = self._bounds(end)
-
-    @abstractmethod
-    def exchanges(self, steps: Sequence[Step]) -> bool:
-        """Return whether one of the steps of a plan sends an exchange."""
 
     @abstractmethod
     def _labels(self, state: State) -> Labels:

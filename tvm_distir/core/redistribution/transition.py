@@ -15,7 +15,6 @@ from tvm_distir.core.ops.dims import size_bytes
 
 from .costs import Groups, StepCosts
 from .steps import Step
-from .transfer import step_transfer
 
 PADDING_PARTS = 8
 """Padding alone may make a shard on the way larger than the bound, by one part in so many."""
@@ -57,14 +56,6 @@ class Transition:
     def parts(self, labels: Labels) -> int:
         """Return the number of shards of the tensor."""
         return math.prod(n for n, label in zip(self.mesh, labels) if label >= 0)
-
-    def exchanges(self, steps: Sequence[Step]) -> bool:
-        """Return whether one of the steps from :attr:`before` sends an exchange."""
-        ends = [self.before, *(step.after for step in steps)]
-        return any(
-            step_transfer(self.shape, labels, step, self.mesh, self.dtype).kind == "exchange"
-            for labels, step in zip(ends, steps)
-        )
 
     def groups(self, axes: Sequence[int]) -> Groups:
         """Return the device ids of the groups along the product of axes."""

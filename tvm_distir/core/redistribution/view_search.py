@@ -9,7 +9,7 @@ different views nothing moves.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
 from tvm_distir.core.ir.mesh import MeshKey
@@ -144,13 +144,3 @@ class ViewSearch(ShortestPath[Tiling]):
         axes = tuple(sorted(view.axes[a] for a in transfer.axes))
         cost = self._cost(replace(transfer, axes=axes))
         return ViewStep(**values, view=view.axes, before=labels), after, cost
-
-    def exchanges(self, steps: Sequence[Step]) -> bool:
-        """Implement :meth:`.ShortestPath.exchanges`."""
-        key = self.key
-        for step in steps:
-            if isinstance(step, ViewStep):
-                mesh = self.request.sizes(step.view)
-                if step_transfer(key.shape, step.before, step, mesh, key.dtype).kind == "exchange":
-                    return True
-        return False
