@@ -54,8 +54,8 @@ class Writer:
         nodes += fused
         ops, circle = _in_order(nodes)
         if circle:
-            waiting = {number for number, _ in circle}
-            groups = [group for group in self.grouping.groups if max(group.members) in waiting]
+            numbers = {number for number, _ in circle}
+            groups = [group for group in self.grouping.groups if max(group.members) in numbers]
             self.grouping.groups.remove(min(groups, key=lambda group: len(group.members)))
             return Writer(self.flow, self.grouping).run()
         values = list(fn.values)
