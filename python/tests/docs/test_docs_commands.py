@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tvm_distir.hardware.systems.system import System
-from tvm_distir.interface.command.app import build_parser
+from tvm_distir.interface.command.app import parse_words
 from tvm_distir.planning import strategies as strategy
 
 ROOT = Path(__file__).parents[3]
@@ -46,7 +46,7 @@ def test_commands_are_found():
 @pytest.mark.parametrize(("page", "command"), COMMANDS)
 def test_a_command_can_be_read(page, command):
     words = list(takewhile(lambda word: word not in SHELL, shlex.split(command)[1:]))
-    arguments = build_parser().parse_args(words)
+    arguments = parse_words(words)
     inputs = getattr(arguments, "strategy", None)
     for text in inputs if isinstance(inputs, list) else [inputs] if inputs else []:
         strategy.parse(text)

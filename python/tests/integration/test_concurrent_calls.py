@@ -48,7 +48,13 @@ pytestmark = pytest.mark.optimized  # the target of the suite is that of the mai
 THREADS = 8
 MESH = {"dp": 2}
 DECODER = "zoo:llama3?size=tiny,layers=1"
-NEEDS = {"from_exported_program": "torch", "from_onnx": "onnx", "to_jax": "jax"}
+TRACES = Path(__file__).parents[1] / "execution" / "checking" / "traces"
+NEEDS = {
+    "from_exported_program": "torch",
+    "from_onnx": "onnx",
+    "to_jax": "jax",
+    "trace_ranks": "torch",
+}
 """The packages that calls need beside those of every installation."""
 
 _FOLDER = tempfile.TemporaryDirectory()
@@ -211,12 +217,38 @@ def _serving_found() -> str:
     ).text()
 
 
+def _checked() -> str:
+    right, reference = (
+        ir.load_json((TRACES / f"tensor_and_data_parallel_{name}.json").read_text("utf-8"))
+        for name in ("right", "reference")
+    )
+    hints = {"x": {"dp": 0}, "y": {"dp": 0}, "a": {"tp": 1}, "b": {"tp": 0}}
+    return str(td.check(right, reference, hints=hints))
+
+
+def _traced() -> Any:
+    import torch
+    import torch.distributed as dist
+
+    def make(rank: int) -> Any:
+        def step(parameters: Any, data: Any) -> Any:
+            y = data["x"] @ parameters["w"]
+            dist.all_reduce(y)
+            return {"y": y}
+
+        tensors = torch.empty(4, 3, device="meta"), torch.empty(2, 4, device="meta")
+        return step, {"w": tensors[0]}, {"x": tensors[1]}
+
+    return td.trace_ranks(make, 2)
+
+
 CALLS: dict[str, Callable[[], Any]] = {
     "analyze": _analyzed,
     "auto_shard": lambda: str(td.auto_shard(model(), {"tp": 2}, system()).plan()),
     "bind_dims": lambda: td.bind_dims(_symbolic(), {"n": 4}),
     "calibrate": _calibrated,
     "compare": lambda: json.dumps(td.compare(*[td.simulate(local(), system())] * 2).to_dict()),
+    "check": _checked,
     "compile": lambda: td.run(td.compile(local()), values()),
     "deploy": _deployed,
     "device_mesh": lambda: str(td.device_mesh({"dp": 2, "tp": 2}, start=4)),
@@ -250,6 +282,7 @@ CALLS: dict[str, Callable[[], Any]] = {
     "to_ccl": lambda: td.to_ccl(local(), emulate=True),
     "to_jax": _by_jax,
     "to_stablehlo": lambda: td.to_stablehlo(model()),
+    "trace_ranks": _traced,
     "train_step": lambda: td.train_step(model(), "mse", "adam"),
     "train_step in stages": lambda: td.train_step(
         td.zoo.gpt(size="tiny", layers=2), schedule="1f1b:stages=2,micro_batches=2"
@@ -299,6 +332,8 @@ def test_threads_get_what_one_gets(
     monkeypatch.setattr(timing, "CACHE", folder())
     if names == ("from_exported_program",):
         torch_files()
+    if names == ("trace_ranks",):
+        importlib.import_module("torch._inductor.config")  # sets a variable of the environment
     begin, before, out = threading.Barrier(THREADS), _state(), sys.stdout
 
     def call(number: int) -> Any:

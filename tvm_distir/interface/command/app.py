@@ -126,6 +126,13 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def parse_words(words: list[str]) -> argparse.Namespace:
+    """Return the arguments of a command line; one that begins with a MODEL is a question."""
+    if ask.is_question(words, set(shipped_data(__file__, "commands.json"))):
+        words = ["ask", *words]
+    return build_parser().parse_args(words)
+
+
 def _one_line(kind: str, message: str) -> str:
     text = " ".join(message.split())
     return f"{kind}: {text[:300]}{'...' if len(text) > 300 else ''}" if text else kind
@@ -190,9 +197,7 @@ def _run(words: list[str]) -> int:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
             check_renamed(words)
-            if ask.is_question(words, set(shipped_data(__file__, "commands.json"))):
-                words = ["ask", *words]
-            arguments = build_parser().parse_args(words)
+            arguments = parse_words(words)
             if not getattr(arguments, "registers", False):
                 get_to_work()
             with interrupts.noted(), at_work(quiet=not debug):

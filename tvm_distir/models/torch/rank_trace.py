@@ -175,6 +175,11 @@ def trace(rank: int, world: int, make: Maker) -> TracedRank:
     ModelError
         DIST0363 a collective without a meaning here, DIST0364 torch cannot trace the program.
     """
+    if dist.is_initialized():
+        raise ModelError(
+            "DIST0364", "this process is a member of a process group of torch.distributed",
+            location=f"rank {rank}", remedy="Trace ranks in a process of its own.",
+        )  # fmt: skip
     errors: list[Exception] = []
     for mode in ("fake", "real"):
         dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())

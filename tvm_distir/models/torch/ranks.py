@@ -16,7 +16,7 @@ from tvm.relax import BlockBuilder
 from tvm_distir.core.ir import AXES_ATTR, MESH_INFO, R, device_mesh, mesh_key, placement_text
 from tvm_distir.core.ir.attributes import FRONTEND_ATTR, IO_ATTR, NUM_INPUT_ATTR, PARAM_NAMES_ATTR
 from tvm_distir.models.common.traced import LINES_ATTR, TRACE_ATTR
-from tvm_distir.support import ModelError, update_type
+from tvm_distir.support import ForkSafeLock, ModelError, update_type
 
 from .aten_call import AtenCall, constant, dtype_name
 from .graph import Translation, check_operators
@@ -57,11 +57,16 @@ class _RankTranslation(Translation):
         return value
 
 
+_TURN = ForkSafeLock()
+
+
 def trace_ranks(
     make: Maker, ranks: int, mesh: Mapping[str, int] | None, sample: int | None
 ) -> ir.IRModule:
     """Trace ranks and write their programs (see :func:`.frontends.trace_ranks`)."""
-    traced = [trace(rank, ranks, make) for rank in (range(ranks) if sample is None else [sample])]
+    with _TURN():  # a process has a single default group
+        numbers = range(ranks) if sample is None else [sample]
+        traced = [trace(rank, ranks, make) for rank in numbers]
     groups = [group for t in traced for group in t.groups.values()]
     axes = dict(mesh) if mesh is not None else inferred_mesh(groups, ranks)
     if math.prod(axes.values()) != ranks:

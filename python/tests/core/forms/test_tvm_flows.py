@@ -125,7 +125,8 @@ def test_a_program_is_compiled_for_cuda() -> None:
         pytest.skip("this TVM has no compiler for CUDA")
     target = tvm.target.Target({"kind": "cuda", "arch": "sm_90"})
     for plan in PLANS.values():
-        assert tvm.compile(td.distribute(plain(), plan), target=target)
+        with target:
+            assert tvm.compile(td.distribute(plain(), plan), target=target)
 
 
 def test_a_module_after_call_tir_rewrite_is_refused() -> None:

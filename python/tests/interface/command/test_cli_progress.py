@@ -67,7 +67,7 @@ def test_the_verdict_is_seen_last(
     assert main(shlex.split(WORK)) == 0
     lines = capsys.readouterr().out.splitlines()
     verdict = [line for line in lines if " per step, bound by " in line]
-    assert len(verdict) == times and (times == 1 or verdict[0] in lines[-3:])
+    assert len(verdict) == times and (times == 1 or verdict[0] in lines[-4:])
 
 
 def _interrupted_in_native_code(*_: Any) -> NoReturn:

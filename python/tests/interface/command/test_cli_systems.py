@@ -106,7 +106,7 @@ def test_the_head_of_an_answer_states_rate_cost_and_basis(
     head = run_command(words, capsys).splitlines()[:7]
     assert "tokens/s" in head[3] and "MFU" in head[3]
     assert "$6.00 per hour" in head[4]
-    count = f"{len(assumed)} of the {len(data['basis']['numbers'])} numbers"
+    count = f"({len(assumed)} of the {len(data['basis']['numbers'])} that it uses"
     assert "system priced, kernel profile" in head[5] and count in head[5]
 
 
