@@ -27,6 +27,7 @@ from tvm_distir.support.display import units
 
 from .analysis import analyze_study
 from .report.figures import band_words, figure_lines, figures
+from .report.model import Analysis
 
 DEGREES = (2, 4, 8)
 """Devices of tensor parallelism that are tried, inside of a node."""
@@ -34,8 +35,12 @@ SAMPLES_PER_DEVICE = 2
 """Sequences per device of a training step whose batch is not given."""
 INPUT_TOKENS, OUTPUT_TOKENS = 1024, 256
 """Of a request; at what rate they arrive does not matter for the most that can be served."""
-_REFUSED = ("DIST0233", "DIST0234", "DIST0404", "DIST0760", "DIST0761", "DIST0803")
-"""A strategy does not know the model's weights, they cannot be divided so, or do not fit."""
+_TOO_LARGE = ("DIST0761", "DIST0801", "DIST0803")
+"""A plan does not fit into the devices' memory, or the requests not into what weights leave."""
+_REFUSED = ("DIST0233", "DIST0234", "DIST0760", *_TOO_LARGE)
+"""A plan is none of the model: a strategy does not know its weights, or cannot divide them."""
+_NOT_SERVED = ("DIST0331", "DIST0332")
+"""The model has no serving step, or none with as many positions as an engine's steps have."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,9 @@ class TriedPlan:
         Of a replica, of which there are ``replicas``.
     replicas : int
     rate : float
-        What is done per second, in the unit of the answer.
+        What is done per second.
+    unit : str
+        What is counted: ``tokens/s``, ``samples/s`` or ``requests/s``.
     time_s : float
         Of a step; of an output token per request in serving.
     memory_bytes : int, optional
@@ -65,6 +72,7 @@ class TriedPlan:
     mesh: dict[str, int]
     replicas: int
     rate: float
+    unit: str
     time_s: float
     memory_bytes: int | None
     fits: bool
@@ -77,6 +85,11 @@ class TriedPlan:
         mesh = ",".join(f"{axis}={count}" for axis, count in self.mesh.items())
         return f"{self.strategy} on {mesh}" + (f" x {self.replicas}" * (self.replicas > 1))
 
+    @property
+    def speed(self) -> str:
+        """Return what is done per second, as text."""
+        return f"{units.count(self.rate)} {self.unit}"
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -84,24 +97,26 @@ class Answer:
 
     Attributes
     ----------
-    model, system, question, unit : str
+    model, system, question : str
     devices : int
     capacity_bytes : int
         The memory of a device.
     choices : tuple of TriedPlan
         Those that fit come first, and faster ones before slower ones.
     refused : tuple of str
-        Plans that the model has not, each with the cause.
+        Why plans were refused, each cause once.
+    is_too_large : bool
+        Whether one of the causes is the memory.
     """
 
     model: str
     system: str
     devices: int
     question: str
-    unit: str
     capacity_bytes: int
     choices: tuple[TriedPlan, ...]
     refused: tuple[str, ...] = ()
+    is_too_large: bool = False
 
     @property
     def best(self) -> TriedPlan | None:
@@ -110,7 +125,8 @@ class Answer:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the answer as JSON has it."""
-        return {**asdict(self), "fits": self.best is not None}
+        unit = self.choices[0].unit if self.choices else None
+        return {**asdict(self), "unit": unit, "fits": self.best is not None}
 
     def to_text(self) -> str:
         """Return the answer as text."""
@@ -118,18 +134,19 @@ class Answer:
         best = self.best
         if best is None:
             capacity = units.size(self.capacity_bytes)
-            lines.append(f"  DOES NOT FIT: none of the usual plans runs in {capacity} per device")
+            lines.append(
+                f"  DOES NOT FIT: none of the usual plans runs in {capacity} per device"
+                if self.choices or self.is_too_large
+                else "  none of the usual plans is one of this model and batch"
+            )
         else:
-            rate = f"{units.count(best.rate)} {self.unit}"
-            lines.append(f"  fits, best with {best.words}: {rate}")
+            lines.append(f"  fits, best with {best.words}: {best.speed}")
             lines += [f"  {line}" for line in best.details]
         lines.append("")
         for number, choice in enumerate(self.choices, 1):
             memory = "" if choice.memory_bytes is None else f", {units.size(choice.memory_bytes)}"
-            verdict = f"{units.count(choice.rate)} {self.unit}{memory}"
-            lines.append(
-                f"  {number}  {choice.words}: {verdict}" + ", does not fit" * (not choice.fits)
-            )
+            verdict = "" if choice.fits else ", does not fit"
+            lines.append(f"  {number}  {choice.words}: {choice.speed}{memory}{verdict}")
         lines += [f"  -  {cause}" for cause in self.refused]
         shown = best or next(iter(self.choices), None)
         if shown is not None:
@@ -140,7 +157,8 @@ class Answer:
 def answer(options: AnalysisOptions, devices: int) -> Answer:
     """Try the usual plans of a model on some devices.
 
-    Without ``train`` a decoder is served with caches, and another model runs forward.
+    Without ``train`` a decoder is served with caches, requests of ``seq`` tokens. Other models run
+    forward, and any model does whose batch, dims or entry are given.
 
     Parameters
     ----------
@@ -159,38 +177,41 @@ def answer(options: AnalysisOptions, devices: int) -> Answer:
     system = System.required(options.system)
     most = min(devices, system.intra_node.devices_per_node)
     degrees = [n for n in DEGREES if n <= most and devices % n == 0]
-    question, unit = "training", "tokens/s"
-    if not options.train:
+    causes: list[DistIRError] = []
+    if not (options.train or options.batch or options.dims or options.entry):
         inputs = options.seq or INPUT_TOKENS
-        question, unit = f"serving {inputs:,} tokens in, {OUTPUT_TOKENS} out", "requests/s"
+        question = f"serving {inputs:,} tokens in, {OUTPUT_TOKENS} out"
         engines = [_Serving(options, system, tp, devices // tp) for tp in (1, *degrees)]
         try:
-            return _answer(options, system, devices, question, unit, engines)
+            return _answer(options, system, devices, question, engines, causes)
         except ModelError as error:
-            if error.code != "DIST0331":  # the model has no serving step
+            if error.code not in _NOT_SERVED:
                 raise
-        question, unit = "forward", "samples/s"
+            if error.code != "DIST0331":
+                causes.append(error)
     with gc_paused():
         steps = _steps(options, system, devices, degrees)
-        return _answer(options, system, devices, question, unit, steps)
+        question = "training" if options.train else "forward"
+        return _answer(options, system, devices, question, steps, causes)
 
 
 def _answer(
-    options: AnalysisOptions, system: System, devices: int, question: str, unit: str,
-    attempts: Iterable[Callable[[], TriedPlan]],
+    options: AnalysisOptions, system: System, devices: int, question: str,
+    attempts: Iterable[Callable[[], TriedPlan]], causes: list[DistIRError],
 ) -> Answer:  # fmt: skip
-    choices, refused = [], []
+    choices = []
     for attempt in attempts:
         try:
             choices.append(attempt())
         except DistIRError as error:
             if error.code not in _REFUSED:
                 raise
-            refused.append(f"{error.code} {error.location}: {error.what}")
+            causes.append(error)
     choices.sort(key=lambda choice: (not choice.fits, -choice.rate))
+    refused = dict.fromkeys(f"{error.code} {error.location}: {error.what}" for error in causes)
     return Answer(
-        str(options.model), system.name, devices, question, unit, system.memory_capacity_bytes,
-        tuple(choices), tuple(dict.fromkeys(refused)),
+        str(options.model), system.name, devices, question, system.memory_capacity_bytes,
+        tuple(choices), tuple(refused), any(error.code in _TOO_LARGE for error in causes),
     )  # fmt: skip
 
 
@@ -227,13 +248,12 @@ class _Step:
         study = Study.of(options.with_seq(), memo=self.memo)
         command = self._command()
         report = analyze_study(study, name=str(options.model), command=command).report
-        outcome = figures(report)
+        rate, unit = _rate(report)
         peak = report.peak_memory_bytes
         memory = f"{units.size(peak)} of {units.size(self.system.memory_capacity_bytes)}"
         return TriedPlan(
             str(options.strategy), dict(options.mesh or {}), 1,
-            outcome.tokens_per_s or outcome.samples_per_s or 1 / report.time_s,
-            report.time_s, peak, report.fits is not False, command,
+            rate, unit, report.time_s, peak, report.fits is not False, command,
             (
                 f"{units.duration(report.time_s)} per step of {report.batch} samples, "
                 f"bound by {report.bound_by}; {memory} per device",
@@ -251,6 +271,16 @@ class _Step:
                 if value != declared.default and name != "advice":
                     words += declared.words(_text(value))
         return shlex.join(words)
+
+
+def _rate(report: Analysis) -> tuple[float, str]:
+    """Return what a step does per second: tokens, or samples where it reads none."""
+    step = figures(report)
+    if step.tokens_per_s:
+        return step.tokens_per_s, "tokens/s"
+    if step.samples_per_s:
+        return step.samples_per_s, "samples/s"
+    return 1 / report.time_s, "steps/s"
 
 
 def _text(value: Any) -> Any:
@@ -286,7 +316,8 @@ class _Serving:
         words += ["--strategy", "megatron", "--mesh", f"tp={self.tp}", "--workload", workload]
         words += ["--replicas", str(self.replicas)] if self.replicas > 1 else []
         return TriedPlan(
-            "megatron", mesh, self.replicas, summary.capacity_per_s or summary.requests_per_s,
+            "megatron", mesh, self.replicas,
+            summary.capacity_per_s or summary.requests_per_s, "requests/s",
             report.alone_tpot_s, None, True, shlex.join(words),
             (
                 f"a single request: first token after {units.duration(report.alone_ttft_s)}, then "

@@ -53,6 +53,43 @@ def test_a_decoder_is_served_and_another_model_runs_forward(capsys):
     assert "DIST0233" in forward["refused"][0]
 
 
+def test_the_rate_is_of_what_its_unit_says(capsys):
+    text = asked(capsys, "zoo:bert?size=tiny", "--gpus", "h100")
+    bert = td.analyze("zoo:bert?size=tiny", system="h100")
+    ids = td.load_model("zoo:bert?size=tiny").mod["main"].params[0]
+    batch, tokens = (int(n) for n in ids.ty.shape)
+    assert text["unit"] == "tokens/s"
+    assert text["choices"][0]["rate"] == pytest.approx(batch * tokens / bert.time_s)
+    images = asked(capsys, "zoo:resnet?size=tiny", "--gpus=h100", "--train", "--batch", "4")
+    assert images["unit"] == "samples/s"
+    assert images["choices"][0]["rate"] == pytest.approx(4 / images["choices"][0]["time_s"])
+
+
+def test_a_decoder_with_few_positions_runs_forward(capsys):
+    answer = asked(capsys, GPT, "--gpus", "h100")
+    assert answer["question"] == "forward" and answer["fits"]
+    assert answer["refused"][0].startswith("DIST0332 ")
+
+
+def test_a_batch_is_that_of_a_forward_step(capsys):
+    answer = asked(capsys, "zoo:llama?size=tiny", "--gpus", "h100", "--batch", "8")
+    assert answer["question"] == "forward"
+    assert answer["choices"][0]["time_s"] == td.analyze(
+        "zoo:llama?size=tiny", batch=8, system="h100"
+    ).time_s  # fmt: skip
+
+
+def test_a_batch_that_no_plan_divides_is_no_lack_of_memory(capsys):
+    assert main(["zoo:resnet?size=tiny", "--gpus", "2xh100", "--batch", "1"]) == 3
+    text = capsys.readouterr().out
+    assert "DOES NOT FIT" not in text and "DIST0234 " in text
+
+
+def test_an_unknown_device_is_named_by_the_option(capsys):
+    assert main([GPT, "--gpus", "2xv100"]) == 2
+    assert capsys.readouterr().err.startswith("DIST0701 --gpus: ")
+
+
 def test_what_does_not_fit_is_said(capsys):
     model = "zoo:mlp?batch=1,layers=2,hidden=200000"
     assert main([model, "--gpus", "h100", "--train"]) == 3

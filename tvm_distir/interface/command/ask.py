@@ -36,7 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def is_question(words: list[str], commands: set[str]) -> bool:
     """Return whether the first word is a MODEL in the place of a command."""
     first = words[0] if words else ""
-    return first not in commands and not first.startswith("-") and "--gpus" in words
+    asks = any(word == "--gpus" or word.startswith("--gpus=") for word in words)
+    return asks and first not in commands and not first.startswith("-")
 
 
 def read_gpus(text: str) -> tuple[int, str]:
@@ -63,7 +64,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.train and arguments.optimizer is None:
         arguments.optimizer = "adamw"
     step = replace(read_step(arguments, AnalysisOptions), system=name)
-    system = begin(step, "--gpus", None)
+    try:
+        system = begin(step, "", None)
+    except UsageError as error:
+        raise error.placed(lambda option: "--gpus" if option == "--system" else option) from error
     from tvm_distir.interface.answer import answer
 
     outcome = answer(replace(step, system=system), devices)
