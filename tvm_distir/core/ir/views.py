@@ -31,10 +31,9 @@ from .mesh import (
     meshes,
     same_mesh,
 )
-from .placement import Labels, P
+from .placement import Labels, P, R
 
 Axes = tuple[int, ...]
-
 
 MOST_ORDERED_AXES = 3
 """The maximum number of axes of a mesh of which passes may use orders that the module has not."""
@@ -82,8 +81,8 @@ def _view(key: MeshKey) -> View:
     ]
     order = sorted(range(len(shape)), key=lambda a: (-near[a], a))
     sizes = tuple(shape[a] for a in order)
-    local = sizes, tuple(table.transpose(order).ravel().tolist())
-    return View(local, tuple(order.index(a) for a in range(len(shape))))
+    base = sizes, tuple(table.transpose(order).ravel().tolist())
+    return View(base, tuple(order.index(a) for a in range(len(shape))))
 
 
 def family(mesh: DeviceMesh) -> View:
@@ -125,11 +124,16 @@ def tiling(view: View, labels: Sequence[int], ndim: int) -> Tiling:
     return Tiling(tuple(dims), frozenset(n for n, x in zip(view.axes, labels) if x == P))
 
 
+def unordered_labels(tiles: Tiling, axes: Axes) -> Labels:
+    """Return the labels of tiles along some axes of the family, whatever order the tiles have."""
+    dims = {n: d for d, cut_by in enumerate(tiles.dims) for n in cut_by}
+    dims.update(dict.fromkeys(tiles.partial, P))
+    return tuple(dims.get(n, R) for n in axes)
+
+
 def labels_on(view: View, tiles: Tiling) -> Labels | None:
     """Return the labels of tiles along the axes of a view; None where that has another order."""
-    dims = {n: d for d, axes in enumerate(tiles.dims) for n in axes}
-    dims.update(dict.fromkeys(tiles.partial, P))
-    labels = tuple(dims.get(n, -1) for n in view.axes)
+    labels = unordered_labels(tiles, view.axes)
     return labels if tiling(view, labels, len(tiles.dims)) == tiles else None
 
 
@@ -142,9 +146,9 @@ def relabelled(
 
 
 @functools.lru_cache(maxsize=256)
-def mesh_of(local: MeshKey, axes: Axes) -> DeviceMesh:
+def mesh_of(base: MeshKey, axes: Axes) -> DeviceMesh:
     """Return the view of a family with axes in an order, always the same object."""
-    table = np.array(local[1]).reshape(local[0]).transpose(axes)
+    table = np.array(base[1]).reshape(base[0]).transpose(axes)
     return DeviceMesh(table.shape, table.ravel().tolist())
 
 
@@ -169,17 +173,17 @@ def common_view(
         rows = [labels_on(view, x) for x in tiles]
         if None not in rows:
             return mesh, [row for row in rows if row is not None]
-    local = views[0].family
+    base = views[0].family
     before = {pair for x in tiles for axes in x.dims for pair in itertools.pairwise(axes)}
     order: list[int] = []
-    while len(order) < len(local[0]):
-        rest = [a for a in range(len(local[0])) if a not in order]
+    while len(order) < len(base[0]):
+        rest = [a for a in range(len(base[0])) if a not in order]
         free = [a for a in rest if not any(x in rest and y == a for x, y in before)]
         if not free:
             return None
         order.append(free[0])
-    rows = [labels_on(View(local, tuple(order)), x) for x in tiles]
-    return mesh_of(local, tuple(order)), [row for row in rows if row is not None]
+    rows = [labels_on(View(base, tuple(order)), x) for x in tiles]
+    return mesh_of(base, tuple(order)), [row for row in rows if row is not None]
 
 
 class ModuleViews:
@@ -207,10 +211,10 @@ class ModuleViews:
 
         Of a mesh with at most three axes all orders; of others those that the module has.
         """
-        local = family(preferred[0]).family
+        base = family(preferred[0]).family
         views = [family(mesh) for mesh in (*preferred, *self._meshes)]
-        known = [view.axes for view in views if view.family == local]
-        count = len(local[0])
+        known = [view.axes for view in views if view.family == base]
+        count = len(base[0])
         every = itertools.permutations(range(count)) if count <= MOST_ORDERED_AXES else ()
         return tuple(dict.fromkeys([*known, *every]))
 

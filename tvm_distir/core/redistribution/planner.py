@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tvm_distir.support import UsageError
 
@@ -65,8 +65,7 @@ class Planner:
                 remedy="Give 1.0 or more, or None for no bound.",
             )
         self.means = PlannerOptions(costs or RingCosts(), memory_bound, memory_bytes, tuple(kinds))
-        self._cache: OrderedDict[Transition, Redistribution] = OrderedDict()
-        self._of_views: dict[ViewTransition, Redistribution] = {}
+        self._cache: OrderedDict[Transition | ViewTransition, Redistribution] = OrderedDict()
         self._narrower: dict[str, Planner] = {}
 
     def without(self, kind: str) -> Planner:
@@ -74,7 +73,7 @@ class Planner:
         if kind not in self._narrower:
             narrower = copy.copy(self)
             narrower.means = self.means.without(kind)
-            narrower._cache, narrower._of_views, narrower._narrower = OrderedDict(), {}, {}
+            narrower._cache, narrower._narrower = OrderedDict(), {}
             self._narrower[kind] = narrower
         return self._narrower[kind]
 
@@ -111,12 +110,7 @@ class Planner:
         key = Transition(
             tuple(int(n) for n in shape), dtype, tuple(before), tuple(after), sizes, ids
         )
-        plan = self._cache.get(key)
-        if plan is None:
-            plan = self._cache[key] = PathSearch(self.means, key).run()
-            if len(self._cache) > MAX_KNOWN:
-                self._cache.popitem(last=False)
-        return plan
+        return self._known(key, lambda: PathSearch(self.means, key).run())
 
     def plan_views(self, request: ViewTransition) -> Redistribution:
         """Return the cheapest steps (:class:`.ViewStep`) between placements on views of a mesh.
@@ -126,10 +120,18 @@ class Planner:
         LoweringError
             DIST0509 when no sequence of the steps at hand stays within the memory bound.
         """
-        if request not in self._of_views:
-            plan = ViewSearch(self.means, request).run()
-            self._of_views[request] = plan
-        return self._of_views[request]
+        return self._known(request, lambda: ViewSearch(self.means, request).run())
+
+    def _known(
+        self, request: Transition | ViewTransition, search: Callable[[], Redistribution]
+    ) -> Redistribution:
+        """Return the plan of a request, from the cache where it is there."""
+        plan = self._cache.get(request)
+        if plan is None:
+            plan = self._cache[request] = search()
+            if len(self._cache) > MAX_KNOWN:
+                self._cache.popitem(last=False)
+        return plan
 
 
 _DEFAULT = Planner()

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
 from tvm_distir.core.ir.mesh import MeshKey
-from tvm_distir.core.ir.placement import Labels, P, R
-from tvm_distir.core.ir.views import Axes, Tiling, View, labels_on, tiling
+from tvm_distir.core.ir.placement import Labels
+from tvm_distir.core.ir.views import Axes, Tiling, View, labels_on, tiling, unordered_labels
 from tvm_distir.core.ops.dims import size_bytes
 
 from .shards import Bounds, bounds_of
@@ -68,9 +68,7 @@ class ViewTransition:
 
     def labels(self, tiles: Tiling) -> Labels:
         """Return the dim that each axis of the family shards, without their orders."""
-        dims = {a: d for d, axes in enumerate(tiles.dims) for a in axes}
-        partial = dict.fromkeys(tiles.partial, P)
-        return tuple({**dims, **partial}.get(a, R) for a in range(len(self.family[0])))
+        return unordered_labels(tiles, tuple(range(len(self.family[0]))))
 
 
 class ViewSearch(ShortestPath[Tiling]):
