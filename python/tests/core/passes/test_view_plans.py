@@ -15,7 +15,7 @@ from tvm_distir.core.redistribution.planner import Planner
     ("mesh", "shape", "every"),
     [((2, 2), (8, 12), 2), ((2, 3), (7, 5), 2), ((2, 2, 2), (8, 24), 80), ((2, 3, 2), (11,), 12)],
 )
-def test_plans_between_views_are_right_and_no_dearer(mesh, shape, every):
+def test_plans_between_views_are_right_and_cost_no_more(mesh, shape, every):
     """Executed; and compared with the plan on one view where that can state both ends."""
     planner, own = Planner(), tuple(range(len(mesh)))
     for request in list(h.view_requests(shape, mesh))[::every]:
