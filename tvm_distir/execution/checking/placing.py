@@ -81,4 +81,4 @@ def shard(value: Array, sharding: Sharding, axes: Axes, at: Mapping[str, int]) -
     """Return the part of an array at the coordinates of a rank; the first axes are major."""
     for axis, dim in sharding.items():
         value = np.split(value, axes[axis], dim)[at[axis]]
-    return np.ascontiguousarray(value)
+    return value

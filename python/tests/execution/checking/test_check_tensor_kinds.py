@@ -1,0 +1,42 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Parameters and outputs of special types and shapes are checked too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="extra torch")
+
+import torch
+import torch.distributed as dist
+
+import tvm_distir as td
+
+
+def scaled(reduced: bool, rank: int) -> Any:
+    """A product times a scalar, whose gradient is averaged over ranks where it is reduced."""
+
+    def step(p: Any, d: Any) -> Any:
+        loss = ((d["x"] @ p["w"] * p["s"]) ** 2).mean()
+        out = dict(zip(("grad:w", "grad:s"), torch.autograd.grad(loss, [p["w"], p["s"]])))
+        if dist.get_world_size() > 1:
+            for name in out if reduced else ["grad:w"]:
+                dist.all_reduce(out[name], op=dist.ReduceOp.AVG)
+        return {"loss": loss, **out}
+
+    weights = {"w": torch.ones(4, 4), "s": torch.ones(())}
+    data = {"x": torch.ones(8 // dist.get_world_size(), 4)}
+    return step, {n: w.requires_grad_() for n, w in weights.items()}, data
+
+
+@pytest.mark.parametrize("reduced", [True, False])
+def test_the_gradient_of_a_scalar_must_be_reduced(reduced: bool) -> None:
+    def make(rank: int) -> Any:
+        return scaled(reduced, rank)
+
+    report = td.check(td.trace_ranks(make, 2), td.trace_ranks(make, 1))
+    assert report.equal == reduced
+    assert report.wrong == (() if reduced else ("grad:s",))
