@@ -51,7 +51,8 @@ def check(
     micro_batches : sequence of int
         Numbers of micro-batches, so that values of one of them are known.
     inputs : mapping of str to array, optional
-        Whole inputs, instead of seeded ones. Integers are those of the trace, where it had values.
+        Whole inputs, instead of seeded ones. Integers and bools are
+        those of the trace, where it had values.
     seed : int
 
     Returns
@@ -201,8 +202,6 @@ def drawn_inputs(reference: TracedModule, known: Mapping[str, Any], seed: int) -
                 raise ModelError("DIST0366", problem, location=f'input "{name}"', remedy=remedy)
         elif dtype.startswith("float"):
             drawn[name] = random.standard_normal(shape).astype(dtype) * 0.5
-        elif dtype == "bool":
-            drawn[name] = random.random(shape) < 0.5
         else:
             drawn[name] = reference.integers(name, shape, random).astype(dtype)
     return drawn

@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 
 import tvm_distir as td
+from tvm_distir.execution.checking.checking import drawn_inputs
+from tvm_distir.execution.checking.traced_module import TracedModule
 
 
 def scaled(reduced: bool, rank: int) -> Any:
@@ -40,3 +42,16 @@ def test_the_gradient_of_a_scalar_must_be_reduced(reduced: bool) -> None:
     report = td.check(td.trace_ranks(make, 2), td.trace_ranks(make, 1))
     assert report.equal == reduced
     assert report.wrong == (() if reduced else ("grad:s",))
+
+
+def test_a_mask_is_that_of_the_trace() -> None:
+    mask = torch.ones(4, 4).triu(1).bool()
+
+    def make(rank: int) -> Any:
+        def step(p: Any, d: Any) -> Any:
+            return {"y": torch.softmax(d["x"].masked_fill(d["mask"], float("-inf")), -1)}
+
+        return step, {}, {"x": torch.ones(4, 4), "mask": mask}
+
+    drawn = drawn_inputs(TracedModule(td.trace_ranks(make, 1)), {}, 0)
+    assert drawn["mask"].tolist() == mask.tolist()
