@@ -55,3 +55,17 @@ def test_a_mask_is_that_of_the_trace() -> None:
 
     drawn = drawn_inputs(TracedModule(td.trace_ranks(make, 1)), {}, 0)
     assert drawn["mask"].tolist() == mask.tolist()
+
+
+@pytest.mark.parametrize("added", [0, 1])
+def test_integers_of_ranks_are_shards(added: int) -> None:
+    def make(rank: int) -> Any:
+        world = dist.get_world_size()
+
+        def step(p: Any, d: Any) -> Any:
+            return {"ids": (d["x"] @ p["w"]).argmax(-1) + (added if world > 1 else 0)}
+
+        return step, {"w": torch.ones(4, 4)}, {"x": torch.ones(8 // world, 4)}
+
+    report = td.check(td.trace_ranks(make, 2), td.trace_ranks(make, 1))
+    assert report.equal == (added == 0)
