@@ -12,6 +12,7 @@ import numpy as np
 from tvm import ir
 
 from tvm_distir.execution.runtime.program.tensors import Array
+from tvm_distir.execution.verification.input_samples import refuse_nothing_proved
 from tvm_distir.support import EngineError, ModelError
 
 from .blame import findings
@@ -62,6 +63,8 @@ def check(
 
     Raises
     ------
+    EngineError
+        DIST0620 outputs of the reference that are not finite.
     ModelError
         DIST0365 what is no trace, or no reference with these outputs; DIST0366 an input that no
         sharding explains, or that the reference does not have.
@@ -84,6 +87,7 @@ def check(
     _check_match(module, single, hints or {}, inputs or {})
     full_inputs = drawn_inputs(single, inputs or {}, seed)
     compared = RankComparison(module, single, full_inputs, hints or {}, micro_batches)
+    refuse_nothing_proved(list(compared.expected.outputs[0].values()))
     return verdict(compared, seed)
 
 

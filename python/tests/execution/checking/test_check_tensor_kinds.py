@@ -69,3 +69,11 @@ def test_integers_of_ranks_are_shards(added: int) -> None:
 
     report = td.check(td.trace_ranks(make, 2), td.trace_ranks(make, 1))
     assert report.equal == (added == 0)
+
+
+def test_a_reference_that_is_not_finite_is_refused() -> None:
+    def make(rank: int) -> Any:
+        return (lambda p, d: {"y": d["x"].log()}), {}, {"x": torch.ones(4, 4)}
+
+    with pytest.raises(td.support.errors.EngineError, match="DIST0620"):
+        td.check(td.trace_ranks(make, 2), td.trace_ranks(make, 1))
