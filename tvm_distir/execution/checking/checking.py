@@ -52,8 +52,8 @@ def check(
     micro_batches : sequence of int
         Numbers of micro-batches, so that values of one of them are known.
     inputs : mapping of str to array, optional
-        Whole inputs, instead of seeded ones. Integers and bools are
-        those of the trace, where it had values.
+        Whole inputs, instead of seeded ones. Integers and bools are those of the trace, where it
+        had values.
     seed : int
 
     Returns
@@ -126,7 +126,7 @@ def verdict(compared: RankComparison, seed: int) -> CheckReport:
         )
 
     try:
-        results = compared.module.run(compared.feeds).outputs
+        results = compared.computed.outputs
     except EngineError as error:
         if error.code not in _NO_MEETING:
             raise
