@@ -109,6 +109,27 @@ def test_groups_of_strided_ranks_are_an_axis() -> None:
     assert report.equal and report.mesh == {"axis0": 2, "axis1": 2}
 
 
+@pytest.mark.parametrize("functional", [True, False])
+def test_a_broadcast_in_each_group_is_from_its_source(functional: bool) -> None:
+    def make(rank: int) -> Any:
+        groups = [dist.new_group([i, i + 2]) for i in range(2)] if many() else []
+
+        def step(p: Any, d: Any) -> Any:
+            x = d["x"] * 1.0
+            if many():
+                group = groups[rank % 2]
+                x = torch.where(torch.tensor(rank >= 2), x, 0.0)  # the second rank alone has it
+                if functional:
+                    x = fc.broadcast(x, 1, group)
+                else:
+                    dist.broadcast(x, rank % 2 + 2, group)
+            return {"y": x * 2}
+
+        return step, {}, {"x": torch.ones(4, 4)}
+
+    assert checked(make).equal
+
+
 def test_a_sample_stands_for_all_ranks() -> None:
     def make(rank: int) -> Any:
         def step(p: Any, d: Any) -> Any:
