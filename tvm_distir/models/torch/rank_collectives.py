@@ -56,10 +56,16 @@ class RankGroups:
 
 def _all_reduce(call: AtenCall, group: RankGroups, x: Expr) -> Expr:
     mesh, axes, size = group.of(call)
+    kind = _kind(call)
+    return _mean(call, call.emit(ops.all_reduce(x, mesh, axes, _KINDS[kind])), kind, size)
+
+
+def _kind(call: AtenCall) -> str:
+    """Return the reduction of a call, by torch's name."""
     kind = str(call["reduce_op"])
     if kind not in _KINDS:
         raise UnsupportedOperator(f'a reduction by "{kind}"')
-    return _mean(call, call.emit(ops.all_reduce(x, mesh, axes, _KINDS[kind])), kind, size)
+    return kind
 
 
 def _mean(call: AtenCall, total: Expr, kind: str, size: int) -> Expr:
@@ -78,7 +84,7 @@ def _all_gather(call: AtenCall, group: RankGroups, x: Expr) -> Expr:
 
 def _reduce_scatter(call: AtenCall, group: RankGroups, x: Expr) -> Expr:
     mesh, axes, size = group.of(call)
-    kind = str(call["reduce_op"])
+    kind = _kind(call)
     part = call.emit(ops.reduce_scatter(x, mesh, axes, 0, _KINDS[kind]))
     return _mean(call, part, kind, size)
 
