@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""ValueChange each collective of right programs, and count the faults that ``td.check`` finds.
+"""Change each collective of right programs, and count the faults that ``td.check`` finds.
 
 Each collective is removed, repeated, made to communicate along other axes, and scaled. A change
 that changes no output is no fault. Needs the extra torch.
@@ -16,8 +16,11 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
 from tests.execution.checking.programs import CASES, Case
 
 import tvm_distir as td

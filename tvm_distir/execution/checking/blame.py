@@ -54,7 +54,7 @@ class _Blame(OutputWalk):
     def collective_finding(self, state: State) -> list[Finding]:
         """Return the fault of a reduction along axes over which its operand is replicated."""
         name = self.last_collective()
-        if name is None or (state.is_right):
+        if name is None or state.is_right:
             return []
         used = self.collective_axes(name)
         operand = next(iter(self.known_operands(name)), None)

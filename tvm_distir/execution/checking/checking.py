@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 from tvm import ir
 
 from tvm_distir.execution.runtime.program.tensors import Array
+from tvm_distir.execution.verification.input_samples import refuse_nothing_proved
 from tvm_distir.support import EngineError, ModelError
 
 from .blame import findings
@@ -50,7 +52,8 @@ def check(
     micro_batches : sequence of int
         Numbers of micro-batches, so that values of one of them are known.
     inputs : mapping of str to array, optional
-        Whole inputs, instead of seeded ones. Integers are those of the trace, where it had values.
+        Whole inputs, instead of seeded ones. Integers and bools are those of the trace, where it
+        had values.
     seed : int
 
     Returns
@@ -60,8 +63,11 @@ def check(
 
     Raises
     ------
+    EngineError
+        DIST0620 outputs of the reference that are not finite.
     ModelError
-        DIST0365 what is no trace, DIST0366 an input that no sharding explains.
+        DIST0365 what is no trace, or no reference with these outputs; DIST0366 an input that no
+        sharding explains, or that the reference does not have.
 
     Examples
     --------
@@ -78,15 +84,36 @@ def check(
     True
     """
     module, single = TracedModule(programs), TracedModule(reference)
+    _check_match(module, single, hints or {}, inputs or {})
     full_inputs = drawn_inputs(single, inputs or {}, seed)
-    unknown = {n for code in module.codes for n in code.inputs} - full_inputs.keys()
-    if unknown:
-        name = sorted(unknown)[0]
+    compared = RankComparison(module, single, full_inputs, hints or {}, micro_batches)
+    refuse_nothing_proved(list(compared.expected.outputs[0].values()))
+    return verdict(compared, seed)
+
+
+def _check_match(
+    module: TracedModule,
+    single: TracedModule,
+    hints: Mapping[str, Any],
+    inputs: Mapping[str, Any],
+) -> None:
+    """Reject a reference of several ranks and names that are not those of the reference."""
+    ranks = math.prod(single.axes.values())
+    if ranks > 1:
+        problem = f"the reference is a trace of {ranks} ranks"
+        remedy = "Trace the program of a single device: td.trace_ranks(make, 1)."
+        raise ModelError("DIST0365", problem, location="reference", remedy=remedy)
+    known = single.codes[0].inputs.keys()
+    traced = {name for code in module.codes for name in code.inputs}
+    for name in sorted({*traced, *hints, *inputs} - known):
         problem = "the reference has no input of this name"
         remedy = "Name inputs of ranks and of the reference equally."
         raise ModelError("DIST0366", problem, location=f'input "{name}"', remedy=remedy)
-    compared = RankComparison(module, single, full_inputs, hints or {}, micro_batches)
-    return verdict(compared, seed)
+    for name in sorted(set(module.output_names) ^ set(single.output_names)):
+        which = "ranks have" if name in single.output_names else "reference has"
+        problem = f"the {which} no output of this name"
+        remedy = "Return results of the same names from the ranks and from the reference."
+        raise ModelError("DIST0365", problem, location=f'output "{name}"', remedy=remedy)
 
 
 def verdict(compared: RankComparison, seed: int) -> CheckReport:
@@ -99,7 +126,7 @@ def verdict(compared: RankComparison, seed: int) -> CheckReport:
         )
 
     try:
-        results = compared.module.run(compared.feeds).outputs
+        results = compared.computed.outputs
     except EngineError as error:
         if error.code not in _NO_MEETING:
             raise
@@ -172,10 +199,13 @@ def drawn_inputs(reference: TracedModule, known: Mapping[str, Any], seed: int) -
         shape, dtype = [int(n) for n in var.ty.shape], str(var.ty.dtype)
         if name in known:
             drawn[name] = np.asarray(known[name]).astype(dtype)
+            given = list(drawn[name].shape)
+            if given != shape:
+                problem = f"shape {given} is given where the reference has {shape}"
+                remedy = "Give whole inputs, not those of a rank."
+                raise ModelError("DIST0366", problem, location=f'input "{name}"', remedy=remedy)
         elif dtype.startswith("float"):
             drawn[name] = random.standard_normal(shape).astype(dtype) * 0.5
-        elif dtype == "bool":
-            drawn[name] = random.random(shape) < 0.5
         else:
             drawn[name] = reference.integers(name, shape, random).astype(dtype)
     return drawn

@@ -55,7 +55,9 @@ def inferred_sharding(
         if mine == 0 or full_size % mine:
             raise refuse(f"a rank holds {list(local)} of {list(full)}")
         factors[dim] = full_size // mine
-    sharding = {axis: dim for axis, dim in hint.items() if axes.get(axis, 1) > 1}
+    for axis in sorted(hint.keys() - axes.keys()):
+        raise refuse(f'no axis of the mesh ({", ".join(axes)}) is "{axis}"')
+    sharding = {axis: dim for axis, dim in hint.items() if axes[axis] > 1}
     for axis, dim in sharding.items():
         if factors.get(dim, 1) % axes[axis]:
             raise refuse(f'the axis "{axis}" of size {axes[axis]} does not shard dim {dim}')
@@ -81,4 +83,4 @@ def shard(value: Array, sharding: Sharding, axes: Axes, at: Mapping[str, int]) -
     """Return the part of an array at the coordinates of a rank; the first axes are major."""
     for axis, dim in sharding.items():
         value = np.split(value, axes[axis], dim)[at[axis]]
-    return np.ascontiguousarray(value)
+    return value

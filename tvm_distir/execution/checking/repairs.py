@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""ValueChange programs at a value: reduce it, scale it, or communicate along other axes."""
+"""Change programs at a value: reduce it, scale it, or communicate along other axes."""
 
 from __future__ import annotations
 

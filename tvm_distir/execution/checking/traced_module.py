@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import tvm
 from tvm import ir, relax
 
 from tvm_distir.core.ir import AXES_ATTR, MESH_INFO
@@ -19,7 +18,7 @@ from tvm_distir.core.rewriting import op_name, tuple_of
 from tvm_distir.execution.runtime.engines.virtual.engine import VirtualEngine
 from tvm_distir.execution.runtime.program.compiled import KernelCache
 from tvm_distir.execution.runtime.program.lowered import LoweredProgram
-from tvm_distir.execution.runtime.program.tensors import Array, to_array
+from tvm_distir.execution.runtime.program.tensors import Array, to_array, to_tensor
 from tvm_distir.execution.verification.float32_reference import widened
 from tvm_distir.models import LINES_ATTR, TRACE_ATTR
 from tvm_distir.support import ModelError, update_type
@@ -163,9 +162,7 @@ class TracedModule:
         used = codes or self.codes
         program = LoweredProgram(self.with_codes(used, every))
         tensors = {
-            rank: [
-                tvm.runtime.tensor(np.ascontiguousarray(feeds[rank][name])) for name in code.inputs
-            ]
+            rank: [to_tensor(feeds[rank][name]) for name in code.inputs]
             for code in used
             for rank in code.ranks
         }

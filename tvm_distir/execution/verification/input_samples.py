@@ -112,7 +112,7 @@ def finite_samples(
         inputs = source.draw(seed) if values is None else values
         expected = reference.run(inputs)
         try:
-            _refuse_nothing_proved(expected)
+            refuse_nothing_proved(expected)
         except EngineError as error:
             refused = refused or error
             continue
@@ -122,7 +122,7 @@ def finite_samples(
         raise refused
 
 
-def _refuse_nothing_proved(outputs: Sequence[Array]) -> None:
+def refuse_nothing_proved(outputs: Sequence[Array]) -> None:
     """Refuse a reference with NaN or Inf (DIST0620), or without outputs (DIST0621)."""
     if not outputs:
         problem = "the function has no output"

@@ -32,7 +32,7 @@ def _hints(items: list[str], flag: str) -> dict[str, dict[str, int]]:
             raise UsageError(
                 "DIST0152", problem, location=flag, remedy=f"Write {flag} x:dp=0,tp=1."
             )
-        hints[name] = {axis: int(dim) for axis, dim in pairs}
+        hints.setdefault(name, {}).update({axis: int(dim) for axis, dim in pairs})
     return hints
 
 

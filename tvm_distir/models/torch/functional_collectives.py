@@ -81,7 +81,7 @@ def _all_reduce(call: _Call) -> None:
 
 def _broadcast(call: _Call) -> None:
     x = call["tensors"][int(call["root_tensor"])]
-    x.copy_(call.functional("broadcast", x, call.rank(int(call["root_rank"]))))
+    x.copy_(call.functional("broadcast", x, int(call["root_rank"])))
 
 
 def _gather(call: _Call) -> None:

@@ -13,7 +13,7 @@ from tvm import relax
 from tvm.relax import Expr
 from tvm.relax.distributed import DeviceMesh
 
-from tvm_distir.core.ir import device_mesh, mesh_devices, mesh_shape, ops
+from tvm_distir.core.ir import device_mesh, mesh_shape, ops
 
 from .aten_call import AtenCall, UnsupportedOperator, constant, dtype_of, shape_of
 
@@ -56,10 +56,16 @@ class RankGroups:
 
 def _all_reduce(call: AtenCall, group: RankGroups, x: Expr) -> Expr:
     mesh, axes, size = group.of(call)
+    kind = _kind(call)
+    return _mean(call, call.emit(ops.all_reduce(x, mesh, axes, _KINDS[kind])), kind, size)
+
+
+def _kind(call: AtenCall) -> str:
+    """Return the reduction of a call, by torch's name."""
     kind = str(call["reduce_op"])
     if kind not in _KINDS:
         raise UnsupportedOperator(f'a reduction by "{kind}"')
-    return _mean(call, call.emit(ops.all_reduce(x, mesh, axes, _KINDS[kind])), kind, size)
+    return kind
 
 
 def _mean(call: AtenCall, total: Expr, kind: str, size: int) -> Expr:
@@ -78,7 +84,7 @@ def _all_gather(call: AtenCall, group: RankGroups, x: Expr) -> Expr:
 
 def _reduce_scatter(call: AtenCall, group: RankGroups, x: Expr) -> Expr:
     mesh, axes, size = group.of(call)
-    kind = str(call["reduce_op"])
+    kind = _kind(call)
     part = call.emit(ops.reduce_scatter(x, mesh, axes, 0, _KINDS[kind]))
     return _mean(call, part, kind, size)
 
@@ -95,14 +101,9 @@ def _all_to_all(call: AtenCall, group: RankGroups, x: Expr) -> Expr:
 
 
 def _broadcast(call: AtenCall, group: RankGroups, x: Expr) -> Expr:
-    """Add the value of the source to zeros of the other ranks."""
+    """Add the value of the source, a position in the group, to zeros of the other ranks."""
     mesh, axes, _ = group.of(call)
-    ranks, sender = mesh_devices(mesh), int(call["src"])
-    moved = ranks.transpose([*(a for a in range(ranks.ndim) if a not in axes), *axes])
-    rows = moved.reshape(-1, math.prod(ranks.shape[a] for a in axes))
-    if len(rows) > 1 or sender not in rows[0]:
-        raise UnsupportedOperator("a broadcast whose source is in another group")
-    index, is_source = rows[0].tolist().index(sender), constant(True, "bool")
+    index, is_source = int(call["src"]), constant(True, "bool")
     for axis in reversed(axes):
         index, position = divmod(index, mesh_shape(mesh)[axis])
         here = call.emit(ops.axis_index(mesh, axis))

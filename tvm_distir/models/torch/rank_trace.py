@@ -197,8 +197,15 @@ def trace(rank: int, world: int, make: Maker) -> TracedRank:
     raise ModelError("DIST0364", problem, location=f"rank {rank}", remedy=remedy) from errors[0]
 
 
+def _refused(rank: int, problem: str) -> ModelError:
+    remedy = "See in docs/tasks/check.md what a rank returns."
+    return ModelError("DIST0364", problem, location=f"rank {rank}", remedy=remedy)
+
+
 def _traced(rank: int, make: Maker, mode: str) -> TracedRank:
     step, parameters, data = make(rank)
+    for name in sorted(parameters.keys() & data.keys()):
+        raise _refused(rank, f'a parameter and an item of data have the name "{name}"')
     names, outputs = [*parameters, *data], list[str]()
     leaves = [*parameters.values(), *data.values()]
 
@@ -206,6 +213,9 @@ def _traced(rank: int, make: Maker, mode: str) -> TracedRank:
         tensors = dict(zip(names, values, strict=True))
         with FunctionalCollectives():
             results = step({n: tensors[n] for n in parameters}, {n: tensors[n] for n in data})
+        for name, value in results.items():
+            if not isinstance(value, torch.Tensor):
+                raise _refused(rank, f'the result "{name}" is no tensor')
         outputs[:] = results
         return [results[name] for name in outputs]
 
@@ -214,6 +224,11 @@ def _traced(rank: int, make: Maker, mode: str) -> TracedRank:
         first = proxy_tensor.make_fx(flat, tracing_mode=mode, _allow_non_fake_inputs=True)(*leaves)
     link_parameters(first, links, leaves)
     second = _functional(first, [leaf.detach() for leaf in leaves])
+    for node in second.graph.find_nodes(op="get_attr"):
+        value = getattr(second, str(node.target))
+        if isinstance(value, torch.Tensor) and value.device.type == "meta":
+            problem = f"a tensor of shape {list(value.shape)} on the meta device has no values"
+            raise _refused(rank, f"{problem}, and is neither a parameter nor data")
     integers = {name: _integers(leaf) for name, leaf in zip(names, leaves, strict=True)}
     return TracedRank(
         rank,

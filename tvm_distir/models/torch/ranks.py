@@ -64,8 +64,12 @@ def trace_ranks(
     make: Maker, ranks: int, mesh: Mapping[str, int] | None, sample: int | None
 ) -> ir.IRModule:
     """Trace ranks and write their programs (see :func:`.frontends.trace_ranks`)."""
+    numbers = range(ranks) if sample is None else [sample]
+    if ranks < 1 or numbers[0] not in range(ranks):
+        problem = f"there is no rank {sample or 0} of {ranks} ranks"
+        remedy = "Give a positive number of ranks, and as sample one of them, counted from 0."
+        raise ModelError("DIST0364", problem, location="ranks", remedy=remedy)
     with _TURN():  # a process has a single default group
-        numbers = range(ranks) if sample is None else [sample]
         traced = [trace(rank, ranks, make) for rank in numbers]
     groups = [group for t in traced for group in t.groups.values()]
     axes = dict(mesh) if mesh is not None else inferred_mesh(groups, ranks)
@@ -74,6 +78,10 @@ def trace_ranks(
         remedy = "Give sizes of axes whose product is the number of ranks."
         raise ModelError("DIST0364", problem, location="mesh", remedy=remedy)
     every = device_mesh(axes)
+    if sample is not None and _has_messages(traced[0]):
+        problem = "it sends or receives, so that the other ranks run other programs"
+        remedy = "Trace all ranks: leave out sample."
+        raise ModelError("DIST0364", problem, location=f"rank {sample}", remedy=remedy)
     programs = programs_of(traced, every) if sample is None else [sampled_program(traced[0], every)]
     return _module(programs, every, axes)
 
@@ -105,6 +113,10 @@ def _module(programs: Sequence[SharedProgram], mesh: Any, axes: Mapping[str, int
     return ir.IRModule(functions, attrs=ir.make_node("ir.DictAttrs", **attrs), global_infos=infos)
 
 
+def _has_messages(traced: TracedRank) -> bool:
+    return any(overload_name(node.target) in MESSAGES for node in traced.module.graph.nodes)
+
+
 def _union(lists: Any) -> list[str]:
     return list(dict.fromkeys(name for names in lists for name in names))
 
@@ -118,10 +130,9 @@ def _function(traced: TracedRank, group: RankGroups, name: str) -> relax.Functio
         value = node.meta["val"]
         ty = relax.TensorType([int(n) for n in value.shape], dtype_name(value.dtype))
         params.append(relax.Var(leaf, ty))
-    pure = not any(overload_name(node.target) in MESSAGES for node in graph.nodes)
     builder = BlockBuilder()
     translation = _RankTranslation(builder, group)
-    with builder.function(name, params, pure=pure):
+    with builder.function(name, params, pure=not _has_messages(traced)):
         results = translation.run(traced.module, graph, dict(zip(holders, params, strict=True)))
         body = results[0] if len(results) == 1 else relax.Tuple(results)
         builder.emit_func_output(body)

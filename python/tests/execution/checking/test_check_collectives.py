@@ -109,6 +109,27 @@ def test_groups_of_strided_ranks_are_an_axis() -> None:
     assert report.equal and report.mesh == {"axis0": 2, "axis1": 2}
 
 
+@pytest.mark.parametrize("functional", [True, False])
+def test_a_broadcast_in_each_group_is_from_its_source(functional: bool) -> None:
+    def make(rank: int) -> Any:
+        groups = [dist.new_group([i, i + 2]) for i in range(2)] if many() else []
+
+        def step(p: Any, d: Any) -> Any:
+            x = d["x"] * 1.0
+            if many():
+                group = groups[rank % 2]
+                x = torch.where(torch.tensor(rank >= 2), x, 0.0)  # the second rank alone has it
+                if functional:
+                    x = fc.broadcast(x, 1, group)
+                else:
+                    dist.broadcast(x, rank % 2 + 2, group)
+            return {"y": x * 2}
+
+        return step, {}, {"x": torch.ones(4, 4)}
+
+    assert checked(make).equal
+
+
 def test_a_sample_stands_for_all_ranks() -> None:
     def make(rank: int) -> Any:
         def step(p: Any, d: Any) -> Any:
@@ -143,7 +164,45 @@ def test_what_has_no_meaning_is_refused_by_name() -> None:
         dist.all_reduce(x, dist.ReduceOp.BXOR)
         return x
 
+    def scattered(x: Any) -> Any:
+        return fc.reduce_scatter_tensor(x.int(), "band", 0, dist.group.WORLD)
+
     assert _refused(reduced).startswith("DIST0363 trace: the collective c10d.reduce_")
     assert "a reduction by BXOR" in _refused(bits)
+    assert 'a reduction by "band"' in _refused(scattered)
+    assert 'DIST0364 rank 0: the result "y" is no tensor' in _refused(lambda x: 1.0)
     assert _refused(lambda x: F.dropout(x, 0.5)).startswith("DIST0360 bernoulli")
     assert _refused(lambda x: x[: int(x.sum())]).startswith("DIST0364 rank 0")
+
+
+def _shaped(names: tuple[str, str], device: str, sends: bool) -> Callable[[int], Any]:
+    def make(rank: int) -> Any:
+        table = torch.ones(4, device=device)
+
+        def step(p: Any, d: Any) -> Any:
+            y = d[names[1]] * p[names[0]] + table
+            if sends:
+                dist.send(y, 1 - rank)
+            return {"y": y}
+
+        weights, data = torch.ones(4, device=device), torch.ones(4, 4, device=device)
+        return step, {names[0]: weights}, {names[1]: data}
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("make", "ranks", "sample", "match"),
+    [
+        (_shaped(("w", "x"), "cpu", False), 0, None, "DIST0364 ranks: there is no rank 0 of 0"),
+        (_shaped(("w", "x"), "cpu", False), 2, 2, "DIST0364 ranks: there is no rank 2 of 2"),
+        (_shaped(("w", "x"), "cpu", True), 2, 0, "DIST0364 rank 0: it sends or receives"),
+        (_shaped(("x", "x"), "cpu", False), 2, None, 'DIST0364 rank 0: .* have the name "x"'),
+        (_shaped(("w", "x"), "meta", False), 2, None, r"DIST0364 rank 0: .*\[4\] on the meta"),
+    ],
+)
+def test_ranks_that_are_not_what_they_must_be(
+    make: Callable[[int], Any], ranks: int, sample: int | None, match: str
+) -> None:
+    with pytest.raises(ModelError, match=match):
+        td.trace_ranks(make, ranks, sample=sample)

@@ -7,7 +7,9 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import tvm
 from tvm import ir
@@ -62,6 +64,35 @@ def test_shapes_that_leave_a_choice_need_a_hint() -> None:
         td.check(stored(f"{MLP}_right"), stored(f"{MLP}_reference"))
 
 
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"hints": {**HINTS, "X": {"dp": 0}}}, r'DIST0366 input "X": the reference has no input'),
+        ({"hints": {**HINTS, "x": {"d": 0}}}, r'DIST0366 input "x": no axis .*dp, tp.* is "d"'),
+        ({"hints": HINTS, "inputs": {"X": np.ones(8)}}, r'DIST0366 input "X": the reference has'),
+        ({"hints": HINTS, "inputs": {"x": np.ones((4, 16))}}, r"DIST0366 .*\[4, 16\].*\[8, 16\]"),
+    ],
+)
+def test_hints_and_inputs_that_fit_nothing_are_refused(options: Any, match: str) -> None:
+    with pytest.raises(td.support.errors.ModelError, match=match):
+        td.check(stored(f"{MLP}_right"), stored(f"{MLP}_reference"), **options)
+
+
+def test_an_output_that_is_not_compared_is_refused() -> None:
+    reference = stored(f"{MLP}_reference")
+    names = {**reference.attrs["dist.trace"]}
+    outputs = [*map(str, names["outputs"])]
+    outputs[outputs.index("grad:ln")] = "grad:norm"
+    renamed = reference.with_attr("dist.trace", {**names, "outputs": outputs})
+    with pytest.raises(td.support.errors.ModelError, match='DIST0365 output "grad:ln"'):
+        td.check(stored(f"{MLP}_right"), renamed, hints=HINTS)
+
+
+def test_a_reference_of_several_ranks_is_refused() -> None:
+    with pytest.raises(td.support.errors.ModelError, match=r"DIST0365 reference: .* of 4 ranks"):
+        td.check(stored(f"{MLP}_reference"), stored(f"{MLP}_right"))
+
+
 def test_another_module_is_refused() -> None:
     mod = td.zoo.build("mlp", {"batch": 4, "layers": 1, "hidden": 8})
     with pytest.raises(td.support.errors.ModelError, match="DIST0365"):
@@ -81,3 +112,12 @@ def test_the_command_prints_the_verdict(tmp_path: Path, capsys: pytest.CaptureFi
     assert report["repair"] == "sum mm1 over tp"
     assert output.err.startswith("DIST0692 programs.py:")
     assert main([*words[:2], "--hint", "x"]) == 2
+
+
+def test_hints_of_an_input_are_joined(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, kind in (("programs", "right"), ("reference", "reference")):
+        shutil.copy(TRACES / f"{MLP}_{kind}.json", tmp_path / f"{name}.json")
+    hints = ("a:tp=1", "b:tp=0", "x:pp=0", "x:dp=0")
+    words = [word for hint in hints for word in ("--hint", hint)]
+    assert main(["check", str(tmp_path), *words]) == 1
+    assert 'no axis of the mesh (dp, tp) is "pp"' in capsys.readouterr().err
