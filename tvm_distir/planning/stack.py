@@ -17,6 +17,7 @@ from tvm_distir.support import (
     HardwareError,
     NotNegative,
     Text,
+    UsageError,
     check_version,
     nearest,
     read_json,
@@ -36,15 +37,15 @@ class PinnedOptions:
     Attributes
     ----------
     kernels, bucket_bytes, ahead_bytes, overlap_activations, overlap_optimizer, allocator
-        As :class:`.step_options.StepOptions` has them.
+        As :class:`.step_options.StepOptions` has them; no trainer has the storage plan of `run`.
     """
 
     kernels: Text | None = None
-    bucket_bytes: Count | Text | None = None
+    bucket_bytes: Count | Literal["unit"] | None = None
     ahead_bytes: Count | None = None
     overlap_activations: bool | None = None
     overlap_optimizer: bool | None = None
-    allocator: Text | None = None
+    allocator: Literal["framework", "pytorch", "pytorch-expandable"] | None = None
 
 
 @dataclass(frozen=True)
@@ -104,9 +105,23 @@ class Stack:
         return _read(Path(name))
 
     @staticmethod
-    def resolve(stack: Stack | str) -> Stack:
-        """Read a stack that is given by its name or path; others are returned as they are."""
-        return Stack.load(stack) if isinstance(stack, str) else stack
+    def resolve(stack: Stack | str | Path) -> Stack:
+        """Return the stack that is given, by name or path too.
+
+        Raises
+        ------
+        UsageError
+            DIST0152 for what is no stack.
+        HardwareError
+            The errors of :meth:`load`.
+        """
+        if isinstance(stack, (str, Path)):
+            return Stack.load(stack)
+        if not isinstance(stack, Stack):
+            problem = f"the argument is of type {type(stack).__name__}, and a stack is required"
+            remedy = f"Give a Stack, or the name or path of one. Names: {', '.join(stack_names())}."
+            raise UsageError("DIST0152", problem, location="stack", remedy=remedy)
+        return stack
 
     def on(self, system: System) -> System:
         """Return a system with the constants of the stack in the place of assumed ones."""

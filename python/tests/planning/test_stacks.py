@@ -14,7 +14,7 @@ import pytest
 import tvm_distir as td
 from tvm_distir.interface.command.app import main
 from tvm_distir.planning import Stack, StepOptions, Study, stack_names
-from tvm_distir.support import HardwareError
+from tvm_distir.support import HardwareError, UsageError
 
 pytestmark = pytest.mark.quick
 LAYERS, MICRO_BATCHES = 4, 2
@@ -102,12 +102,31 @@ def test_a_file_is_a_stack(tmp_path: Path) -> None:
     }  # fmt: skip
     path = tmp_path / "mine.json"
     path.write_text(json.dumps(content), encoding="utf-8")
-    assert Study(MODEL, system="h100", stack=str(path)).kernels == "eager"
+    forms: tuple[Any, ...] = (path, str(path))
+    for given in forms:
+        assert Study(MODEL, system="h100", stack=given).kernels == "eager"
     path.write_text(json.dumps({**content, "pins": {}}), encoding="utf-8")
     with pytest.raises(HardwareError, match="DIST0703"):
         Stack.load(path)
     with pytest.raises(HardwareError, match=r"DIST0701.*megatron-core"):
         StepOptions(MODEL, stack="megatron-cor").stack_values()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("bucket_bytes", "64MB"), ("allocator", "tvm"), ("allocator", "glibc")]
+)
+def test_options_that_no_step_takes_are_refused(tmp_path: Path, key: str, value: str) -> None:
+    path = tmp_path / "mine.json"
+    texts = dict.fromkeys(("name", "description", "source", "leaves_open"), "x")
+    path.write_text(json.dumps({"schema_version": 1, **texts, "options": {key: value}}), "utf-8")
+    with pytest.raises(HardwareError, match=rf"DIST0703.*options/{key}"):
+        Stack.load(path)
+
+
+def test_what_is_no_stack_is_refused() -> None:
+    wrong: Any = 3
+    with pytest.raises(UsageError, match=r"DIST0152.*int.*megatron-core"):
+        Study(MODEL, system="h100", stack=wrong)
 
 
 def test_tensor_parallelism_of_megatron_is_as_counted_by_hand() -> None:
