@@ -105,7 +105,7 @@ class Stack:
         return _read(Path(name))
 
     @staticmethod
-    def resolve(stack: Stack | str | Path) -> Stack:
+    def resolve(stack: Any) -> Stack:
         """Return the stack that is given, by name or path too.
 
         Raises
@@ -133,11 +133,21 @@ class Stack:
         }
         return replace(system, constants={**known, **pinned}) if pinned else system
 
-    def policy(self, recompute: Any) -> Any:
-        """Return the policy of a word for recomputation, by function where it names some."""
+    def policy(self, recompute: str | Mapping[str, str]) -> str | dict[str, str]:
+        """Return recomputation with the policies of the stack in the place of its words.
+
+        Its grammar is that of :mod:`.recomputation`.
+        """
         if isinstance(recompute, str):
-            return self.recompute.get(recompute, recompute)
-        return recompute
+            return ",".join(map(self._rule, recompute.split(",")))
+        return {name: self._rule(runs) for name, runs in recompute.items()}
+
+    def _rule(self, rule: str) -> str:
+        """Return the policies of the runs of calls, behind the name of a function if any."""
+        name, equals, runs = rule.rpartition("=")
+        parts = (run.partition("*") for run in runs.split("+"))
+        words = (self.recompute.get(word.strip(), word) + by + n for word, by, n in parts)
+        return name + equals + "+".join(words)
 
 
 def stack_names() -> tuple[str, ...]:

@@ -84,6 +84,16 @@ def test_words_for_recomputation_are_those_of_the_stack() -> None:
         assert study.recompute == (policy or "selective")
 
 
+def test_words_for_recomputation_by_function_and_call_are_those_of_the_stack() -> None:
+    for given, policies in (
+        ("layer=selective,head*=full", "layer=core,head*=checkpoint"),
+        ("layer = selective*2 + cut:0.5", "layer =core*2 + cut:0.5"),
+        ({"layer": "full*2+none"}, {"layer": "checkpoint*2+none"}),
+    ):
+        study = Study(MODEL, system="h100", stack="megatron-core", recompute=given)
+        assert study.recompute == policies
+
+
 def test_the_host_of_a_stack_replaces_assumed_constants_alone() -> None:
     stack = Stack.load("megatron-lm")
     for name, replaced in (("a100", True), ("dgx-a100-megatron", False)):
