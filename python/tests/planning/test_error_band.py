@@ -52,6 +52,14 @@ def test_a_narrow_group_widens_until_it_has_enough_rows() -> None:
     assert low * high == pytest.approx(4.0) and low < 2.0 < high
 
 
+def test_groups_of_any_software_have_each_measured_step_once() -> None:
+    """The file has each twice, as it is predicted without a stack, and with its stack."""
+    ratios = sum(len(group.ratios) for group in measured_groups())
+    assert 2 * band_of(StepKind("torch-fsdp", "RTX", "data", 4)).rows == ratios
+    band = band_of(StepKind("torch-fsdp", "H100-SXM5-80GB", "sharded weights", 16))
+    assert (band.group, band.rows) == ("H100-SXM5-80GB, 16 bits", 10)
+
+
 @pytest.mark.parametrize(
     ("changes", "trained", "absent"),
     [
