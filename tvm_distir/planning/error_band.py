@@ -4,6 +4,8 @@
 
 The band is conformal: its half-width is the quantile of the absolute logarithms of measured over
 predicted times that holds nine of ten further steps which are exchangeable with those of the group.
+Some constants of the predictions come from a fit to some of the measured steps, those of vTrain
+(``docs/accuracy.md``).
 """
 
 from __future__ import annotations
@@ -78,7 +80,7 @@ class MeasuredGroup:
         As :class:`StepKind` has them.
     source : str
     ratios : tuple of float
-        Measured over predicted time, of each step by constants that were not fitted to it.
+        Measured over predicted time of each step.
     """
 
     software: str
