@@ -13,6 +13,7 @@ import pytest
 
 import tvm_distir as td
 from tvm_distir.interface.command.app import main
+from tvm_distir.performance import Profile
 from tvm_distir.planning import Stack, StepOptions, Study, stack_names
 from tvm_distir.support import HardwareError, UsageError
 
@@ -76,6 +77,12 @@ def test_stated_options_win_over_the_stack_and_are_said() -> None:
     said = [line for line in result.summary.splitlines() if "as the stack torch-fsdp pins" in line]
     assert [line.split()[0] for line in said] == ["kernels", "allocator"]
     assert result.to_dict()["basis"]["stack"] == "torch-fsdp"
+
+
+def test_a_profile_with_the_name_that_the_stack_pins_is_not_said() -> None:
+    pinned = Profile.resolve(str(Stack.load("torch-fsdp").options.kernels))
+    options = StepOptions(MODEL, stack="torch-fsdp", kernels=pinned)
+    assert options.stack_notes == ()
 
 
 def test_words_for_recomputation_are_those_of_the_stack() -> None:
