@@ -4,8 +4,9 @@
 """Predict measured training steps, and write the ratios that error bands are made of.
 
 ``python scripts/checks/residuals.py [--update]`` prints errors by group, as markdown;
-``--update`` writes ``tvm_distir/planning/measured_steps.json``. Nothing of the predictions is
-fitted to a step that they are compared with.
+``--update`` writes ``tvm_distir/planning/measured_steps.json``. The predictions of vTrain's 164
+steps are in sample: the two constants of the host of the stack ``megatron-lm``, and six numbers of
+``a100-sxm`` (``docs/accuracy.md``), come from a fit to them. Nothing is fitted to the other steps.
 """
 
 from __future__ import annotations
@@ -40,15 +41,12 @@ MODELS = {
 }
 """Nemotron 4 has squared ReLU, which costs what another activation does."""
 MOST_DEVICES = 256
-"""Steps on more devices take long to predict, and are as far off."""
+"""Steps of NeMo on more devices take long to predict, and are as far off."""
 Group = tuple[str, str, str, int, str]
 
 
 def gpts() -> Iterator[tuple[Group, float]]:
-    """Yield the ratios of steps of GPTs on A100 by Megatron, without a stack and by its own.
-
-    The host of ``megatron-lm`` is fitted to vTrain's steps, two constants to 164 rows.
-    """
+    """Yield the ratios of steps of GPTs on A100 by Megatron, without a stack and by its own."""
     system, stack = td.System.load("a100"), Stack.load("megatron-lm")
     for name, source in GPTS.items():
         for row in read_rows(MEASURED / f"{name}.csv"):

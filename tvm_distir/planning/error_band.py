@@ -4,6 +4,8 @@
 
 The band is conformal: its half-width is the quantile of the absolute logarithms of measured over
 predicted times that holds nine of ten further steps which are exchangeable with those of the group.
+Some constants of the predictions come from a fit to some of the measured steps, those of vTrain
+(``docs/accuracy.md``).
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from dataclasses import asdict, dataclass
 
 from tvm_distir.performance import Program
 from tvm_distir.support import shipped_data
+
+from .stack import stack_names
 
 COVERAGE = 0.9
 """Share of measured steps inside of a band."""
@@ -35,7 +39,8 @@ _GROUPS: Sequence[Sequence[str]] = (
     ("bits",),
     (),
 )
-"""Groups from narrow to wide, by what their steps have in common."""
+"""Groups from narrow to wide, by what their steps have in common. Those of any software have each
+measured step once, as it is predicted without a stack."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +80,7 @@ class MeasuredGroup:
         As :class:`StepKind` has them.
     source : str
     ratios : tuple of float
-        Measured over predicted time, of each step by constants that were not fitted to it.
+        Measured over predicted time of each step.
     """
 
     software: str
@@ -145,11 +150,13 @@ def band_of(kind: StepKind, trained: bool = True) -> ErrorBand:
         absent.append(f"{kind.software} on {kind.device}")
     if not any(group.bits == kind.bits for group in groups):
         absent.append(f"products of {kind.bits} bits")
+    stacks = stack_names()
     for names in _GROUPS:
         ratios = [
             ratio
             for group in groups
-            if all(getattr(group, name) == getattr(kind, name) for name in names)
+            if ("software" in names or group.software not in stacks)
+            and all(getattr(group, name) == getattr(kind, name) for name in names)
             for ratio in group.ratios
         ]
         if len(ratios) >= LEAST_ROWS or not names:

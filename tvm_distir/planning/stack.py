@@ -17,6 +17,7 @@ from tvm_distir.support import (
     HardwareError,
     NotNegative,
     Text,
+    UsageError,
     check_version,
     nearest,
     read_json,
@@ -36,15 +37,15 @@ class PinnedOptions:
     Attributes
     ----------
     kernels, bucket_bytes, ahead_bytes, overlap_activations, overlap_optimizer, allocator
-        As :class:`.step_options.StepOptions` has them.
+        As :class:`.step_options.StepOptions` has them; no trainer has the storage plan of `run`.
     """
 
     kernels: Text | None = None
-    bucket_bytes: Count | Text | None = None
+    bucket_bytes: Count | Literal["unit"] | None = None
     ahead_bytes: Count | None = None
     overlap_activations: bool | None = None
     overlap_optimizer: bool | None = None
-    allocator: Text | None = None
+    allocator: Literal["framework", "pytorch", "pytorch-expandable"] | None = None
 
 
 @dataclass(frozen=True)
@@ -104,9 +105,23 @@ class Stack:
         return _read(Path(name))
 
     @staticmethod
-    def resolve(stack: Stack | str) -> Stack:
-        """Read a stack that is given by its name or path; others are returned as they are."""
-        return Stack.load(stack) if isinstance(stack, str) else stack
+    def resolve(stack: Any) -> Stack:
+        """Return the stack that is given, by name or path too.
+
+        Raises
+        ------
+        UsageError
+            DIST0152 for what is no stack.
+        HardwareError
+            The errors of :meth:`load`.
+        """
+        if isinstance(stack, (str, Path)):
+            return Stack.load(stack)
+        if not isinstance(stack, Stack):
+            problem = f"the argument is of type {type(stack).__name__}, and a stack is required"
+            remedy = f"Give a Stack, or the name or path of one. Names: {', '.join(stack_names())}."
+            raise UsageError("DIST0152", problem, location="stack", remedy=remedy)
+        return stack
 
     def on(self, system: System) -> System:
         """Return a system with the constants of the stack in the place of assumed ones."""
@@ -118,11 +133,21 @@ class Stack:
         }
         return replace(system, constants={**known, **pinned}) if pinned else system
 
-    def policy(self, recompute: Any) -> Any:
-        """Return the policy of a word for recomputation, by function where it names some."""
+    def policy(self, recompute: str | Mapping[str, str]) -> str | dict[str, str]:
+        """Return recomputation with the policies of the stack in the place of its words.
+
+        Its grammar is that of :mod:`.recomputation`.
+        """
         if isinstance(recompute, str):
-            return self.recompute.get(recompute, recompute)
-        return recompute
+            return ",".join(map(self._rule, recompute.split(",")))
+        return {name: self._rule(runs) for name, runs in recompute.items()}
+
+    def _rule(self, rule: str) -> str:
+        """Return the policies of the runs of calls, behind the name of a function if any."""
+        name, equals, runs = rule.rpartition("=")
+        parts = (run.partition("*") for run in runs.split("+"))
+        words = (self.recompute.get(word.strip(), word) + by + n for word, by, n in parts)
+        return name + equals + "+".join(words)
 
 
 def stack_names() -> tuple[str, ...]:

@@ -247,10 +247,10 @@ class StepOptions:
         if stack is None:
             return ()
         pairs = [(name, value, getattr(self, name)) for name, value in vars(stack.options).items()]
+        named = [(name, value, getattr(stated, "name", stated)) for name, value, stated in pairs]
         return tuple(
-            f"{name} is {getattr(stated, 'name', stated)}, as stated, and not {value} as the stack "
-            f"{stack.name} pins"
-            for name, value, stated in pairs
+            f"{name} is {stated}, as stated, and not {value} as the stack {stack.name} pins"
+            for name, value, stated in named
             if value is not None and stated is not None and stated != value
         )
 

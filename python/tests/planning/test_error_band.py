@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 import tvm_distir as td
-from tvm_distir.planning import StepKind, band_of, bits_of, program_family
+from tvm_distir.planning import ErrorBand, StepKind, band_of, bits_of, program_family
 from tvm_distir.planning.error_band import COVERAGE, LEAST_ROWS, half_width, measured_groups
+from tvm_distir.planning.search.bands import band_line
 
 pytestmark = pytest.mark.quick
 GROUP = measured_groups()[0]
@@ -50,6 +51,14 @@ def test_a_narrow_group_widens_until_it_has_enough_rows() -> None:
         assert band.rows >= LEAST_ROWS and band.factor > 1.0
     low, high = band_of(KNOWN).around(2.0)
     assert low * high == pytest.approx(4.0) and low < 2.0 < high
+
+
+def test_groups_of_any_software_have_each_measured_step_once() -> None:
+    """The file has each twice, as it is predicted without a stack, and with its stack."""
+    ratios = sum(len(group.ratios) for group in measured_groups())
+    assert 2 * band_of(StepKind("torch-fsdp", "RTX", "data", 4)).rows == ratios
+    band = band_of(StepKind("torch-fsdp", "H100-SXM5-80GB", "sharded weights", 16))
+    assert (band.group, band.rows) == ("H100-SXM5-80GB, 16 bits", 10)
 
 
 @pytest.mark.parametrize(
@@ -113,3 +122,8 @@ def test_a_search_says_which_plans_are_level() -> None:
     ends = [b.around(p.time_s) for b, p in zip(bands, result.plans, strict=True)]
     within = [low_s <= ends[0][1] for low_s, _ in ends]
     assert result.level == sum(within) and "error band of the fastest" in result.to_text()
+
+
+def test_names_of_files_cannot_control_a_terminal() -> None:
+    band = ErrorBand(1.1, "a\x1b[2J", 10, ("b\x1b[2J",))
+    assert "\x1b" not in band_line(band, 1.0, 1, 1)

@@ -13,8 +13,9 @@ import pytest
 
 import tvm_distir as td
 from tvm_distir.interface.command.app import main
+from tvm_distir.performance import Profile
 from tvm_distir.planning import Stack, StepOptions, Study, stack_names
-from tvm_distir.support import HardwareError
+from tvm_distir.support import HardwareError, UsageError
 
 pytestmark = pytest.mark.quick
 LAYERS, MICRO_BATCHES = 4, 2
@@ -78,10 +79,26 @@ def test_stated_options_win_over_the_stack_and_are_said() -> None:
     assert result.to_dict()["basis"]["stack"] == "torch-fsdp"
 
 
+def test_a_profile_with_the_name_that_the_stack_pins_is_not_said() -> None:
+    pinned = Profile.resolve(str(Stack.load("torch-fsdp").options.kernels))
+    options = StepOptions(MODEL, stack="torch-fsdp", kernels=pinned)
+    assert options.stack_notes == ()
+
+
 def test_words_for_recomputation_are_those_of_the_stack() -> None:
     for stack, policy in (("megatron-core", "core"), ("torch-fsdp", "alternate"), ("best", None)):
         study = Study(MODEL, system="h100", stack=stack, recompute="selective")
         assert study.recompute == (policy or "selective")
+
+
+def test_words_for_recomputation_by_function_and_call_are_those_of_the_stack() -> None:
+    for given, policies in (
+        ("layer=selective,head*=full", "layer=core,head*=checkpoint"),
+        ("layer = selective*2 + cut:0.5", "layer =core*2 + cut:0.5"),
+        ({"layer": "full*2+none"}, {"layer": "checkpoint*2+none"}),
+    ):
+        study = Study(MODEL, system="h100", stack="megatron-core", recompute=given)
+        assert study.recompute == policies
 
 
 def test_the_host_of_a_stack_replaces_assumed_constants_alone() -> None:
@@ -102,12 +119,31 @@ def test_a_file_is_a_stack(tmp_path: Path) -> None:
     }  # fmt: skip
     path = tmp_path / "mine.json"
     path.write_text(json.dumps(content), encoding="utf-8")
-    assert Study(MODEL, system="h100", stack=str(path)).kernels == "eager"
+    forms: tuple[Any, ...] = (path, str(path))
+    for given in forms:
+        assert Study(MODEL, system="h100", stack=given).kernels == "eager"
     path.write_text(json.dumps({**content, "pins": {}}), encoding="utf-8")
     with pytest.raises(HardwareError, match="DIST0703"):
         Stack.load(path)
     with pytest.raises(HardwareError, match=r"DIST0701.*megatron-core"):
         StepOptions(MODEL, stack="megatron-cor").stack_values()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("bucket_bytes", "64MB"), ("allocator", "tvm"), ("allocator", "glibc")]
+)
+def test_options_that_no_step_takes_are_refused(tmp_path: Path, key: str, value: str) -> None:
+    path = tmp_path / "mine.json"
+    texts = dict.fromkeys(("name", "description", "source", "leaves_open"), "x")
+    path.write_text(json.dumps({"schema_version": 1, **texts, "options": {key: value}}), "utf-8")
+    with pytest.raises(HardwareError, match=rf"DIST0703.*options/{key}"):
+        Stack.load(path)
+
+
+def test_what_is_no_stack_is_refused() -> None:
+    wrong: Any = 3
+    with pytest.raises(UsageError, match=r"DIST0152.*int.*megatron-core"):
+        Study(MODEL, system="h100", stack=wrong)
 
 
 def test_tensor_parallelism_of_megatron_is_as_counted_by_hand() -> None:

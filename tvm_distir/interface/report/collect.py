@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -240,13 +240,14 @@ def _products(result: Result) -> Counter[str]:
 
 def _step_use(result: Result, links: Sequence[LinkUse]) -> StepUse:
     """Return what the time of a step depends on, with the seconds of all devices together."""
-    kernels, host = Counter[tuple[str, str]](), Counter[str]()
+    kernels: defaultdict[tuple[str, str], float] = defaultdict(float)
+    host: defaultdict[str, float] = defaultdict(float)
     for lane in result.lanes:
         for key, spent_s in lane.kernels.items():
             if key[0] in HOSTS:
-                host[HOSTS[key[0]]] += len(lane.devices) * spent_s  # type: ignore[assignment]
+                host[HOSTS[key[0]]] += len(lane.devices) * spent_s
             else:
-                kernels[key] += len(lane.devices) * spent_s  # type: ignore[assignment]
+                kernels[key] += len(lane.devices) * spent_s
     return StepUse(kernels, {link.part: link.time_s for link in links}, host)
 
 

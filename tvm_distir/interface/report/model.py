@@ -168,10 +168,10 @@ class Analysis:
     ``ops`` and ``functions`` are those of the devices that ``focus`` names. ``trials`` are changes
     that were simulated, ``untried`` parts of the step and changes that may lessen them. ``tokens``
     are those of a step, where the model has a token input; ``flops`` those of the module before it
-    is distributed. ``stack`` and ``kernels`` are the names of the stack and of the
-    kernel profile, and ``band`` how far
-    measured steps were from predictions. ``notes``, what the file of the
-    model asks for that the model does not have, are stated in the head of the report.
+    is distributed. ``stack`` and ``kernels`` are the names of the stack and of the kernel profile,
+    and ``band`` how far measured steps were from predictions. ``notes``, what the file of the model
+    asks for that the model does not have and stated options that the stack pins otherwise, are in
+    the head of the report.
     """
 
     model: str

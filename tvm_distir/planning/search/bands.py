@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tvm_distir.planning.error_band import ErrorBand, StepKind, band_of, family_of
+from tvm_distir.support import printable
 from tvm_distir.support.display import units
 
 from .candidates import Candidate
@@ -40,9 +41,10 @@ def level_count(bands: Sequence[tuple[ErrorBand, float]]) -> int:
 def band_line(band: ErrorBand, time_s: float, level: int, count: int) -> str:
     """Return a line on the band of the fastest of ``count`` plans and those level with it."""
     low_s, high_s = band.around(time_s)
-    absent = f"; not measured: {', '.join(band.absent)}" if band.absent else ""
+    absent = f"; not measured: {', '.join(map(printable, band.absent))}" if band.absent else ""
+    group = f"{band.rows} measured steps: {printable(band.group)}{absent}"
     plans = f"plans 1 to {level} of {count}" if level > 1 else f"plan 1 alone of {count}"
     return (
         f"error band of the fastest plan: {units.duration(low_s)} to {units.duration(high_s)} "
-        f"({band.rows} measured steps: {band.group}{absent}); level within error bands: {plans}"
+        f"({group}); level within error bands: {plans}"
     )
