@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm_ffi
-from tvm import ir
+from tvm import ir, relax
 
 import tvm_distir as td
 from tests.models.disco_workers import run_on_workers
@@ -236,6 +236,13 @@ def test_a_written_module_reads_back_and_runs(name: str, tmp_path: Path) -> None
     got, calls = run_on_workers(written, entry, values, tmp_path, case.load)
     assert calls == case.calls
     _assert_close(got, wanted)
+
+
+def test_collectives_that_are_packed_calls_already_are_written() -> None:
+    _, local = CASES["mlp"].modules()
+    written = td.to_ccl(relax.transform.LegalizeOps()(local))
+    assert "tvm_distir.ccl" not in written.script()
+    assert td.from_ccl(written, 2)["main"].script().count("R.dist.all_reduce") == 1
 
 
 def test_a_written_module_parses_back() -> None:
