@@ -133,11 +133,11 @@ def _unsharded(
 def _uninterleaved(position: ir.Expr, segments: Segments) -> ir.Expr:
     """Return the position in the original order of one in the order of interleaved segments."""
     width = sum(segments.pieces)
-    part, rest = position // width, position % width
+    part, offset = position // width, position % width
     first = at = 0
-    result = rest
+    result = offset
     for size, piece in zip(segments.sizes, segments.pieces, strict=True):
-        moved = rest + part * piece + (first - at)
-        result = moved if at == 0 else tirx.Select(rest < at, result, moved)
+        moved = offset + part * piece + (first - at)
+        result = moved if at == 0 else tirx.Select(offset < at, result, moved)
         at, first = at + piece, first + size
     return result
