@@ -301,6 +301,16 @@ def test_what_disco_cannot_do_is_refused(
     assert info.value.location.startswith(("main", "layer"))
 
 
+def test_a_weight_that_entries_shard_in_different_ways_is_refused() -> None:
+    two = _module(EMBEDDING + EMBEDDING.replace("def main", "def other"))
+    rule = {"param": "table", "placement": "S[0]"}  # of "main"
+    both = td.Plan(mesh={"tp": 2}, rules=[rule, {**rule, "function": "other"}])
+    assert "shard_0" in str(td.to_ccl(td.distribute(two, both))["get_shard_info"])
+    with pytest.raises(ModelError, match='"table" is sharded in another way') as info:
+        td.to_ccl(td.distribute(two, td.Plan(mesh={"tp": 2}, rules=[rule])))
+    assert info.value.code == "DIST0381"
+
+
 def test_the_number_of_workers_is_that_of_the_mesh() -> None:
     written = td.to_ccl(CASES["mlp"].modules()[1])
     with pytest.raises(ModelError, match="for 2 workers, not 4") as info:
