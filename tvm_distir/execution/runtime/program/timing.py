@@ -121,7 +121,7 @@ def _costs(kernels: ir.IRModule, cached: bool) -> dict[str, KernelCost]:
     calls = _calls(kernels)
     file = CacheFile(CACHE / "kernels" / f"{_machine()}.json")
     known = (file.read(_decoded) if cached else None) or {}
-    keys = {name: _key(kernels[name]) for name in calls}
+    keys = {name: _key(kernels[name], call) for name, call in calls.items()}
     missing: dict[str, relax.Call] = {}
     for name, call in calls.items():
         if keys[name] not in known and keys[name] not in {keys[other] for other in missing}:
@@ -246,9 +246,10 @@ def _timed(function: Callable[..., object], arguments: list[tvm.runtime.Tensor])
     return best_s
 
 
-def _key(fn: tirx.PrimFunc) -> str:
-    """Return the digest of a kernel, its name apart."""
-    text = fn.without_attr("global_symbol").script(show_meta=True)
+def _key(fn: tirx.PrimFunc, call: relax.Call) -> str:
+    """Return the digest of a kernel, its name apart, and of the operands' types."""
+    types = [str(arg.ty) for arg in call.args[1]]
+    text = "\n".join([fn.without_attr("global_symbol").script(show_meta=True), *types])
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
