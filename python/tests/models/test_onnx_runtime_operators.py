@@ -523,6 +523,57 @@ def test_a_sequence_from_outside_is_refused():
 
 
 @pytest.mark.quick
+def test_sequences_and_positions_that_do_not_fit_are_refused():
+    node, x = helper.make_node, {"a": X, "b": G, "lr": np.array(0.5, "float32")}
+    both = node("SequenceConstruct", ["a", "b"], ["ws"])
+    nodes = [
+        both,
+        node("SequenceConstruct", ["b"], ["gs"]),
+        node("SGDOptimizerV2", ["lr", "ws", "gs"], ["done"], domain=MICROSOFT),
+    ]
+    with pytest.raises(ModelError, match=r"DIST0312 .*its sequences have 2, 1 tensors"):
+        td.from_onnx(graph_of(nodes, x, ["done"]))
+    for position in (2, -3):
+        model = graph_of([both, node("SequenceAt", ["ws", "p"], ["y"])], x, ["y"],
+                         {"p": np.array(position)})  # fmt: skip
+        with pytest.raises(ModelError, match=rf"DIST0312 .*position {position} is not in"):
+            td.from_onnx(model)
+
+
+@pytest.mark.quick
+def test_what_two_nodes_write_in_place_is_refused():
+    values = {"sum": X, "g": G, "h": X}
+    nodes = [
+        helper.make_node("InPlaceAccumulatorV2", ["sum", name], [f"y_{name}"], domain=MICROSOFT)
+        for name in "gh"
+    ]
+    with pytest.raises(ModelError, match=r'DIST0312 y_h .*"sum" is written in place by another'):
+        td.from_onnx(graph_of(nodes, values, ["y_g", "y_h"]))
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("op", "count", "extra"), [("Adagrad", 2, 1), ("LambOptimizer", 5, 2), ("LambOptimizer", 5, 3)]
+)
+def test_operands_of_optimizers_that_no_weight_has_are_refused(op, count, extra):
+    first = [None, None, None, X[0, 0], None] if op == "LambOptimizer" else [X[0, 0], np.array(1)]
+    operands = [*first, X, X, X, *([X, None] if op == "LambOptimizer" else [])]
+    assert len(node_results(op, operands, count)) == count
+    with pytest.raises(ModelError, match=r"DIST0312 .* operands are not .* per weight"):
+        node_results(op, [*operands, *[X] * extra], count)
+
+
+@pytest.mark.quick
+def test_a_dropout_draws_where_it_is_not_known_to_be_off():
+    ratio, on = np.array(0.5, "float32"), np.array(True)
+    (y,) = node_results("Dropout", [X, ratio])
+    np.testing.assert_array_equal(y, X)
+    for fixed in ((), (2,), (1, 2)):
+        with pytest.raises(ModelError, match=r"DIST0312 .*it draws random numbers"):
+            node_results("Dropout", [X, ratio, on], fixed=fixed)
+
+
+@pytest.mark.quick
 def test_indices_of_a_pool_that_others_read_are_refused():
     x = {"x": normal(1, 1, 4, 4)}
     node = helper.make_node("MaxPool", ["x"], ["y", "i"], kernel_shape=[2, 2])
@@ -547,6 +598,12 @@ def test_nodes_that_do_not_fit_are_refused_in_a_line(operands, code, capfd):
     assert "\n" not in str(caught.value)
     captured = capfd.readouterr()
     assert captured.out == captured.err == ""
+
+
+@pytest.mark.quick
+def test_a_result_that_an_operator_does_not_have_is_refused():
+    with pytest.raises(ModelError, match=r"DIST0312 y0 \(Gelu\): it has 1 results here, not 2"):
+        node_results("Gelu", [X], 2)
 
 
 @pytest.mark.quick

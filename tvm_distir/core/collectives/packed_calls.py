@@ -82,17 +82,17 @@ def _collective(mod: ir.IRModule, kind: str, args: Sequence[Any]) -> ir.Call | N
     None where no mesh of the module has its groups.
     """
     at = next(i for i, arg in enumerate(args) if isinstance(arg, relax.ShapeExpr))
-    operands, ranks, rest = args[:at], _ints(args[at]), args[at + 2 :]
+    operands, ranks, options = args[:at], _ints(args[at]), args[at + 2 :]
     size = _number(args[at + 1])
     groups = [ranks[i : i + size] for i in range(0, len(ranks), size)]
-    inner = _ints(rest[1]) if kind == "exchange" else None
+    inner = _ints(options[1]) if kind == "exchange" else None
     pair = next(_axes(mod, groups, inner), None)
     if pair is None:
         return None
     mesh, axes = pair
     attrs: dict[str, Any] = {}
     if kind == "exchange":
-        shape, _, *sides = map(_ints, rest)
+        shape, _, *sides = map(_ints, options)
         for key, labels in zip(("placement", "peer_placement"), sides, strict=True):
             placement = [R] * len(mesh_shape(mesh))
             for axis, label in zip(axes, labels, strict=True):
@@ -100,7 +100,7 @@ def _collective(mod: ir.IRModule, kind: str, args: Sequence[Any]) -> ir.Call | N
             attrs[key] = placement_text(placement)
         attrs["shape"] = shape
     else:
-        for key, arg in zip(PACKED_ARGS[kind], rest, strict=True):
+        for key, arg in zip(PACKED_ARGS[kind], options, strict=True):
             attrs[key] = REDUCE_OPS[_number(arg)] if key == "op" else _number(arg)
     single = kind in ("collective_permute", "axis_index")
     key = "mesh_axes" if kind in ("all_reduce", "partial", "exchange") else "mesh_axis"

@@ -35,6 +35,7 @@ from .functions import calls_op as calls_op
 from .functions import has_dtensor as has_dtensor
 from .functions import retyped as retyped
 from .functions import with_functions as with_functions
+from .kernel_binding import KernelCall as KernelCall
 from .nodes import make_binding as make_binding
 from .nodes import make_call as make_call
 from .nodes import make_var as make_var

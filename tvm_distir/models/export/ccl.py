@@ -23,6 +23,7 @@ import math
 from tvm import ir, relax, te, tirx
 
 from tvm_distir.core.analysis import check_level
+from tvm_distir.core.collectives import with_collectives
 from tvm_distir.core.ir import (
     AXES_ATTR,
     check_module,
@@ -119,7 +120,7 @@ def to_ccl(mod: ir.IRModule, *, emulate: bool = False) -> ir.IRModule:
     """
     check_module(mod, "td.to_ccl")
     check_level(mod, "local")
-    writer = _Writer(mod, emulate)
+    writer = _Writer(with_collectives(mod), emulate)
     base = writer.with_index_functions()
     return with_shard_info(writer.finished(replaced_calls(base, writer.table())), writer.sizes)
 

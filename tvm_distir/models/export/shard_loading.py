@@ -43,9 +43,9 @@ def with_shard_info(mod: ir.IRModule, sizes: Sequence[int]) -> ir.IRModule:
     sizes : sequence of int
         The sizes of the mesh's axes.
     """
-    layouts: dict[str, _Layout] = {}
+    layouts: dict[str, _Layout | None] = {}
     for gv, fn in relax_functions(mod):
-        for name, layout in () if is_private(fn) else _sharded_weights(fn):
+        for name, layout in () if is_private(fn) else _weights(fn):
             if layouts.setdefault(name, layout) != layout:
                 problem = f'the weight "{name}" is sharded in another way than in other entries'
                 remedy = "Give it one placement in the plan."
@@ -55,6 +55,8 @@ def with_shard_info(mod: ir.IRModule, sizes: Sequence[int]) -> ir.IRModule:
     kernels: dict[_Layout, str] = {}
     table = {}
     for name, layout in layouts.items():
+        if layout is None:
+            continue
         shape, dtype, labels, _ = layout
         if layout not in kernels:
             kernels[layout] = free_name(f"shard_{len(kernels)}", names)
@@ -69,18 +71,20 @@ def with_shard_info(mod: ir.IRModule, sizes: Sequence[int]) -> ir.IRModule:
     return ir.IRModule(functions, attrs=mod.attrs)
 
 
-def _sharded_weights(fn: relax.Function) -> list[tuple[str, _Layout]]:
-    """Return the weights of an entry that are sharded, by name."""
-    result = []
+def _weights(fn: relax.Function) -> list[tuple[str, _Layout | None]]:
+    """Return the layouts of the weights of an entry by name; None: it is broadcast."""
+    result: list[tuple[str, _Layout | None]] = []
     for port in fn.attrs[WORKERS_ATTR]["inputs"]:
-        shape = port["shape"]
+        if int(port["index"]) < (num_input(fn) or 0):
+            continue
+        name, shape = str(port["name"]), port["shape"]
         labels = parse_placement(str(port["placement"]))
-        data = int(port["index"]) < (num_input(fn) or 0)
-        if data or all(label == R for label in labels) or any(isinstance(n, str) for n in shape):
+        if all(label == R for label in labels) or any(isinstance(n, str) for n in shape):
+            result.append((name, None))
             continue
         segments = tuple(int(n) for n in port["segments"]) if "segments" in port else ()
         full = tuple(int(n) for n in shape)
-        result.append((str(port["name"]), (full, str(port["dtype"]), tuple(labels), segments)))
+        result.append((name, (full, str(port["dtype"]), tuple(labels), segments)))
     return result
 
 
@@ -133,11 +137,11 @@ def _unsharded(
 def _uninterleaved(position: ir.Expr, segments: Segments) -> ir.Expr:
     """Return the position in the original order of one in the order of interleaved segments."""
     width = sum(segments.pieces)
-    part, rest = position // width, position % width
+    part, offset = position // width, position % width
     first = at = 0
-    result = rest
+    result = offset
     for size, piece in zip(segments.sizes, segments.pieces, strict=True):
-        moved = rest + part * piece + (first - at)
-        result = moved if at == 0 else tirx.Select(rest < at, result, moved)
+        moved = offset + part * piece + (first - at)
+        result = moved if at == 0 else tirx.Select(offset < at, result, moved)
         at, first = at + piece, first + size
     return result

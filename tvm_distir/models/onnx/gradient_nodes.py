@@ -128,9 +128,7 @@ def _slice(call: NodeCall) -> list[Expr]:
     return gradients(call, strided_slice(table, axes, *bounds), call[0])
 
 
-def window(
-    call: NodeCall, rows: Sequence[int], kernel: Sequence[int], dilated: bool = True
-) -> dict[str, Any]:
+def _window(call: NodeCall, rows: Sequence[int], kernel: Sequence[int]) -> dict[str, Any]:
     """Return the strides, the padding and the dilation of a node with windows.
 
     Parameters
@@ -138,8 +136,6 @@ def window(
     call : NodeCall
     rows, kernel : sequence of int
         The sizes of the spatial dims of the data, and of a window.
-    dilated : bool
-        Whether the op has a dilation.
     """
     count = len(kernel)
     strides = [int(n) for n in call.attributes.get("strides", [1] * count)]
@@ -160,7 +156,7 @@ def _convolution(call: NodeCall) -> list[Expr]:
     """Convert the gradients of the data, the kernel and the bias of a convolution."""
     gradient, x, w = call[0], call[1], call[2]
     rows, kernel = shape_of(x)[2:], shape_of(w)[2:]
-    options = window(call, rows, kernel) | {"groups": int(call.number("group", 1))}
+    options = _window(call, rows, kernel) | {"groups": int(call.number("group", 1))}
     op: Op = getattr(_op.nn, f"conv{len(kernel)}d")
     return [*gradients(call, op(x, w, **options), gradient), _over_channels(gradient)]
 
@@ -171,7 +167,7 @@ def _transposed_convolution(call: NodeCall) -> list[Expr]:
     if call.text("auto_pad", "NOTSET").startswith("SAME") or "output_shape" in call.attributes:
         raise UnreadNode("auto_pad and output_shape of a transposed convolution")
     more = [int(n) for n in call.attributes.get("output_padding", [0] * len(kernel))]
-    options = window(call, shape_of(x)[2:], kernel) | {"groups": int(call.number("group", 1))}
+    options = _window(call, shape_of(x)[2:], kernel) | {"groups": int(call.number("group", 1))}
     op: Op = getattr(_op.nn, f"conv{len(kernel)}d_transpose")
     forward = op(x, w, output_padding=more, **options)
     return [*gradients(call, forward, gradient), _over_channels(gradient)]
@@ -195,7 +191,7 @@ def _pool(kind: str) -> Converter:
             x = call.emit(_op.zeros(sizes, dtype_of(gradient)))
         else:
             x = call[1]
-        options = window(call, shape_of(x)[2:], kernel)
+        options = _window(call, shape_of(x)[2:], kernel)
         options["ceil_mode"] = call.whether("ceil_mode")
         if kind == "avg":
             options["count_include_pad"] = call.whether("count_include_pad")

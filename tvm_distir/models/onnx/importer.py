@@ -132,9 +132,9 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
             raise refused.error from None
 
     def _check_for_unsupported_ops(self, graph: onnx.GraphProto) -> None:
-        rest = onnx.GraphProto()
-        rest.node.extend(n for n in graph.node if not n.op_type.startswith(PREFIX))
-        super()._check_for_unsupported_ops(rest)
+        theirs = onnx.GraphProto()
+        theirs.node.extend(n for n in graph.node if not n.op_type.startswith(PREFIX))
+        super()._check_for_unsupported_ops(theirs)
 
     def _convert_operator(self, op_name: str, inputs: Any, attrs: Any, opset: int) -> Any:
         name = attrs["tvm_custom"]["name"]

@@ -196,8 +196,11 @@ def _results(
     ]
     with builder.function("main", list(params.values())):
         with builder.dataflow():
-            call = NodeCall(inputs, attributes_of(node), len(node.output), builder)
-            results = [call.emit(value) for value in converter(call)[: len(node.output)]]
+            count = len(node.output)
+            call = NodeCall(inputs, attributes_of(node), count, builder)
+            results = [call.emit(value) for value in converter(call)[:count]]
+            if len(results) < count:
+                raise UnreadNode(f"it has {len(results)} results here, not {count}")
             output = builder.emit_output(relax.Tuple(results))
         builder.emit_func_output(output)
     return results

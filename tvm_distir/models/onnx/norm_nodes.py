@@ -55,37 +55,54 @@ def _simplified_layer_norm(call: NodeCall) -> list[Expr]:
     return [y, _statistics(call, call.wide(x), axes, centred=False)[1]]
 
 
-def _layer_gradients(
-    call: NodeCall, gradient: Expr, normed: Expr, inverse: Expr, x: Expr, centred: bool
+def _gradients(
+    call: NodeCall,
+    gradient: Expr,
+    normed: Expr,
+    inverse: Expr,
+    scale: Expr,
+    axes: Sequence[int],
+    others: Sequence[int],
+    centred: bool = True,
 ) -> list[Expr]:
-    """Return the gradients of the data, of the type of ``x``, and of the scale and the shift."""
-    scale = call[2]
-    axes = list(range(len(shape_of(x)) - len(shape_of(scale)), len(shape_of(x))))
-    others = list(range(axes[0]))
-    inner = call.emit(multiply(gradient, call.wide(scale)))
-    through = through_norm(normed, inverse, inner, axes, centred, call.builder)
-    by_scale = sum_op(call.emit(multiply(gradient, normed)), others)
-    parts = [call.emit(part) for part in (through, by_scale, sum_op(gradient, others))]
-    return call.like(parts, x, scale, scale)
+    """Return the gradients of the data, the scale and the shift, in the types of operands 1 and 2.
+
+    Statistics are over ``axes``; the scale is broadcast along ``others``.
+    """
+    inner = call.emit(multiply(gradient, scale))
+    through = through_norm(normed, inverse, inner, list(axes), centred, call.builder)
+    by_scale = sum_op(call.emit(multiply(gradient, normed)), list(others))
+    parts = [call.emit(part) for part in (through, by_scale, sum_op(gradient, list(others)))]
+    return call.like(parts, call[1], call[2], call[2])
+
+
+def _layer_gradients(
+    call: NodeCall, gradient: Expr, normed: Expr, inverse: Expr, centred: bool = True
+) -> list[Expr]:
+    """Return the gradients of a layer norm, whose scale has the dims of the statistics."""
+    rank, scale = len(shape_of(normed)), call.wide(call[2])
+    first = rank - len(shape_of(scale))
+    others, axes = range(first), range(first, rank)
+    return _gradients(call, gradient, normed, inverse, scale, axes, others, centred)
 
 
 def _layer_norm_gradient(call: NodeCall) -> list[Expr]:
     gradient, x, centre, inverse = (call.wide(call[i]) for i in (0, 1, 3, 4))
     normed = call.emit(multiply(call.emit(subtract(x, centre)), inverse))
-    return _layer_gradients(call, gradient, normed, inverse, call[1], True)
+    return _layer_gradients(call, gradient, normed, inverse)
 
 
 def _simplified_gradient(call: NodeCall) -> list[Expr]:
     gradient, x, inverse = (call.wide(call[i]) for i in (0, 1, 3))
     normed = call.emit(multiply(x, inverse))
-    return _layer_gradients(call, gradient, normed, inverse, call[1], False)
+    return _layer_gradients(call, gradient, normed, inverse, centred=False)
 
 
 def _invertible_gradient(call: NodeCall) -> list[Expr]:
     """Convert the gradient of a layer norm by its result: ``(Y - bias) / scale`` is normal."""
     gradient, y, scale, bias, inverse = (call.wide(call[i]) for i in range(5))
     normed = call.emit(divide(call.emit(subtract(y, bias)), scale))
-    return _layer_gradients(call, gradient, normed, inverse, call[1], True)
+    return _layer_gradients(call, gradient, normed, inverse)
 
 
 def _batch_norm(call: NodeCall) -> list[Expr]:
@@ -114,11 +131,7 @@ def _batch_norm_gradient(call: NodeCall) -> list[Expr]:
     others = [d for d in range(rank) if d != 1]
     scale, centre, inverse = (call.column(value, rank) for value in channels)
     normed = call.emit(multiply(call.emit(subtract(x, centre)), inverse))
-    inner = call.emit(multiply(gradient, scale))
-    through = through_norm(normed, inverse, inner, others, True, call.builder)
-    by_scale = sum_op(call.emit(multiply(gradient, normed)), others)
-    parts = [call.emit(part) for part in (through, by_scale, sum_op(gradient, others))]
-    return call.like(parts, call[1], call[2], call[2])
+    return _gradients(call, gradient, normed, inverse, scale, others, others)
 
 
 CONVERTERS: dict[str, Converter] = {

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Convert operators of ONNX Runtime that are neither gradients, norms, losses nor updates.
+"""Convert operators of ONNX Runtime that are neither gradients, norms, losses nor optimizers.
 
 The mask of a dropout is all true: a dropout that draws random numbers is refused before.
 """
@@ -15,6 +15,8 @@ from tvm import relax
 from tvm.relax import Expr
 from tvm.relax.op import add, concat, divide, matmul, multiply, permute_dims, reshape, where
 from tvm.relax.op import sum as sum_op
+
+from tvm_distir.support import GenericConst
 
 from .node_call import Converter, NodeCall, UnreadNode, dtype_of, shape_of, size_of
 
@@ -62,9 +64,8 @@ def _dropout(mask: Callable[[NodeCall, Expr], Expr], biased: bool) -> Converter:
     """Return the converter of a dropout of data, or of data plus bias and residual."""
 
     def convert(call: NodeCall) -> list[Expr]:
-        ratio, training = (3, 4) if biased else (1, 2)
-        zero = call.get(ratio) is not None and not call.numbers(ratio).any()
-        if call.get(training) is not None and call.numbers(training).any() and not zero:
+        ratio, training = (call.get(i) for i in ((3, 4) if biased else (1, 2)))
+        if not (training is None or _is_zero(training) or _is_zero(ratio)):
             raise UnreadNode("it draws random numbers: export it for inference, or with ratio 0")
         x = call[0]
         if biased:
@@ -73,6 +74,11 @@ def _dropout(mask: Callable[[NodeCall, Expr], Expr], biased: bool) -> Converter:
         return [x, mask(call, x)]
 
     return convert
+
+
+def _is_zero(value: Expr | None) -> bool:
+    """Return whether an operand is known to be zero, or false."""
+    return isinstance(value, GenericConst) and not value.value.numpy().any()
 
 
 def _booleans(call: NodeCall, x: Expr) -> Expr:
@@ -207,6 +213,21 @@ def _triangle(call: NodeCall) -> list[Expr]:
     return [(_op.triu if call.whether("upper", True) else _op.tril)(call[0], offset)]
 
 
+def _accumulate(call: NodeCall) -> list[Expr]:
+    """Convert ``sum + value``, where the flag is true."""
+    new = call.emit(add(call[0], call.cast(call[1], dtype_of(call[0]))))
+    return [call.unless(call.get(2), call[0], new)]
+
+
+def _accumulate_or_set(call: NodeCall) -> list[Expr]:
+    """Convert ``sum + value``, or ``value`` where the flag is true; results: true, the sum."""
+    value = call.cast(call[1], dtype_of(call[0]))
+    total = call.emit(add(call[0], value))
+    if call.get(2) is not None:
+        total = call.unless(call[2], total, value)
+    return [_op.ones([1], "bool"), total]
+
+
 CONVERTERS: dict[str, Converter] = {
     "All": _all,
     "BiasDropout": _dropout(_booleans, biased=True),
@@ -219,6 +240,8 @@ CONVERTERS: dict[str, Converter] = {
     "FastGelu": _activation(_op.nn.gelu_tanh),
     "FusedMatMul": _product,
     "Gelu": _activation(_op.nn.gelu),
+    "InPlaceAccumulator": _accumulate,
+    "InPlaceAccumulatorV2": _accumulate_or_set,
     "InplaceClipGradNorm": _clip_norm,
     "IsAllFinite": _all_finite,
     "IsFinite": lambda call: [_op.isfinite(call[0])],
@@ -232,4 +255,5 @@ CONVERTERS: dict[str, Converter] = {
     "TransposeMatMul": _product,
     "Trilu": _triangle,
     "SplitTraining": _split,
+    "ZeroGradient": lambda call: [_op.zeros(shape_of(call[0]), dtype_of(call[0]))],
 }

@@ -115,7 +115,19 @@ def _element(node: onnx.NodeProto, seen: Seen, version: int) -> Nodes | None:
     maker, position = seen.makers.get(node.input[0]), seen.values.get(node.input[1])
     if maker is None or maker.op_type != "SequenceConstruct" or position is None:
         return None
+    count = len(maker.input)
+    if not -count <= int(position) < count:
+        problem = f"position {int(position)} is not in a sequence of {count} tensors"
+        raise _refusal(node, problem, "Read a position of the sequence.")
     return NodeWriter(node).finish("Identity", [maker.input[int(position)]])
+
+
+def _note_update(node: onnx.NodeProto, seen: Seen, old: str, new: str) -> None:
+    """Note the new value of what a node writes in place, as no other node may."""
+    if old in seen.updated:
+        problem = f'"{old}" is written in place by another node, too'
+        raise _refusal(node, problem, "Write it by one node of the graph.")
+    seen.updated[old] = new
 
 
 def _updates(step: str, firsts: Sequence[int], lead: int) -> Expansion:
@@ -134,6 +146,10 @@ def _updates(step: str, firsts: Sequence[int], lead: int) -> Expansion:
     def expand(node: onnx.NodeProto, seen: Seen, version: int) -> Nodes:
         last = max(firsts[-1], lead + 1) + 1
         groups = [_elements(node, name, seen) for name in node.input[lead:last]]
+        lengths = [len(group) for group in groups]
+        if len(set(lengths)) > 1:
+            problem = f"its sequences have {', '.join(map(str, lengths))} tensors"
+            raise _refusal(node, problem, "Construct sequences with a tensor per weight.")
         signal = list(node.input)[last : last + 1]
         attributes = attributes_of(node)
         results: list[list[str]] = [[] for _ in firsts]
@@ -151,7 +167,8 @@ def _updates(step: str, firsts: Sequence[int], lead: int) -> Expansion:
             if output and output[0]:
                 nodes.append(helper.make_node("SequenceConstruct", group, output, name=output[0]))
             else:  # in place
-                seen.updated.update(zip(groups[first - lead], group, strict=True))
+                for old, new in zip(groups[first - lead], group, strict=True):
+                    _note_update(node, seen, old, new)
         if signal and signal[0]:
             return [*nodes, *NodeWriter(node).finish("Identity", signal)]
         return [*nodes, constant_node(node.output[0], [True])]
@@ -179,7 +196,7 @@ def _accumulated(node: onnx.NodeProto, seen: Seen, version: int) -> Nodes | None
     copy = copied(node)
     new = f"{node.input[0]}__updated_by_{node.output[0]}"
     copy.output[:] = [node.output[0], new]
-    seen.updated[node.input[0]] = new
+    _note_update(node, seen, node.input[0], new)
     return [copy]
 
 

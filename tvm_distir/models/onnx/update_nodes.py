@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Convert optimizers and accumulators of gradients, of ONNX Runtime and of ONNX.
+"""Convert optimizers of ONNX Runtime and of ONNX.
 
 ONNX's are those of the domain ``ai.onnx.preview.training``, version 1. Names are those of the
 operators: ``alpha`` and ``beta`` are the decays of the moments. ONNX Runtime counts steps from 1.
@@ -20,7 +20,7 @@ from tvm.relax.op import sum as sum_op
 from tvm_distir.core.rewriting import scalar
 from tvm_distir.transforms import adam_moments
 
-from .node_call import Converter, NodeCall, dtype_of, shape_of
+from .node_call import Converter, NodeCall, UnreadNode, dtype_of
 
 _op = relax.op
 PREVIEW = "ai.onnx.preview.training"
@@ -172,7 +172,10 @@ def _lamb(call: NodeCall) -> list[Expr]:
     """Convert LambOptimizer: the step, then weight, change, moments, 16-bit weight per weight."""
     step = call.get(4)
     results = [scalar(0.0, "int64") if step is None else _further(call, step, call.get(0))]
-    for number in range((len(call.inputs) - GROUP + 1) // GROUP):
+    count, more = divmod(len(call.inputs) - GROUP + 1, GROUP)  # the last 16-bit weight may lack
+    if more > 1:
+        raise UnreadNode(f"{len(call.inputs)} operands are not {GROUP} and {GROUP} per weight")
+    for number in range(count):
         results += _lamb_of(call, number)
     return results
 
@@ -220,7 +223,9 @@ def _preview(states: int, update: Update) -> Converter:
     """Return the converter of an optimizer of ONNX, whose operands stand side by side by kind."""
 
     def convert(call: NodeCall) -> list[Expr]:
-        count = (len(call.inputs) - 2) // (2 + states)
+        count, more = divmod(len(call.inputs) - 2, 2 + states)
+        if more:
+            raise UnreadNode(f"{len(call.inputs)} operands are not 2 and {2 + states} per weight")
         step, norm, results = call.cast(call[1], "float32"), call.number("norm_coefficient", 0), []
         for number in range(count):
             weight, gradient, *olds = (call[2 + count * i + number] for i in range(2 + states))
@@ -270,31 +275,13 @@ def _adagrad(
     return [_less(call, weight, call.emit(divide(_by(call, rate, gradient), root))), squares]
 
 
-def _accumulate(call: NodeCall) -> list[Expr]:
-    """Convert ``sum + value``, where the flag is true."""
-    new = call.emit(add(call[0], call.cast(call[1], dtype_of(call[0]))))
-    return [call.unless(call.get(2), call[0], new)]
-
-
-def _accumulate_or_set(call: NodeCall) -> list[Expr]:
-    """Convert ``sum + value``, or ``value`` where the flag is true; results: true, the sum."""
-    value = call.cast(call[1], dtype_of(call[0]))
-    total = call.emit(add(call[0], value))
-    if call.get(2) is not None:
-        total = call.unless(call[2], total, value)
-    return [_op.ones([1], "bool"), total]
-
-
 CONVERTERS: dict[str, Converter] = {
     ADAM_STEP: _adam_step,
     SGD_STEP: _sgd_step,
     "Adagrad": _preview(1, _adagrad),
     "Adam": _preview(2, _adam),
     "AdamOptimizer": _adam_optimizer,
-    "InPlaceAccumulator": _accumulate,
-    "InPlaceAccumulatorV2": _accumulate_or_set,
     "LambOptimizer": _lamb,
     "Momentum": _preview(1, _momentum),
     "SGDOptimizer": _sgd,
-    "ZeroGradient": lambda call: [_op.zeros(shape_of(call[0]), dtype_of(call[0]))],
 }

@@ -11,6 +11,7 @@ import sys
 
 import numpy as np
 import pytest
+import tvm
 
 import tvm_distir as td
 from tvm_distir.execution.runtime.program import timing
@@ -121,6 +122,70 @@ def test_memory_that_a_kernel_allocates_is_live_while_it_runs(kept):
     assert group.bytes == more
 
 
+SQUARES = """
+@I.ir_module
+class M:
+    @T.prim_func(private=True, s_tir=True)
+    def kernel(p: T.handle, q: T.handle):
+        n = T.int64()
+        x = T.match_buffer(p, (ROWS, 32), "float32")
+        y = T.match_buffer(q, (ROWS, 32), "float32")
+        a = T.alloc_buffer((ROWS, 32))
+        for i, j in T.grid(ROWS, 8):
+            for k in T.LOOP(4):
+                with T.sblock("a"):
+                    vi = T.axis.spatial(ROWS, i)
+                    vj = T.axis.spatial(32, j * 4 + k)
+                    a[vi, vj] = x[vi, vj] * T.float32(2)
+        for i, j in T.grid(ROWS, 8):
+            for k in T.LOOP(4):
+                with T.sblock("y"):
+                    vi = T.axis.spatial(ROWS, i)
+                    vj = T.axis.spatial(32, j * 4 + k)
+                    y[vi, vj] = a[vi, vj] * a[vi, vj]
+
+    @R.function
+    def main(x: R.Tensor((64, 32), "float32")):
+        cls = M
+        with R.dataflow():
+            y = R.call_tir(cls.kernel, (x,), out_ty=R.Tensor((64, 32), "float32"))
+            R.output(y)
+        return y
+"""
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(("rows", "loop"), [("64", "vectorized"), ("n", "serial")])
+def test_memory_of_kernels_with_vectors_or_symbolic_sizes_is_counted(kept, rows, loop):
+    text = SQUARES.replace("ROWS", rows).replace("LOOP", loop)
+    for count in (64,) if loop == "vectorized" else (64, 16):
+        mod = td.from_tvmscript(text.replace("R.Tensor((64,", f"R.Tensor(({count},"))
+        program = td.measure(td.distribute(mod, td.Plan(mesh={"x": 1})))
+        (op,) = [op for op in program.functions["main"].ops if op.kind == "compute"]
+        assert op.scratch_bytes == 4 * count * 32
+
+
+@tvm.ir.instrument.pass_instrument
+class PassNames:
+    """Recorder of the names of passes."""
+
+    def __init__(self):
+        self.names = set()
+
+    def run_before_pass(self, mod, info):
+        """Record a name."""
+        self.names.add(str(info.name))
+
+
+@pytest.mark.quick
+def test_kernels_are_compiled_in_the_context_of_the_caller(kept):
+    lowered = td.distribute(td.from_tvmscript(SCRATCH), td.Plan(mesh={"x": 1}))
+    seen = PassNames()
+    with tvm.transform.PassContext(disabled_pass=["tirx.UnrollLoop"], instruments=[seen]):
+        td.measure(lowered)
+    assert "tirx.StorageRewrite" in seen.names and "tirx.UnrollLoop" not in seen.names
+
+
 def test_times_are_kept_by_kernel(lowered, kept, monkeypatch):
     first = td.measure(lowered["resnet"])
     assert len(list(kept.rglob("*.json"))) == 1
@@ -203,7 +268,7 @@ from tvm_distir.execution.runtime.program import timing
 
 timing.CACHE = Path(sys.argv[1])
 timing._calls = lambda kernels: dict.fromkeys(kernels)
-timing._key = str
+timing._key = lambda kernel, call: str(kernel)
 timing._run_all = lambda kernels, calls: dict.fromkeys(calls, timing.KernelCost(1.0, 8))
 print("ready", flush=True)
 sys.stdin.readline()

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm_ffi
-from tvm import ir
+from tvm import ir, relax
 
 import tvm_distir as td
 from tests.models.disco_workers import run_on_workers
@@ -238,6 +238,13 @@ def test_a_written_module_reads_back_and_runs(name: str, tmp_path: Path) -> None
     _assert_close(got, wanted)
 
 
+def test_collectives_that_are_packed_calls_already_are_written() -> None:
+    _, local = CASES["mlp"].modules()
+    written = td.to_ccl(relax.transform.LegalizeOps()(local))
+    assert "tvm_distir.ccl" not in written.script()
+    assert td.from_ccl(written, 2)["main"].script().count("R.dist.all_reduce") == 1
+
+
 def test_a_written_module_parses_back() -> None:
     _, local = CASES["vocabulary"].modules()
     written = td.to_ccl(local)
@@ -292,6 +299,16 @@ def test_what_disco_cannot_do_is_refused(
         td.to_ccl(make())
     assert info.value.code == "DIST0381" and remedy in info.value.remedy
     assert info.value.location.startswith(("main", "layer"))
+
+
+def test_a_weight_that_entries_shard_in_different_ways_is_refused() -> None:
+    two = _module(EMBEDDING + EMBEDDING.replace("def main", "def other"))
+    rule = {"param": "table", "placement": "S[0]"}  # of "main"
+    both = td.Plan(mesh={"tp": 2}, rules=[rule, {**rule, "function": "other"}])
+    assert "shard_0" in str(td.to_ccl(td.distribute(two, both))["get_shard_info"])
+    with pytest.raises(ModelError, match='"table" is sharded in another way') as info:
+        td.to_ccl(td.distribute(two, td.Plan(mesh={"tp": 2}, rules=[rule])))
+    assert info.value.code == "DIST0381"
 
 
 def test_the_number_of_workers_is_that_of_the_mesh() -> None:

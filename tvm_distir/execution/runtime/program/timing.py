@@ -18,6 +18,7 @@ import tvm
 from tvm import ir, relax, tirx
 
 from tvm_distir.core.ir import check_module, known_shape
+from tvm_distir.core.rewriting import KernelCall
 from tvm_distir.hardware import PICOSECONDS
 from tvm_distir.performance import Program, export
 from tvm_distir.support import CACHE, CacheFile, shortened
@@ -120,7 +121,7 @@ def _costs(kernels: ir.IRModule, cached: bool) -> dict[str, KernelCost]:
     calls = _calls(kernels)
     file = CacheFile(CACHE / "kernels" / f"{_machine()}.json")
     known = (file.read(_decoded) if cached else None) or {}
-    keys = {name: _key(kernels[name]) for name in calls}
+    keys = {name: _key(kernels[name], call) for name, call in calls.items()}
     missing: dict[str, relax.Call] = {}
     for name, call in calls.items():
         if keys[name] not in known and keys[name] not in {keys[other] for other in missing}:
@@ -178,9 +179,20 @@ def _run_all(kernels: ir.IRModule, calls: Mapping[str, relax.Call]) -> dict[str,
     wrappers = {f"timed_{name}": _function(call, f"timed_{name}") for name, call in calls.items()}
     module = ir.IRModule({**prims, **{ir.GlobalVar(name): fn for name, fn in wrappers.items()}})
     target, outer = target_in_scope(), tvm.transform.PassContext.current()
-    scratch = ScratchCounter()
+    sizes = {
+        name: KernelCall(kernels[name], call, call.args[1]).sizes(f"measure/{name}")
+        for name, call in calls.items()
+    }
+    scratch = ScratchCounter(sizes)
+    context = tvm.transform.PassContext(
+        outer.opt_level,
+        required_pass=outer.required_pass,
+        disabled_pass=outer.disabled_pass,
+        instruments=[*outer.instruments, scratch],
+        config=outer.config,
+    )
     try:
-        with tvm.transform.PassContext(outer.opt_level, config=outer.config, instruments=[scratch]):
+        with context:
             library = tvm.compile(repair_kernels(module), target).jit()
     except Exception as err:
         raise not_compiled(err, "measure") from err
@@ -234,9 +246,10 @@ def _timed(function: Callable[..., object], arguments: list[tvm.runtime.Tensor])
     return best_s
 
 
-def _key(fn: tirx.PrimFunc) -> str:
-    """Return the digest of a kernel, its name apart."""
-    text = fn.without_attr("global_symbol").script(show_meta=True)
+def _key(fn: tirx.PrimFunc, call: relax.Call) -> str:
+    """Return the digest of a kernel, its name apart, and of the operands' types."""
+    types = [str(arg.ty) for arg in call.args[1]]
+    text = "\n".join([fn.without_attr("global_symbol").script(show_meta=True), *types])
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
