@@ -116,6 +116,12 @@ def test_prepared_modules_pass_their_tests_on_the_wheel_alone(tmp_path):
         assert "tvm_distir" not in text
 
 
+def test_a_check_that_a_signal_ends_is_no_success(load, monkeypatch, tmp_path):
+    prepare, codes = load("prepare"), iter([-11, 0])
+    monkeypatch.setattr(prepare, "run_tests", lambda *_: next(codes))
+    assert prepare.check(tmp_path, None, None) == 1
+
+
 def test_pieces_are_small_and_numbered_in_order(load):
     """Each piece is at most 150 lines, and has tests and issues of its number."""
     order, issue_text = load("order"), load("issue_text")
