@@ -69,9 +69,8 @@ def test_an_unknown_name_is_a_fault_of_usage():
 
 
 def test_every_fault_has_a_state_an_issue_and_a_test_that_fails(load):
-    judging, issue_text = load("judging"), load("issue_text")
+    issue_text = load("issue_text")
     recorded = states()["versions"]["0.27"]
-    assert sorted(recorded["faults"]) == judging.fault_names()
     assert "ok" not in recorded["faults"].values()
     for name, state in recorded["faults"].items():
         issue = issue_text.path_of(name).read_text("utf-8")
@@ -80,6 +79,14 @@ def test_every_fault_has_a_state_an_issue_and_a_test_that_fails(load):
         keys = {file, f"{file}::{test}"}
         matches = {test: v for test, v in recorded["tests"].items() if test.split("[")[0] in keys}
         assert set(matches.values()) - {"passed"}, name
+
+
+def test_every_version_is_recorded_with_the_reproducers_and_tests_that_there_are(load):
+    judging = load("judging")
+    files = {path.name for path in judging.TESTS.glob("test_*.py")}
+    for version, recorded in states()["versions"].items():
+        assert sorted(recorded["faults"]) == judging.fault_names(), version
+        assert {name.partition("::")[0] for name in recorded["tests"]} == files, version
 
 
 def test_reproducers_and_tests_know_stock_tvm_only():
