@@ -161,9 +161,7 @@ def test_the_docstring_of_a_piece_becomes_markdown(load):
     assert load("order").change_as_markdown(docstring) == expected
 
 
-def test_the_native_search_takes_the_lines_of_the_pieces(load):
-    """The class of a checkout is not here; a few lines stand for it."""
-    header = """
+NATIVE_HEADER = """
     /*! \\brief tensor axis*/
     Path AddEdge(EdgeType type) { old }
     void PropagateShardingSpec() {
@@ -174,11 +172,29 @@ def test_the_native_search_takes_the_lines_of_the_pieces(load):
   }
     using FBuildAxisGraph
     """
+"""Lines that stand for the class of a checkout, which is not here."""
+
+
+def test_the_native_search_takes_the_lines_of_the_pieces(load):
     native = load("native_search")
-    original, repaired, listed = native.versions(header).values()
+    original, repaired, listed = native.versions(NATIVE_HEADER).values()
     assert "old }" in original and "old }" not in repaired
     assert "std::max(priority, path.GetPriority())" in repaired
     assert "pending" not in repaired and "pending.pop_back()" in listed
     assert "Axis axis, old" in repaired and "Axis axis, old" not in listed
     with pytest.raises(ValueError, match="the checkout has 0 places"):
-        native.versions(header.replace("AddEdge", "Add"))
+        native.versions(NATIVE_HEADER.replace("AddEdge", "Add"))
+
+
+@pytest.mark.parametrize(("line", "code"), [("0,0:0,0", 0), ("error: two specs", 1)])
+def test_a_native_search_that_always_fails_is_no_success(load, monkeypatch, tmp_path, line, code):
+    native, program = load("native_search"), tmp_path / "search"
+    program.write_text(f"#!/bin/sh\ncat >/dev/null\necho '{line}'\n", encoding="utf-8")
+    program.chmod(0o755)
+    path = tmp_path / native.HEADER
+    path.parent.mkdir(parents=True)
+    path.write_text(NATIVE_HEADER, encoding="utf-8")
+    monkeypatch.setenv("TVM_DEVICE_BACKEND_AUTOLOAD", "0")  # which main sets
+    monkeypatch.setattr(native, "build", lambda *_: program)
+    monkeypatch.setattr(sys, "argv", ["native_search.py", str(tmp_path)])
+    assert native.main() == code
