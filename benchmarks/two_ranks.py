@@ -32,7 +32,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from framework_models import VOCAB, Llama
-from measure import parser, print_setting, table
+from measure import add_rows, parser, print_setting, table
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
@@ -263,12 +263,11 @@ def work(folder: Path, rounds: int) -> None:
 def main() -> None:
     """Deploy the programs, start the job, and print the table."""
     options = parser(__doc__)
-    options.add_argument("--rows", default=",".join(row.name for row in ROWS))
+    add_rows(options, ROWS)
     arguments = options.parse_args()
     with tempfile.TemporaryDirectory(prefix="tvm-distir-ranks-") as scratch:
-        for row in ROWS:
-            if row.name in arguments.rows.split(","):
-                deploy(row, Path(scratch) / row.name)
+        for row in arguments.rows:
+            deploy(row, Path(scratch) / row.name)
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         command += [f"--nproc-per-node={RANKS}", __file__]
         paths = os.pathsep.join(path or "." for path in sys.path)
