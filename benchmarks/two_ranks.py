@@ -12,7 +12,6 @@ the extra ``torch``.
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import statistics
@@ -31,6 +30,7 @@ os.environ["TVM_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = "1"
 import numpy as np
 import torch
 import torch.distributed as dist
+from against_frameworks import weights_of
 from framework_models import VOCAB, Llama
 from measure import add_rows, parser, print_setting, table
 from torch.nn.functional import cross_entropy
@@ -163,10 +163,11 @@ def _cut_layers(model: Llama) -> None:
 
 
 @contextmanager
-def our_step(folder: Path, model: Llama, batch: tuple[torch.Tensor, ...]) -> Iterator[Step]:
+def our_step(
+    folder: Path, state: dict[str, torch.Tensor], batch: tuple[torch.Tensor, ...]
+) -> Iterator[Step]:
     """Return a step of the deployed program on this rank; what it returns is taken over."""
     program = td.load(folder)
-    state = {**model.state_dict(), **dict(model.named_buffers())}
     inputs: dict[str, Any] = {}
     data = iter(batch)
     for entry in program.entries:
@@ -228,7 +229,7 @@ def measure_row(row: Row, folder: Path, rounds: int) -> dict[str, Any]:
     model, batch = model_and_batch(row)
     with torch.no_grad():
         expected = loss_of(model, batch) if row.train else model(*batch)
-    with our_step(folder, copy.deepcopy(model), batch) as ours:
+    with our_step(folder, weights_of(model), batch) as ours:
         sides = {"ours": ours, "peer": peer_step(row, model, batch)}
         for name, step in sides.items():
             found = result_of(row, name, step)
