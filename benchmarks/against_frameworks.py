@@ -25,7 +25,7 @@ import numpy as np
 import torch
 import tvm
 from framework_models import ROWS, Row
-from measure import cpu_seconds, parser, print_setting, table
+from measure import add_rows, cpu_seconds, parser, print_setting, table
 
 import tvm_distir as td
 from tvm_distir.execution.runtime.program.machines import make_machine
@@ -155,17 +155,16 @@ def measured(row: Row, dispatches: list[str], rounds: int) -> dict[str, float]:
 def main() -> None:
     """Measure the rows that are named."""
     options = parser(__doc__)
-    options.add_argument("--rows", default=",".join(row.name for row in ROWS))
+    add_rows(options, ROWS)
     options.add_argument("--dispatch", default="torch,numpy", help="libraries")
     options.add_argument("-o", "--output", type=Path, help="write JSON")
     arguments = options.parse_args()
     torch.set_num_threads(1)
     dispatches = arguments.dispatch.split(",")
     results = {}
-    for row in ROWS:
-        if row.name in arguments.rows.split(","):
-            results[row.name] = measured(row, dispatches, arguments.repeat)
-            print(row.name, results[row.name], file=sys.stderr, flush=True)
+    for row in arguments.rows:
+        results[row.name] = measured(row, dispatches, arguments.repeat)
+        print(row.name, results[row.name], file=sys.stderr, flush=True)
     print_setting()
     kinds = [f"{name}: {kind}" for name in dispatches for kind in ("machine", "session")]
     table(

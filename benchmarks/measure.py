@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Protocol
 
 MS = 1e3
 
@@ -72,6 +72,25 @@ def print_setting(**more: str) -> None:
     versions = {"python": platform.python_version(), **{n: version(n) for n in names}, **more}
     print(f"{platform.machine()}, {os.cpu_count()} cores; ", end="")
     print(", ".join(f"{name} {number}" for name, number in versions.items()), end="\n\n")
+
+
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+def add_rows(options: argparse.ArgumentParser, rows: Sequence[_Named]) -> None:
+    """Add the option ``--rows``: names with commas between, by default of all rows."""
+
+    def named(text: str) -> list[_Named]:
+        names = text.split(",")
+        unknown = sorted(set(names) - {row.name for row in rows})
+        if unknown:
+            known = ", ".join(row.name for row in rows)
+            raise argparse.ArgumentTypeError(f"no row {', '.join(unknown)}; there are: {known}")
+        return [row for row in rows if row.name in names]
+
+    options.add_argument("--rows", type=named, default=rows, metavar="NAME,NAME", help="rows")
 
 
 def parser(description: str | None, jax: bool = False) -> argparse.ArgumentParser:

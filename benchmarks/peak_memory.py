@@ -69,8 +69,7 @@ def measured(row: Row) -> list[int]:
         torch.save(batch_of(row, model, inputs), folder / "batch.pt")
         torch.save({n: v for n, v in state.items() if n in names}, folder / "weights.pt")
         command = [sys.executable, __file__, row.name, scratch]
-        done = [subprocess.run([*command, s], capture_output=True, text=True) for s in SIDES]
-    return [int(side.stdout) for side in done if not side.check_returncode()]
+        return [int(subprocess.check_output([*command, side])) for side in SIDES]
 
 
 def main() -> None:

@@ -12,7 +12,6 @@ the extra ``torch``.
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import statistics
@@ -31,8 +30,9 @@ os.environ["TVM_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = "1"
 import numpy as np
 import torch
 import torch.distributed as dist
+from against_frameworks import weights_of
 from framework_models import VOCAB, Llama
-from measure import parser, print_setting, table
+from measure import add_rows, parser, print_setting, table
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
@@ -163,10 +163,11 @@ def _cut_layers(model: Llama) -> None:
 
 
 @contextmanager
-def our_step(folder: Path, model: Llama, batch: tuple[torch.Tensor, ...]) -> Iterator[Step]:
+def our_step(
+    folder: Path, state: dict[str, torch.Tensor], batch: tuple[torch.Tensor, ...]
+) -> Iterator[Step]:
     """Return a step of the deployed program on this rank; what it returns is taken over."""
     program = td.load(folder)
-    state = {**model.state_dict(), **dict(model.named_buffers())}
     inputs: dict[str, Any] = {}
     data = iter(batch)
     for entry in program.entries:
@@ -228,7 +229,7 @@ def measure_row(row: Row, folder: Path, rounds: int) -> dict[str, Any]:
     model, batch = model_and_batch(row)
     with torch.no_grad():
         expected = loss_of(model, batch) if row.train else model(*batch)
-    with our_step(folder, copy.deepcopy(model), batch) as ours:
+    with our_step(folder, weights_of(model), batch) as ours:
         sides = {"ours": ours, "peer": peer_step(row, model, batch)}
         for name, step in sides.items():
             found = result_of(row, name, step)
@@ -263,12 +264,11 @@ def work(folder: Path, rounds: int) -> None:
 def main() -> None:
     """Deploy the programs, start the job, and print the table."""
     options = parser(__doc__)
-    options.add_argument("--rows", default=",".join(row.name for row in ROWS))
+    add_rows(options, ROWS)
     arguments = options.parse_args()
     with tempfile.TemporaryDirectory(prefix="tvm-distir-ranks-") as scratch:
-        for row in ROWS:
-            if row.name in arguments.rows.split(","):
-                deploy(row, Path(scratch) / row.name)
+        for row in arguments.rows:
+            deploy(row, Path(scratch) / row.name)
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         command += [f"--nproc-per-node={RANKS}", __file__]
         paths = os.pathsep.join(path or "." for path in sys.path)

@@ -211,6 +211,10 @@ def main() -> int:
     parser.add_argument("--differences", nargs=2, metavar=("OLD", "NEW"), help="two versions")
     parser.add_argument("--write", action="store_true", help=f"write {LIST.name}")
     options = parser.parse_args()
+    if not options.version and not options.differences:
+        parser.error("name a version, or two after --differences")
+    if options.write and not options.differences:
+        parser.error("--write writes what --differences gives")
     uses = package_uses()
     if options.differences:
         text = json.dumps(differences(*options.differences, uses), indent=2) + "\n"

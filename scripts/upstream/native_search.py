@@ -124,7 +124,9 @@ def main() -> int:
                 f"a chain of {DEPTH} tensors: {'done' if code == 0 else 'stack overflow'}"
             )
     _, repaired, listed = results
-    return 0 if len(repaired) == 1 and repaired == listed and ended[2] == 0 else 1
+    has_failed = any(line.startswith("error: ") for line in repaired)
+    is_right = len(repaired) == 1 and not has_failed and repaired == listed and ended[2] == 0
+    return 0 if is_right else 1
 
 
 if __name__ == "__main__":

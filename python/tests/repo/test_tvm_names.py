@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tvm_ffi
 from tvm import relax, te
-from tvm_names import LACKING, LIST, SEAM, Use, ask, package_uses, uses_in
+from tvm_names import LACKING, LIST, SEAM, Use, ask, main, package_uses, uses_in
 
 from tvm_distir.support.tvm import moved_names
 
@@ -113,6 +113,16 @@ def test_planted_uses_are_found(source: str, found: bool) -> None:
 def test_a_private_attribute_of_a_value_is_found() -> None:
     tree = ast.parse("builder._end_block()\nself._mine\nx.__class__")
     assert list(_private_attributes(tree)) == [("_end_block", 1)]
+
+
+@pytest.mark.parametrize("options", [[], ["installed", "--write"]])
+def test_the_script_refuses_options_that_it_would_ignore(
+    options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["tvm_names.py", *options])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2
 
 
 @pytest.mark.nightly

@@ -69,9 +69,8 @@ def test_an_unknown_name_is_a_fault_of_usage():
 
 
 def test_every_fault_has_a_state_an_issue_and_a_test_that_fails(load):
-    judging, issue_text = load("judging"), load("issue_text")
+    issue_text = load("issue_text")
     recorded = states()["versions"]["0.27"]
-    assert sorted(recorded["faults"]) == judging.fault_names()
     assert "ok" not in recorded["faults"].values()
     for name, state in recorded["faults"].items():
         issue = issue_text.path_of(name).read_text("utf-8")
@@ -80,6 +79,14 @@ def test_every_fault_has_a_state_an_issue_and_a_test_that_fails(load):
         keys = {file, f"{file}::{test}"}
         matches = {test: v for test, v in recorded["tests"].items() if test.split("[")[0] in keys}
         assert set(matches.values()) - {"passed"}, name
+
+
+def test_every_version_is_recorded_with_the_reproducers_and_tests_that_there_are(load):
+    judging = load("judging")
+    files = {path.name for path in judging.TESTS.glob("test_*.py")}
+    for version, recorded in states()["versions"].items():
+        assert sorted(recorded["faults"]) == judging.fault_names(), version
+        assert {name.partition("::")[0] for name in recorded["tests"]} == files, version
 
 
 def test_reproducers_and_tests_know_stock_tvm_only():
@@ -116,6 +123,12 @@ def test_prepared_modules_pass_their_tests_on_the_wheel_alone(tmp_path):
         assert "tvm_distir" not in text
 
 
+def test_a_check_that_a_signal_ends_is_no_success(load, monkeypatch, tmp_path):
+    prepare, codes = load("prepare"), iter([-11, 0])
+    monkeypatch.setattr(prepare, "run_tests", lambda *_: next(codes))
+    assert prepare.check(tmp_path, None, None) == 1
+
+
 def test_pieces_are_small_and_numbered_in_order(load):
     """Each piece is at most 150 lines, and has tests and issues of its number."""
     order, issue_text = load("order"), load("issue_text")
@@ -148,9 +161,7 @@ def test_the_docstring_of_a_piece_becomes_markdown(load):
     assert load("order").change_as_markdown(docstring) == expected
 
 
-def test_the_native_search_takes_the_lines_of_the_pieces(load):
-    """The class of a checkout is not here; a few lines stand for it."""
-    header = """
+NATIVE_HEADER = """
     /*! \\brief tensor axis*/
     Path AddEdge(EdgeType type) { old }
     void PropagateShardingSpec() {
@@ -161,11 +172,29 @@ def test_the_native_search_takes_the_lines_of_the_pieces(load):
   }
     using FBuildAxisGraph
     """
+"""Lines that stand for the class of a checkout, which is not here."""
+
+
+def test_the_native_search_takes_the_lines_of_the_pieces(load):
     native = load("native_search")
-    original, repaired, listed = native.versions(header).values()
+    original, repaired, listed = native.versions(NATIVE_HEADER).values()
     assert "old }" in original and "old }" not in repaired
     assert "std::max(priority, path.GetPriority())" in repaired
     assert "pending" not in repaired and "pending.pop_back()" in listed
     assert "Axis axis, old" in repaired and "Axis axis, old" not in listed
     with pytest.raises(ValueError, match="the checkout has 0 places"):
-        native.versions(header.replace("AddEdge", "Add"))
+        native.versions(NATIVE_HEADER.replace("AddEdge", "Add"))
+
+
+@pytest.mark.parametrize(("line", "code"), [("0,0:0,0", 0), ("error: two specs", 1)])
+def test_a_native_search_that_always_fails_is_no_success(load, monkeypatch, tmp_path, line, code):
+    native, program = load("native_search"), tmp_path / "search"
+    program.write_text(f"#!/bin/sh\ncat >/dev/null\necho '{line}'\n", encoding="utf-8")
+    program.chmod(0o755)
+    path = tmp_path / native.HEADER
+    path.parent.mkdir(parents=True)
+    path.write_text(NATIVE_HEADER, encoding="utf-8")
+    monkeypatch.setenv("TVM_DEVICE_BACKEND_AUTOLOAD", "0")  # which main sets
+    monkeypatch.setattr(native, "build", lambda *_: program)
+    monkeypatch.setattr(sys, "argv", ["native_search.py", str(tmp_path)])
+    assert native.main() == code

@@ -41,29 +41,25 @@ def _is_annotated(function: relax.Function) -> bool:
 
 
 def _reached(
-    mod: ir.IRModule, name: ir.GlobalVar, private: dict[str, relax.Function]
+    function: relax.Function, private: dict[str, relax.Function]
 ) -> dict[str, relax.Function]:
-    """Return by name the private functions that a function calls, also indirectly.
-
-    Raises
-    ------
-    ValueError
-        One of them calls itself.
-    """
+    """Return by name the private functions that a function calls, also indirectly."""
     matches: dict[str, relax.Function] = {}
-
-    def visit(function: relax.Function, callers: tuple[str, ...]) -> None:
-        for call in _calls(function):
+    pending = [function]
+    while pending:
+        for call in _calls(pending.pop()):
             callee = call.op.name_hint if isinstance(call.op, ir.GlobalVar) else None
-            if callee in callers:
-                cycle = " -> ".join([*callers[callers.index(callee) :], callee])
-                raise ValueError(f"a function that calls itself has no placements: {cycle}")
             if callee in private and callee not in matches:
-                visit(private[callee], (*callers, callee))
                 matches[callee] = private[callee]
-
-    visit(mod[name], (name.name_hint,))
+                pending.append(private[callee])
     return matches
+
+
+def _refuse_recursion(functions: dict[str, relax.Function]) -> None:
+    """Raise ValueError for a function that calls itself, also indirectly."""
+    for name, function in functions.items():
+        if name in _reached(function, functions):
+            raise ValueError(f"{name} calls itself, and a call of it has no placements")
 
 
 @tvm.transform.module_pass(opt_level=0, name="InlinePrivateCallees")
@@ -80,21 +76,17 @@ def inline_private_callees(mod: ir.IRModule, _context: tvm.transform.PassContext
     for name, function in functions.items():
         if name.name_hint in private:
             continue
-        reached = _reached(mod, name, private)
-        if reached and any(map(_is_annotated, [function, *reached.values()])):
+        reached = _reached(function, private)
+        if any(map(_is_annotated, [function, *reached.values()])):
+            _refuse_recursion({name.name_hint: function, **reached})
             output[name] = function.inline_functions(reached)
             inlined |= reached.keys()
     if not inlined:
         return mod
-    remaining = {name: output[name] for name in functions if name.name_hint not in inlined}
-    called = {
-        call.op.name_hint
-        for function in remaining.values()
-        for call in _calls(function)
-        if isinstance(call.op, ir.GlobalVar)
-    }
+    remaining = [output[name] for name in functions if name.name_hint not in inlined]
+    used = {callee for function in remaining for callee in _reached(function, private)}
     for name in functions:
-        if name.name_hint in inlined - called:
+        if name.name_hint in inlined - used:
             del output[name]
     return ir.IRModule(output, attrs=mod.attrs, global_infos=dict(mod.global_infos))
 

@@ -12,6 +12,7 @@ import tvm
 from tvm import ir, relax
 
 import tvm_distir as td
+from tests.quick_compilation import quick_machine
 
 Array = npt.NDArray[Any]
 
@@ -44,8 +45,7 @@ def compiled(mod: ir.IRModule, inputs: list[Any], entry: str = "main") -> list[A
             return tuple(map(tensor, value))
         return tvm.runtime.tensor(value)
 
-    machine = relax.VirtualMachine(tvm.compile(mod, target="llvm"), tvm.cpu())
-    return [leaf.numpy() for leaf in flat(machine[entry](*map(tensor, inputs)))]
+    return [leaf.numpy() for leaf in flat(quick_machine(mod)[entry](*map(tensor, inputs)))]
 
 
 def agrees_with_tvm(

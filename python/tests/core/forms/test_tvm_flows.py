@@ -18,6 +18,7 @@ from tests.core.forms.parsing import refusal
 from tests.core.forms.reference import compiled, drawn
 from tests.core.forms.test_forms import fused
 from tests.core.forms.test_tvm_forms import DATA, TENSOR, on, plain
+from tests.quick_compilation import quick_machine
 from tvm_distir.core.analysis import check_level
 from tvm_distir.performance import ExportProgram
 from tvm_distir.support import DistIRError
@@ -94,15 +95,11 @@ def test_passes_of_tvm_keep_the_program_of_a_device(pipeline: Any, plan: td.Plan
     assert moved[0] == moved[1]
 
 
-def machine(dist: ir.IRModule) -> Any:
-    return relax.VirtualMachine(tvm.compile(dist, target="llvm"), tvm.cpu())["main"]
-
-
 def test_a_program_without_collectives_is_a_module_of_tvm() -> None:
     mod = plain()
     inputs = drawn(mod)
     (want,) = compiled(mod, inputs)
-    run = machine(td.distribute(mod, DATA))
+    run = quick_machine(td.distribute(mod, DATA))["main"]
     rest = [tvm.runtime.tensor(value) for value in inputs[1:]]
     parts = [run(tvm.runtime.tensor(part), *rest).numpy() for part in np.split(inputs[0], 2)]
     np.testing.assert_allclose(np.concatenate(parts), want, rtol=1e-5, atol=1e-5)
@@ -113,7 +110,7 @@ def test_collectives_outside_of_a_run_are_refused_and_the_remedy_is_true() -> No
     inputs, dist = drawn(mod), td.distribute(mod, TENSOR)
     shards = [inputs[0], inputs[1][:, :16], inputs[2][:16]]
     with pytest.raises(DistIRError) as caught:
-        machine(dist)(*(tvm.runtime.tensor(np.ascontiguousarray(s)) for s in shards))
+        quick_machine(dist)["main"](*(tvm.runtime.tensor(np.ascontiguousarray(s)) for s in shards))
     assert (caught.value.code, caught.value.remedy) == (
         "DIST0605", "Run the module with tvm_distir.run.")  # fmt: skip
     (want,) = compiled(mod, inputs)
