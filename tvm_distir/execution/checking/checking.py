@@ -199,9 +199,9 @@ def drawn_inputs(reference: TracedModule, known: Mapping[str, Any], seed: int) -
         shape, dtype = [int(n) for n in var.ty.shape], str(var.ty.dtype)
         if name in known:
             drawn[name] = np.asarray(known[name]).astype(dtype)
-            given = list(drawn[name].shape)
-            if given != shape:
-                problem = f"shape {given} is given where the reference has {shape}"
+            extents = list(drawn[name].shape)
+            if extents != shape:
+                problem = f"shape {extents} is given where the reference has {shape}"
                 remedy = "Give whole inputs, not those of a rank."
                 raise ModelError("DIST0366", problem, location=f'input "{name}"', remedy=remedy)
         elif dtype.startswith("float"):
