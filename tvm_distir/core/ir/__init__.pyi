@@ -42,6 +42,7 @@ from .segments import segments_of as segments_of
 from .types import TENSOR_TYPES as TENSOR_TYPES
 from .types import FieldLeaves as FieldLeaves
 from .types import as_dtensor as as_dtensor
+from .types import carries_value as carries_value
 from .types import flat_types as flat_types
 from .types import is_object as is_object
 from .types import is_private as is_private
@@ -51,3 +52,14 @@ from .types import relax_functions as relax_functions
 from .types import static_shape as static_shape
 from .types import tensor_type as tensor_type
 from .types import value_types as value_types
+from .views import MOST_ORDERED_AXES as MOST_ORDERED_AXES
+from .views import Axes as Axes
+from .views import ModuleViews as ModuleViews
+from .views import Tiling as Tiling
+from .views import View as View
+from .views import family as family
+from .views import labels_on as labels_on
+from .views import mesh_of as mesh_of
+from .views import moved_axes as moved_axes
+from .views import ordered_axes as ordered_axes
+from .views import tiling as tiling

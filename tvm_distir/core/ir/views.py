@@ -174,6 +174,18 @@ def common_view(
         if None not in rows:
             return mesh, [row for row in rows if row is not None]
     base = views[0].family
+    axes = ordered_axes(base, tiles)
+    if axes is None:
+        return None
+    rows = [labels_on(View(base, axes), x) for x in tiles]
+    return mesh_of(base, axes), [row for row in rows if row is not None]
+
+
+def ordered_axes(base: MeshKey, tiles: Sequence[Tiling]) -> Axes | None:
+    """Return the least changed order of a family's axes in which tilings can be stated.
+
+    None where two of them have mesh axes in opposite orders.
+    """
     before = {pair for x in tiles for axes in x.dims for pair in itertools.pairwise(axes)}
     order: list[int] = []
     while len(order) < len(base[0]):
@@ -182,8 +194,7 @@ def common_view(
         if not free:
             return None
         order.append(free[0])
-    rows = [labels_on(View(base, tuple(order)), x) for x in tiles]
-    return mesh_of(base, tuple(order)), [row for row in rows if row is not None]
+    return tuple(order)
 
 
 class ModuleViews:

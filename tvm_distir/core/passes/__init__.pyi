@@ -11,6 +11,7 @@ from .declaration import PassInfo as PassInfo
 from .declaration import Rewrite as Rewrite
 from .declaration import info_of as info_of
 from .declaration import module_pass as module_pass
+from .legalize.call_views import with_call_views as with_call_views
 from .legalize.passes import LegalizeRedistribute as LegalizeRedistribute
 from .lower.divisible_dims import dim_text as dim_text
 from .lower.passes import LowerDistIR as LowerDistIR

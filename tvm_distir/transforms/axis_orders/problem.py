@@ -1,0 +1,277 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Read the order problem of a module: which dims have an order of axes, and what ties them.
+
+A dim that several mesh axes shard has an order of these axes. Calls tie the dims that walk the
+same factor, functions their arguments and results, and a step the weights that it reads and
+updates. Redistributions move values from one order to another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import ir, relax
+from tvm.relax.distributed import DTensorType
+
+from tvm_distir.core.analysis import PartialState
+from tvm_distir.core.ir import (
+    Axes,
+    FieldLeaves,
+    Tiling,
+    View,
+    family,
+    handle,
+    is_private,
+    labels_of,
+    named_leaves,
+    static_shape,
+    tiling,
+    value_types,
+)
+from tvm_distir.core.ir.attributes import REPEAT_ATTR, training_notes
+from tvm_distir.core.ir.operators import COMPUTE_OPS
+from tvm_distir.core.ops import call_sharding, is_packed_call
+from tvm_distir.core.plan import plain_name
+from tvm_distir.core.rewriting import (
+    all_bindings,
+    called_name,
+    callees_first,
+    is_redistribute,
+    is_tensors,
+    tensor_args,
+)
+from tvm_distir.support import GenericConst
+
+NONE = -1
+
+
+@dataclass(frozen=True, eq=False)
+class Leaf:
+    """A tensor of the module.
+
+    Attributes
+    ----------
+    ty : DTensorType
+    view : View
+        The view on which its type places it.
+    tiles : Tiling
+        The tiles in the order of the view.
+    dims : tuple of int
+        The number of the order of each dim, :data:`NONE` for a dim that has none.
+    """
+
+    ty: DTensorType
+    view: View
+    tiles: Tiling
+    dims: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Move:
+    """A redistribution: between two tensors, partial along some axes of the family before it."""
+
+    function: str
+    source: Leaf
+    partial: frozenset[int]
+    target: Leaf
+
+
+class OrderProblem:
+    """The dims of a module that several mesh axes shard, and the moves between them.
+
+    Parameters
+    ----------
+    mod : IRModule
+        Level 3.
+
+    Attributes
+    ----------
+    axes : list of tuple of int
+        The axes of the family that shard each numbered dim, as the module orders them.
+    leaves : mapping of variables to their tensors
+    constants : mapping of handles of constants to their tensors
+    moves : list of Move
+    """
+
+    def __init__(self, mod: ir.IRModule) -> None:
+        self.mod = mod
+        self.axes: list[Axes] = []
+        self.moves: list[Move] = []
+        self.leaves: dict[ir.Expr, list[Leaf | None]] = {}
+        self.constants: dict[int, Leaf | None] = {}
+        self.results: dict[str, list[Leaf | None]] = {}
+        self.runs: dict[str, int] = {}
+        self._parents: list[int] = []
+        self._fixed: list[int] = []
+        self._fields = FieldLeaves(value_types)
+        functions = callees_first(mod)
+        for gv, fn in functions:
+            self._function(str(gv.name_hint), fn)
+        self._count(functions)
+
+    def root(self, number: int) -> int:
+        """Return the number that stands for a dim and all that is tied to it."""
+        parents = self._parents
+        while parents[number] != number:
+            parents[number] = number = parents[parents[number]]
+        return number
+
+    def free(self) -> list[int]:
+        """Return the roots whose order may be chosen."""
+        fixed = {self.root(number) for number in self._fixed}
+        orders: dict[int, set[Axes]] = {}
+        for number, axes in enumerate(self.axes):
+            orders.setdefault(self.root(number), set()).add(axes)
+        return [root for root, found in orders.items() if root not in fixed and len(found) == 1]
+
+    def of(self, expr: Any) -> list[Leaf | None]:
+        """Return the tensors of an expression; None for values without a placement."""
+        if isinstance(expr, relax.Tuple):
+            return [leaf for field in expr.fields[:] for leaf in self.of(field)]
+        if isinstance(expr, relax.TupleGetItem):
+            full, leaves = self.of(expr.tuple_value), self._fields.of(expr)
+            return full[leaves.start : leaves.stop]
+        if expr in self.leaves:
+            return self.leaves[expr]
+        if isinstance(expr, GenericConst):
+            key = handle(expr)
+            if key not in self.constants:
+                self.constants[key] = self._leaf(expr.ty)
+            return [self.constants[key]]
+        return [None] * len(value_types(expr.ty))
+
+    def _leaf(self, ty: ir.Type) -> Leaf | None:
+        if type(ty) is not DTensorType:
+            return None
+        view, ndim = family(ty.device_mesh), int(ty.tensor_ty.ndim)
+        tiles = tiling(view, labels_of(ty.placement), ndim)
+        sizes, known = view.family[0], static_shape(ty) is not None
+        dims = []
+        for axes in tiles.dims:
+            if sum(sizes[a] > 1 for a in axes) < 2:
+                dims.append(NONE)
+                continue
+            dims.append(len(self.axes))
+            if not known:
+                self._fixed.append(len(self.axes))
+            self._parents.append(len(self.axes))
+            self.axes.append(axes)
+        return Leaf(ty, view, tiles, tuple(dims))
+
+    def _bind(self, var: relax.Var) -> list[Leaf | None]:
+        self.leaves[var] = [self._leaf(ty) for ty in value_types(var.ty)]
+        return self.leaves[var]
+
+    def _function(self, name: str, fn: relax.Function) -> None:
+        terms = PartialState(self.mod, name, fn, legalized=False)
+        terms.check()
+        for param in fn.params:
+            self._bind(param)
+        for binding in all_bindings(fn.body):
+            if isinstance(binding, relax.MatchCast):
+                self._tie(self._bind(binding.var), self.of(binding.value))
+            elif isinstance(binding.value, ir.Call):
+                self._call(name, binding.var, binding.value, terms)
+            elif isinstance(binding.value, relax.If):
+                outs = self._bind(binding.var)
+                for branch in (binding.value.true_branch, binding.value.false_branch):
+                    self._tie(outs, self.of(branch.body))
+            else:
+                self.leaves[binding.var] = self.of(binding.value)
+        self.results[name] = self.of(fn.body.body)
+        if not is_private(fn):
+            self._updated(fn, self.results[name])
+
+    def _updated(self, fn: relax.Function, results: Sequence[Leaf | None]) -> None:
+        """Tie weights and states of a training step to their new values."""
+        names = [plain_name(name) for name in training_notes(fn, "updated")]
+        titles = {int(k): plain_name(str(v)) for k, v in training_notes(fn, "places").items()}
+        number_of = {name: n for n, name in (titles or dict(enumerate(names, 1))).items()}
+        for param in fn.params:
+            fields = named_leaves(str(param.name), param.ty)
+            for (field, _), leaf in zip(fields, self.leaves[param], strict=False):
+                number = number_of.get(plain_name(field), NONE)
+                if plain_name(field) in names and 0 <= number < len(results):
+                    self._tie([leaf], [results[number]])
+
+    def _call(self, name: str, var: relax.Var, call: ir.Call, terms: PartialState) -> None:
+        outs = self._bind(var)
+        if isinstance(call.op, ir.GlobalVar):
+            callee = str(call.op.name_hint)
+            for arg, param in zip(call.args, self.mod[call.op].params, strict=True):
+                self._tie(self.of(arg), self.leaves[param])
+            self._tie(outs, self.results[callee])
+            return
+        operands = [leaf for arg in call.args for leaf in self.of(arg)]
+        op = called_name(call)
+        if is_redistribute(call) and operands[0] is not None:
+            self._move(name, operands[0], terms.of(call.args[0])[0], outs[0])
+        elif op == "relax.dist.partial":
+            self._tie(operands, outs)
+        elif is_packed_call(call) or (op.startswith("relax.dist.") and op not in COMPUTE_OPS):
+            self._fix([*operands, *outs])
+        else:
+            self._op(name, var, call, outs)
+
+    def _move(self, name: str, source: Leaf, partial: Iterable[int], target: Leaf | None) -> None:
+        if target is None or source.view.family != target.view.family:
+            self._fix([source, target])
+            return
+        summed = frozenset(source.view.axes[a] for a in partial)
+        self.moves.append(Move(name, source, summed, target))
+
+    def _op(self, name: str, var: relax.Var, call: ir.Call, outs: Sequence[Leaf | None]) -> None:
+        """Tie the dims of a call that walk the same factor."""
+        tensors = [arg for arg in tensor_args(call) if is_tensors(arg.ty)]
+        ins = [leaf for arg in tensors for leaf in self.of(arg)]
+        every = [leaf for leaf in (*ins, *outs) if leaf is not None]
+        if all(number == NONE for leaf in every for number in leaf.dims):
+            return
+        types = value_types(var.ty)
+        if any(type(ty) is not DTensorType for ty in types):
+            self._fix(every)
+            return
+        followed = call_sharding(call, types, self.mod, name, var).factors
+        tied: set[int] = set()
+        for factor in {id(f): f for f in followed if f is not None}.values():
+            walked = [*zip(ins, factor.ins, strict=True), *zip(outs, factor.outs, strict=True)]
+            numbers = [x.dims[d] for x, d in walked if x is not None and d is not None]
+            numbers = [number for number in numbers if number != NONE]
+            self._join(numbers)
+            tied.update(numbers)
+        self._fixed += [n for leaf in every for n in leaf.dims if n != NONE and n not in tied]
+
+    def _tie(self, some: Sequence[Leaf | None], others: Sequence[Leaf | None]) -> None:
+        for leaf, other in zip(some, others, strict=True):
+            if leaf is None or other is None:
+                self._fix([leaf, other])
+                continue
+            for pair in zip(leaf.dims, other.dims, strict=True):
+                if NONE in pair:
+                    self._fixed += [number for number in pair if number != NONE]
+                else:
+                    self._join(pair)
+
+    def _join(self, numbers: Sequence[int]) -> None:
+        for number in numbers[1:]:
+            self._parents[self.root(number)] = self.root(numbers[0])
+
+    def _fix(self, leaves: Iterable[Leaf | None]) -> None:
+        self._fixed += [n for leaf in leaves if leaf is not None for n in leaf.dims if n != NONE]
+
+    def _count(self, functions: Sequence[tuple[ir.GlobalVar, relax.Function]]) -> None:
+        """Count how often a step runs each function."""
+        for gv, fn in reversed(functions):
+            name = str(gv.name_hint)
+            runs = self.runs.setdefault(name, 1)
+            if fn.attrs and REPEAT_ATTR in fn.attrs:
+                runs = self.runs[name] = max(runs, int(fn.attrs[REPEAT_ATTR]))
+            for binding in all_bindings(fn.body):
+                if isinstance(binding.value, ir.Call) and isinstance(
+                    binding.value.op, ir.GlobalVar
+                ):
+                    callee = str(binding.value.op.name_hint)
+                    self.runs[callee] = self.runs.get(callee, 0) + runs
