@@ -21,6 +21,7 @@ from .mesh import mesh_key as mesh_key
 from .mesh import mesh_names as mesh_names
 from .mesh import mesh_shape as mesh_shape
 from .mesh import meshes as meshes
+from .mesh import same_mesh as same_mesh
 from .module_argument import check_module as check_module
 from .operators import ops as ops
 from .placement import Labels as Labels
@@ -57,9 +58,12 @@ from .views import Axes as Axes
 from .views import ModuleViews as ModuleViews
 from .views import Tiling as Tiling
 from .views import View as View
+from .views import are_views as are_views
 from .views import family as family
 from .views import labels_on as labels_on
 from .views import mesh_of as mesh_of
 from .views import moved_axes as moved_axes
+from .views import order_of as order_of
 from .views import ordered_axes as ordered_axes
 from .views import tiling as tiling
+from .views import view_of as view_of

@@ -114,6 +114,17 @@ def moved_axes(axes: Iterable[int], source: DeviceMesh, target: DeviceMesh) -> f
     return frozenset(other.axes.index(view.axes[a]) for a in axes)
 
 
+def order_of(mesh: DeviceMesh, source: DeviceMesh) -> Axes:
+    """Return the axes of a mesh in the order that a view of it has, as numbers of the mesh."""
+    first, view = family(source), family(mesh)
+    return tuple(first.axes.index(a) for a in view.axes)
+
+
+def view_of(mesh: DeviceMesh, order: Axes) -> DeviceMesh:
+    """Return the view of a mesh with its axes in an order; the mesh itself in its own order."""
+    return mesh if order == tuple(range(len(order))) else mesh_of(mesh_key(mesh), order)
+
+
 def tiling(view: View, labels: Sequence[int], ndim: int) -> Tiling:
     """Return the tiles of labels along the axes of a view."""
     sizes, dims = view.family[0], []

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from tvm_distir.core.ir import (
     MOST_ORDERED_AXES,
     Axes,
+    Labels,
     Tiling,
     View,
     labels_on,
@@ -83,10 +84,8 @@ class OrderChoice:
         lowest = self._total(best)
         widest = max(free.values(), key=len)
         starts = {tuple(sorted(axes)) for axes in free.values() if len(axes) == len(widest)}
-        for start in (
-            widest,
-            *(p for axes in sorted(starts) for p in itertools.permutations(axes)),
-        ):
+        others = [p for axes in sorted(starts) for p in itertools.permutations(axes)]
+        for start in dict.fromkeys((widest, *others)):
             orders = self._descend(free, start)
             cost = self._total(orders)
             if cost < lowest:
@@ -143,12 +142,8 @@ class OrderChoice:
         common = ordered_axes(base, (before, after))
         if common is None:
             return math.inf
-        views = [
-            edge.base.axes,
-            ordered_axes(base, (before,)),
-            ordered_axes(base, (after,)),
-            common,
-        ]
+        ends = [ordered_axes(base, (tiles,)) for tiles in (before, after)]
+        views = [edge.base.axes, *ends, common]
         if len(base[0]) <= MOST_ORDERED_AXES:
             views += itertools.permutations(range(len(base[0])))
         known = tuple(dict.fromkeys(view for view in views if view is not None))
@@ -159,10 +154,16 @@ class OrderChoice:
             return math.inf
 
 
-def view_of(leaf: Leaf, tiles: Tiling) -> View:
-    """Return a view on which the tiles of a tensor can be stated, its own where that can."""
-    if labels_on(leaf.view, tiles) is not None:
-        return leaf.view
+def stated_view(leaf: Leaf, tiles: Tiling) -> tuple[View, Labels]:
+    """Return a view on which the tiles of a tensor can be stated, its own where that can.
+
+    Returns
+    -------
+    view : View
+    labels : tuple of int
+        The labels of the tiles along its axes.
+    """
     axes = ordered_axes(leaf.view.family, (tiles,))
-    assert axes is not None, "each dim has axes of its own"
-    return View(leaf.view.family, axes)
+    views = [leaf.view, *([] if axes is None else [View(leaf.view.family, axes)])]
+    stated = ((view, labels_on(view, tiles)) for view in views)
+    return next((view, labels) for view, labels in stated if labels is not None)

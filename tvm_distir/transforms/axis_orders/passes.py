@@ -20,7 +20,6 @@ from tvm_distir.core.ir import (
     flat_types,
     handle,
     labels_of,
-    labels_on,
     mesh_key,
     mesh_of,
     mesh_shape,
@@ -48,7 +47,7 @@ from tvm_distir.core.rewriting import (
 )
 from tvm_distir.support import GenericConst
 
-from .choice import OrderChoice, Orders, tiles_of, view_of
+from .choice import OrderChoice, Orders, stated_view, tiles_of
 from .problem import Leaf, OrderProblem
 
 
@@ -181,9 +180,8 @@ class _Rewriter:
         """Return the type of a tensor on the view that states its orders."""
         if leaf not in self._types:
             tiles = tiles_of(leaf.tiles, self.choice.roots(leaf), self.orders)
-            view, ty = view_of(leaf, tiles), leaf.ty
+            (view, labels), ty = stated_view(leaf, tiles), leaf.ty
             if view != leaf.view:
-                labels = labels_on(view, tiles)
                 mesh = self.views.declared(mesh_of(view.family, view.axes))
                 ty = as_dtensor(ty.tensor_ty, mesh, labels)
             self._types[leaf] = ty
@@ -200,15 +198,14 @@ class _Rewriter:
             return expr if leaf is None else GenericConst(expr.value, self._type(leaf))
         return self.env.get(expr, expr)
 
+    def _branch(self, branch: relax.SeqExpr) -> relax.SeqExpr:
+        blocks = [self._block(block) for block in branch.blocks]
+        body = self._expr(branch.body)
+        return typed(relax.SeqExpr(blocks, body), body.ty)
+
     def _value(self, var: relax.Var, value: Any) -> Any:
         if isinstance(value, relax.If):
-            branches = [
-                typed(
-                    relax.SeqExpr([*map(self._block, x.blocks)], body := self._expr(x.body)),
-                    body.ty,
-                )
-                for x in (value.true_branch, value.false_branch)
-            ]
+            branches = [self._branch(x) for x in (value.true_branch, value.false_branch)]
             return typed(relax.If(self._expr(value.cond), *branches), branches[0].ty)
         if not isinstance(value, ir.Call):
             return self._expr(value)

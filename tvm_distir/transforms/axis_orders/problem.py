@@ -9,7 +9,7 @@ updates. Redistributions move values from one order to another.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,13 +31,22 @@ from tvm_distir.core.ir import (
     tiling,
     value_types,
 )
-from tvm_distir.core.ir.attributes import REPEAT_ATTR, training_notes
+from tvm_distir.core.ir.attributes import PIPELINE_ATTR, REPEAT_ATTR, training_notes
 from tvm_distir.core.ir.operators import COMPUTE_OPS
 from tvm_distir.core.ops import call_sharding, is_packed_call
-from tvm_distir.core.plan import plain_name
+from tvm_distir.core.plan import (
+    ACTIVATION,
+    GRADIENT,
+    PART,
+    TOTAL,
+    Pipeline,
+    StageNote,
+    plain_name,
+)
 from tvm_distir.core.rewriting import (
     all_bindings,
     called_name,
+    callee_of,
     callees_first,
     is_redistribute,
     is_tensors,
@@ -106,10 +115,15 @@ class OrderProblem:
         self.runs: dict[str, int] = {}
         self._parents: list[int] = []
         self._fixed: list[int] = []
+        self._slots: dict[str, Leaf | None] = {}
         self._fields = FieldLeaves(value_types)
         functions = callees_first(mod)
         for gv, fn in functions:
             self._function(str(gv.name_hint), fn)
+        pipeline = Pipeline.of(mod)
+        if pipeline is not None:
+            for note in pipeline.stages:
+                self._stage(note, pipeline.varying)
         self._count(functions)
 
     def root(self, number: int) -> int:
@@ -182,7 +196,7 @@ class OrderProblem:
             else:
                 self.leaves[binding.var] = self.of(binding.value)
         self.results[name] = self.of(fn.body.body)
-        if not is_private(fn):
+        if not is_private(fn) and PIPELINE_ATTR not in (self.mod.attrs or {}):
             self._updated(fn, self.results[name])
 
     def _updated(self, fn: relax.Function, results: Sequence[Leaf | None]) -> None:
@@ -196,6 +210,16 @@ class OrderProblem:
                 number = number_of.get(plain_name(field), NONE)
                 if plain_name(field) in names and 0 <= number < len(results):
                     self._tie([leaf], [results[number]])
+
+    def _stage(self, note: StageNote, varying: Collection[str]) -> None:
+        """Tie what stages read and update; messages and micro-batches stay in the mesh's order."""
+        params = [leaf for param in self.mod[note.function].params for leaf in self.leaves[param]]
+        ends = [*zip(note.params, params), *zip(note.results, self.results[note.function])]
+        for slot, leaf in ends:
+            if slot in varying or slot.partition(":")[0] in (ACTIVATION, GRADIENT, PART, TOTAL):
+                self._fix([leaf])
+            else:
+                self._tie([self._slots.setdefault(slot, leaf)], [leaf])
 
     def _call(self, name: str, var: relax.Var, call: ir.Call, terms: PartialState) -> None:
         outs = self._bind(var)
@@ -270,8 +294,7 @@ class OrderProblem:
             if fn.attrs and REPEAT_ATTR in fn.attrs:
                 runs = self.runs[name] = max(runs, int(fn.attrs[REPEAT_ATTR]))
             for binding in all_bindings(fn.body):
-                if isinstance(binding.value, ir.Call) and isinstance(
-                    binding.value.op, ir.GlobalVar
-                ):
-                    callee = str(binding.value.op.name_hint)
-                    self.runs[callee] = self.runs.get(callee, 0) + runs
+                callee = callee_of(binding.value)
+                if callee is not None:
+                    name = str(callee.name_hint)
+                    self.runs[name] = self.runs.get(name, 0) + runs
