@@ -25,7 +25,7 @@ STEP: dict[str, Any] = {
     "train": {"optimizer": "adam"}, "system": "h100",
 }  # fmt: skip
 FIRST = ["load", "forward", "train", "plan"]
-PASSES = ["annotate", "propagate", "legalize", "optimize", "lower"]
+PASSES = ["annotate", "propagate", "order", "legalize", "optimize", "lower"]
 LATER = ["bucket", "bucket-gathers", "split", "schedule", "defer", "prefetch"]
 
 

@@ -19,9 +19,9 @@ from tvm.script.parser import relax as R
 import tvm_distir as td
 from tests.core.passes.view_modules import redistribute
 from tvm_distir.core.ir.types import as_dtensor
-from tvm_distir.transforms.axis_orders.choice import OrderChoice
+from tvm_distir.transforms.axis_orders.order_choice import OrderChoice
 from tvm_distir.transforms.axis_orders.passes import OrderAxes
-from tvm_distir.transforms.axis_orders.problem import OrderProblem
+from tvm_distir.transforms.axis_orders.order_problem import OrderProblem
 
 
 @I.ir_module
@@ -157,8 +157,8 @@ class Chain:
 
 def exhaustive(choice: OrderChoice) -> float:
     """The lowest cost over all orders of all dims."""
-    roots = choice.problem.free()
-    axes = [list(itertools.permutations(choice.problem.axes[root])) for root in roots]
+    roots = choice.problem.dims.free()
+    axes = [list(itertools.permutations(choice.problem.dims.axes[root])) for root in roots]
     return min(choice._total(dict(zip(roots, chosen))) for chosen in itertools.product(*axes))
 
 
@@ -166,8 +166,8 @@ def exhaustive(choice: OrderChoice) -> float:
 @pytest.mark.parametrize("seed", range(24))
 def test_the_chosen_orders_cost_least(seed):
     choice = OrderChoice(OrderProblem(Chain(seed).module(8)))
-    roots = choice.problem.free()
-    if math.prod(math.factorial(len(choice.problem.axes[root])) for root in roots) > 1500:
+    roots = choice.problem.dims.free()
+    if math.prod(math.factorial(len(choice.problem.dims.axes[root])) for root in roots) > 1500:
         pytest.skip("more than 1,500 combinations of orders")
     assert choice._total(choice.run()) == exhaustive(choice)
 

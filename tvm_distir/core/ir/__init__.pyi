@@ -53,17 +53,3 @@ from .types import relax_functions as relax_functions
 from .types import static_shape as static_shape
 from .types import tensor_type as tensor_type
 from .types import value_types as value_types
-from .views import MOST_ORDERED_AXES as MOST_ORDERED_AXES
-from .views import Axes as Axes
-from .views import ModuleViews as ModuleViews
-from .views import Tiling as Tiling
-from .views import View as View
-from .views import are_views as are_views
-from .views import family as family
-from .views import labels_on as labels_on
-from .views import mesh_of as mesh_of
-from .views import moved_axes as moved_axes
-from .views import order_of as order_of
-from .views import ordered_axes as ordered_axes
-from .views import tiling as tiling
-from .views import view_of as view_of

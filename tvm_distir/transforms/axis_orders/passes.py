@@ -12,23 +12,25 @@ from tvm.relax.distributed import DTensorType
 from tvm.relax.op.distributed import redistribute
 
 from tvm_distir.core.ir import (
-    ModuleViews,
     R,
     as_dtensor,
     carries_value,
-    family,
     flat_types,
     handle,
     labels_of,
     mesh_key,
-    mesh_of,
     mesh_shape,
     meshes,
-    moved_axes,
     relax_functions,
 )
 from tvm_distir.core.ir.attributes import PARTIAL_ATTR
 from tvm_distir.core.ir.operators import ops
+from tvm_distir.core.ir.views import (
+    ModuleViews,
+    family,
+    mesh_of,
+    moved_axes,
+)
 from tvm_distir.core.ops import attribute_axes
 from tvm_distir.core.passes import Rewrite, module_pass, with_call_views
 from tvm_distir.core.rewriting import (
@@ -47,8 +49,9 @@ from tvm_distir.core.rewriting import (
 )
 from tvm_distir.support import GenericConst
 
-from .choice import OrderChoice, Orders, stated_view, tiles_of
-from .problem import Leaf, OrderProblem
+from .order_choice import OrderChoice, Orders, stated_view, tiles_of
+from .ordered_dims import PlacedTensor
+from .order_problem import OrderProblem
 
 
 @module_pass("distributed")
@@ -115,7 +118,7 @@ class _Rewriter:
         self.mod, self.choice, self.orders = mod, choice, orders
         self.problem, self.views = choice.problem, ModuleViews(mod)
         self.env: dict[ir.Expr, ir.Expr] = {}
-        self._types: dict[Leaf, ir.Type] = {}
+        self._types: dict[PlacedTensor, ir.Type] = {}
 
     def module(self) -> ir.IRModule:
         """Return the new module."""
@@ -142,7 +145,7 @@ class _Rewriter:
         return with_body(fn, params, blocks, result, bool(fn.is_pure), attrs)
 
     def _partial(
-        self, fn: relax.Function, leaves: Mapping[str, Sequence[Leaf | None]]
+        self, fn: relax.Function, leaves: Mapping[str, Sequence[PlacedTensor | None]]
     ) -> dict[str, dict[str, list[int]]]:
         """Return the axes along which parameters and results are partial, on their views."""
         moved: dict[str, dict[str, list[int]]] = {}
@@ -170,13 +173,13 @@ class _Rewriter:
         self.env[var] = make_var(var.name, ty, isinstance(var, relax.DataflowVar))
         return self.env[var]
 
-    def _retyped(self, ty: ir.Type, leaves: Iterator[Leaf | None]) -> ir.Type:
+    def _retyped(self, ty: ir.Type, leaves: Iterator[PlacedTensor | None]) -> ir.Type:
         if isinstance(ty, relax.TupleType):
             return relax.TupleType([self._retyped(field, leaves) for field in ty.fields])
         leaf = next(leaves) if carries_value(ty) else None
         return ty if leaf is None else self._type(leaf)
 
-    def _type(self, leaf: Leaf) -> ir.Type:
+    def _type(self, leaf: PlacedTensor) -> ir.Type:
         """Return the type of a tensor on the view that states its orders."""
         if leaf not in self._types:
             tiles = tiles_of(leaf.tiles, self.choice.roots(leaf), self.orders)

@@ -11,7 +11,7 @@ from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
 from tvm_distir.core.ir.operators.ops import dist_op_name
-from tvm_distir.core.ir.views import ModuleViews
+from tvm_distir.core.ir.views.module_views import ModuleViews
 from tvm_distir.core.ops.call_view import is_transfer
 from tvm_distir.core.ops.class_memo import class_facts, class_memo
 from tvm_distir.core.passes.cost_model import CostModel

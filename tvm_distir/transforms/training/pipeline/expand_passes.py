@@ -14,16 +14,18 @@ from tvm_distir.core.ir import (
     DEVICE_NUM_ATTR,
     MESH_INFO,
     NAMES_ATTR,
-    Axes,
-    are_views,
     mesh_axes,
     mesh_devices,
     meshes,
-    order_of,
     same_mesh,
-    view_of,
 )
 from tvm_distir.core.ir.attributes import PIPELINE_ATTR
+from tvm_distir.core.ir.views import (
+    Axes,
+    are_views,
+    order_of,
+    view_of,
+)
 from tvm_distir.core.passes import Rewrite, module_pass
 from tvm_distir.core.plan import Pipeline, programs
 

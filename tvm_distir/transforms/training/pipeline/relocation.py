@@ -12,14 +12,16 @@ from tvm.relax.distributed import DeviceMesh
 from tvm.relax.utils import copy_with_new_vars
 
 from tvm_distir.core.ir import (
-    are_views,
     is_private,
-    order_of,
     relax_functions,
     same_mesh,
-    view_of,
 )
 from tvm_distir.core.ir.operators import dist_op_name
+from tvm_distir.core.ir.views import (
+    are_views,
+    order_of,
+    view_of,
+)
 from tvm_distir.core.rewriting import (
     all_bindings,
     callers_closure,

@@ -13,16 +13,18 @@ from tvm import relax
 from tvm.relax.distributed import DeviceMesh
 
 from tvm_distir.core.ir import (
-    Axes,
     mesh_devices,
     mesh_shape,
-    order_of,
     parse_placement,
     same_mesh,
     unpack,
-    view_of,
 )
 from tvm_distir.core.ir.attributes import IO_ATTR
+from tvm_distir.core.ir.views import (
+    Axes,
+    order_of,
+    view_of,
+)
 from tvm_distir.core.passes import described_mesh
 from tvm_distir.support import MeshError
 
@@ -97,11 +99,11 @@ def read_ports(fn: relax.Function, known: Sequence[DeviceMesh]) -> StageInterfac
     """Read ``dist.io`` of a stage's function in a module with some meshes."""
     io = fn.attrs[IO_ATTR]
     mesh = known[int(io["mesh"])]
-    own = tuple(range(len(mesh_shape(mesh))))
+    home_order = tuple(range(len(mesh_shape(mesh))))
 
     def order(item: Any) -> Axes:
         if "mesh" not in item:
-            return own
+            return home_order
         shape, devices = ([int(n) for n in item["mesh"][key]] for key in ("shape", "devices"))
         return order_of(DeviceMesh(shape, devices), mesh)
 

@@ -12,26 +12,19 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from tvm import ir
 from tvm.relax.distributed import DeviceMesh
 
-from .mesh import (
-    AXES_ATTR,
-    MESH_INFO,
-    NAMES_ATTR,
+from tvm_distir.core.ir.mesh import (
     MeshKey,
-    mesh_axes,
     mesh_key,
-    mesh_names,
     mesh_shape,
-    meshes,
     same_mesh,
 )
-from .placement import Labels, P, R
+from tvm_distir.core.ir.placement import Labels, P, R
 
 Axes = tuple[int, ...]
 
@@ -206,56 +199,3 @@ def ordered_axes(base: MeshKey, tiles: Sequence[Tiling]) -> Axes | None:
             return None
         order.append(free[0])
     return tuple(order)
-
-
-class ModuleViews:
-    """The meshes of a module, and the views that a pass adds to them.
-
-    Parameters
-    ----------
-    mod : IRModule
-    """
-
-    def __init__(self, mod: ir.IRModule) -> None:
-        self._mod, self._meshes = mod, meshes(mod)
-        self._first_new = len(self._meshes)
-
-    def declared(self, mesh: DeviceMesh) -> DeviceMesh:
-        """Return the module's mesh that is the same, which is added where there is none."""
-        for other in self._meshes:
-            if same_mesh(mesh, other):
-                return other
-        self._meshes.append(mesh)
-        return mesh
-
-    def orders(self, *preferred: DeviceMesh) -> tuple[Axes, ...]:
-        """Return the orders of axes of the views of a mesh, first those of some of its views.
-
-        Of a mesh with at most three axes all orders; of others those that the module has.
-        """
-        base = family(preferred[0]).family
-        views = [family(mesh) for mesh in (*preferred, *self._meshes)]
-        known = [view.axes for view in views if view.family == base]
-        count = len(base[0])
-        every = itertools.permutations(range(count)) if count <= MOST_ORDERED_AXES else ()
-        return tuple(dict.fromkeys([*known, *every]))
-
-    def module(self, functions: Mapping[ir.GlobalVar, ir.Expr]) -> ir.IRModule:
-        """Return the module with other functions, which declares the added views."""
-        mod = self._mod
-        if len(self._meshes) == self._first_new:
-            return ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
-        attrs, infos = dict(mod.attrs or {}), dict(mod.global_infos)
-        axes, names = mesh_axes(mod), mesh_names(mod)
-        known = [family(mesh) for mesh in self._meshes]
-        for view in known[self._first_new :]:
-            number = next(i for i, x in enumerate(known) if x.family == view.family)
-            axes.append([axes[number][known[number].axes.index(a)] for a in view.axes])
-            names.append("_".join([names[number], *axes[-1]]))
-        infos[MESH_INFO] = self._meshes
-        attrs[AXES_ATTR] = axes
-        if NAMES_ATTR in attrs:
-            attrs[NAMES_ATTR] = names
-        return ir.IRModule(
-            functions, attrs=ir.make_node("ir.DictAttrs", **attrs), global_infos=infos
-        )

@@ -18,17 +18,10 @@ from tvm.relax.distributed import DTensorType
 
 from tvm_distir.core.analysis import PartialState
 from tvm_distir.core.ir import (
-    Axes,
     FieldLeaves,
-    Tiling,
-    View,
-    family,
     handle,
     is_private,
-    labels_of,
     named_leaves,
-    static_shape,
-    tiling,
     value_types,
 )
 from tvm_distir.core.ir.attributes import PIPELINE_ATTR, REPEAT_ATTR, training_notes
@@ -54,28 +47,7 @@ from tvm_distir.core.rewriting import (
 )
 from tvm_distir.support import GenericConst
 
-NONE = -1
-
-
-@dataclass(frozen=True, eq=False)
-class Leaf:
-    """A tensor of the module.
-
-    Attributes
-    ----------
-    ty : DTensorType
-    view : View
-        The view on which its type places it.
-    tiles : Tiling
-        The tiles in the order of the view.
-    dims : tuple of int
-        The number of the order of each dim, :data:`NONE` for a dim that has none.
-    """
-
-    ty: DTensorType
-    view: View
-    tiles: Tiling
-    dims: tuple[int, ...]
+from .ordered_dims import NONE, OrderedDims, PlacedTensor
 
 
 @dataclass(frozen=True)
@@ -83,9 +55,9 @@ class Move:
     """A redistribution: between two tensors, partial along some axes of the family before it."""
 
     function: str
-    source: Leaf
+    source: PlacedTensor
     partial: frozenset[int]
-    target: Leaf
+    target: PlacedTensor
 
 
 class OrderProblem:
@@ -98,8 +70,7 @@ class OrderProblem:
 
     Attributes
     ----------
-    axes : list of tuple of int
-        The axes of the family that shard each numbered dim, as the module orders them.
+    dims : OrderedDims
     leaves : mapping of variables to their tensors
     constants : mapping of handles of constants to their tensors
     moves : list of Move
@@ -107,15 +78,13 @@ class OrderProblem:
 
     def __init__(self, mod: ir.IRModule) -> None:
         self.mod = mod
-        self.axes: list[Axes] = []
+        self.dims = OrderedDims()
         self.moves: list[Move] = []
-        self.leaves: dict[ir.Expr, list[Leaf | None]] = {}
-        self.constants: dict[int, Leaf | None] = {}
-        self.results: dict[str, list[Leaf | None]] = {}
+        self.leaves: dict[ir.Expr, list[PlacedTensor | None]] = {}
+        self.constants: dict[int, PlacedTensor | None] = {}
+        self.results: dict[str, list[PlacedTensor | None]] = {}
         self.runs: dict[str, int] = {}
-        self._parents: list[int] = []
-        self._fixed: list[int] = []
-        self._slots: dict[str, Leaf | None] = {}
+        self._slots: dict[str, PlacedTensor | None] = {}
         self._fields = FieldLeaves(value_types)
         functions = callees_first(mod)
         for gv, fn in functions:
@@ -126,22 +95,7 @@ class OrderProblem:
                 self._stage(note, pipeline.varying)
         self._count(functions)
 
-    def root(self, number: int) -> int:
-        """Return the number that stands for a dim and all that is tied to it."""
-        parents = self._parents
-        while parents[number] != number:
-            parents[number] = number = parents[parents[number]]
-        return number
-
-    def free(self) -> list[int]:
-        """Return the roots whose order may be chosen."""
-        fixed = {self.root(number) for number in self._fixed}
-        orders: dict[int, set[Axes]] = {}
-        for number, axes in enumerate(self.axes):
-            orders.setdefault(self.root(number), set()).add(axes)
-        return [root for root, found in orders.items() if root not in fixed and len(found) == 1]
-
-    def of(self, expr: Any) -> list[Leaf | None]:
+    def of(self, expr: Any) -> list[PlacedTensor | None]:
         """Return the tensors of an expression; None for values without a placement."""
         if isinstance(expr, relax.Tuple):
             return [leaf for field in expr.fields[:] for leaf in self.of(field)]
@@ -153,30 +107,12 @@ class OrderProblem:
         if isinstance(expr, GenericConst):
             key = handle(expr)
             if key not in self.constants:
-                self.constants[key] = self._leaf(expr.ty)
+                self.constants[key] = self.dims.tensor(expr.ty)
             return [self.constants[key]]
         return [None] * len(value_types(expr.ty))
 
-    def _leaf(self, ty: ir.Type) -> Leaf | None:
-        if type(ty) is not DTensorType:
-            return None
-        view, ndim = family(ty.device_mesh), int(ty.tensor_ty.ndim)
-        tiles = tiling(view, labels_of(ty.placement), ndim)
-        sizes, known = view.family[0], static_shape(ty) is not None
-        dims = []
-        for axes in tiles.dims:
-            if sum(sizes[a] > 1 for a in axes) < 2:
-                dims.append(NONE)
-                continue
-            dims.append(len(self.axes))
-            if not known:
-                self._fixed.append(len(self.axes))
-            self._parents.append(len(self.axes))
-            self.axes.append(axes)
-        return Leaf(ty, view, tiles, tuple(dims))
-
-    def _bind(self, var: relax.Var) -> list[Leaf | None]:
-        self.leaves[var] = [self._leaf(ty) for ty in value_types(var.ty)]
+    def _bind(self, var: relax.Var) -> list[PlacedTensor | None]:
+        self.leaves[var] = [self.dims.tensor(ty) for ty in value_types(var.ty)]
         return self.leaves[var]
 
     def _function(self, name: str, fn: relax.Function) -> None:
@@ -186,20 +122,20 @@ class OrderProblem:
             self._bind(param)
         for binding in all_bindings(fn.body):
             if isinstance(binding, relax.MatchCast):
-                self._tie(self._bind(binding.var), self.of(binding.value))
+                self.dims.tie(self._bind(binding.var), self.of(binding.value))
             elif isinstance(binding.value, ir.Call):
                 self._call(name, binding.var, binding.value, terms)
             elif isinstance(binding.value, relax.If):
                 outs = self._bind(binding.var)
                 for branch in (binding.value.true_branch, binding.value.false_branch):
-                    self._tie(outs, self.of(branch.body))
+                    self.dims.tie(outs, self.of(branch.body))
             else:
                 self.leaves[binding.var] = self.of(binding.value)
         self.results[name] = self.of(fn.body.body)
         if not is_private(fn) and PIPELINE_ATTR not in (self.mod.attrs or {}):
             self._updated(fn, self.results[name])
 
-    def _updated(self, fn: relax.Function, results: Sequence[Leaf | None]) -> None:
+    def _updated(self, fn: relax.Function, results: Sequence[PlacedTensor | None]) -> None:
         """Tie weights and states of a training step to their new values."""
         names = [plain_name(name) for name in training_notes(fn, "updated")]
         titles = {int(k): plain_name(str(v)) for k, v in training_notes(fn, "places").items()}
@@ -209,7 +145,7 @@ class OrderProblem:
             for (field, _), leaf in zip(fields, self.leaves[param], strict=False):
                 number = number_of.get(plain_name(field), NONE)
                 if plain_name(field) in names and 0 <= number < len(results):
-                    self._tie([leaf], [results[number]])
+                    self.dims.tie([leaf], [results[number]])
 
     def _stage(self, note: StageNote, varying: Collection[str]) -> None:
         """Tie what stages read and update; messages and micro-batches stay in the mesh's order."""
@@ -217,37 +153,41 @@ class OrderProblem:
         ends = [*zip(note.params, params), *zip(note.results, self.results[note.function])]
         for slot, leaf in ends:
             if slot in varying or slot.partition(":")[0] in (ACTIVATION, GRADIENT, PART, TOTAL):
-                self._fix([leaf])
+                self.dims.fix([leaf])
             else:
-                self._tie([self._slots.setdefault(slot, leaf)], [leaf])
+                self.dims.tie([self._slots.setdefault(slot, leaf)], [leaf])
 
     def _call(self, name: str, var: relax.Var, call: ir.Call, terms: PartialState) -> None:
         outs = self._bind(var)
         if isinstance(call.op, ir.GlobalVar):
             callee = str(call.op.name_hint)
             for arg, param in zip(call.args, self.mod[call.op].params, strict=True):
-                self._tie(self.of(arg), self.leaves[param])
-            self._tie(outs, self.results[callee])
+                self.dims.tie(self.of(arg), self.leaves[param])
+            self.dims.tie(outs, self.results[callee])
             return
         operands = [leaf for arg in call.args for leaf in self.of(arg)]
         op = called_name(call)
         if is_redistribute(call) and operands[0] is not None:
             self._move(name, operands[0], terms.of(call.args[0])[0], outs[0])
         elif op == "relax.dist.partial":
-            self._tie(operands, outs)
+            self.dims.tie(operands, outs)
         elif is_packed_call(call) or (op.startswith("relax.dist.") and op not in COMPUTE_OPS):
-            self._fix([*operands, *outs])
+            self.dims.fix([*operands, *outs])
         else:
             self._op(name, var, call, outs)
 
-    def _move(self, name: str, source: Leaf, partial: Iterable[int], target: Leaf | None) -> None:
+    def _move(
+        self, name: str, source: PlacedTensor, partial: Iterable[int], target: PlacedTensor | None
+    ) -> None:
         if target is None or source.view.family != target.view.family:
-            self._fix([source, target])
+            self.dims.fix([source, target])
             return
         summed = frozenset(source.view.axes[a] for a in partial)
         self.moves.append(Move(name, source, summed, target))
 
-    def _op(self, name: str, var: relax.Var, call: ir.Call, outs: Sequence[Leaf | None]) -> None:
+    def _op(
+        self, name: str, var: relax.Var, call: ir.Call, outs: Sequence[PlacedTensor | None]
+    ) -> None:
         """Tie the dims of a call that walk the same factor."""
         tensors = [arg for arg in tensor_args(call) if is_tensors(arg.ty)]
         ins = [leaf for arg in tensors for leaf in self.of(arg)]
@@ -256,7 +196,7 @@ class OrderProblem:
             return
         types = value_types(var.ty)
         if any(type(ty) is not DTensorType for ty in types):
-            self._fix(every)
+            self.dims.fix(every)
             return
         followed = call_sharding(call, types, self.mod, name, var).factors
         tied: set[int] = set()
@@ -264,27 +204,9 @@ class OrderProblem:
             walked = [*zip(ins, factor.ins, strict=True), *zip(outs, factor.outs, strict=True)]
             numbers = [x.dims[d] for x, d in walked if x is not None and d is not None]
             numbers = [number for number in numbers if number != NONE]
-            self._join(numbers)
+            self.dims.join(numbers)
             tied.update(numbers)
-        self._fixed += [n for leaf in every for n in leaf.dims if n != NONE and n not in tied]
-
-    def _tie(self, some: Sequence[Leaf | None], others: Sequence[Leaf | None]) -> None:
-        for leaf, other in zip(some, others, strict=True):
-            if leaf is None or other is None:
-                self._fix([leaf, other])
-                continue
-            for pair in zip(leaf.dims, other.dims, strict=True):
-                if NONE in pair:
-                    self._fixed += [number for number in pair if number != NONE]
-                else:
-                    self._join(pair)
-
-    def _join(self, numbers: Sequence[int]) -> None:
-        for number in numbers[1:]:
-            self._parents[self.root(number)] = self.root(numbers[0])
-
-    def _fix(self, leaves: Iterable[Leaf | None]) -> None:
-        self._fixed += [n for leaf in leaves if leaf is not None for n in leaf.dims if n != NONE]
+        self.dims.keep(n for leaf in every for n in leaf.dims if n not in tied)
 
     def _count(self, functions: Sequence[tuple[ir.GlobalVar, relax.Function]]) -> None:
         """Count how often a step runs each function."""

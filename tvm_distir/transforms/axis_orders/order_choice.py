@@ -15,20 +15,23 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from tvm_distir.core.ir import (
+    Labels,
+    static_shape,
+)
+from tvm_distir.core.ir.views import (
     MOST_ORDERED_AXES,
     Axes,
-    Labels,
     Tiling,
     View,
     labels_on,
     ordered_axes,
-    static_shape,
 )
 from tvm_distir.core.ops import nominal
 from tvm_distir.core.redistribution import Planner, ViewTransition
 from tvm_distir.support import LoweringError
 
-from .problem import NONE, Leaf, Move, OrderProblem
+from .ordered_dims import NONE, PlacedTensor
+from .order_problem import Move, OrderProblem
 
 Orders = Mapping[int, Axes]
 """The axes of each root, from major to minor, where they differ from the module's."""
@@ -70,13 +73,13 @@ class OrderChoice:
             for root in {*edge.before[1], *edge.after[1]} - {NONE}:
                 self._of_root.setdefault(root, []).append(edge)
 
-    def roots(self, leaf: Leaf) -> tuple[int, ...]:
+    def roots(self, leaf: PlacedTensor) -> tuple[int, ...]:
         """Return the root of each dim of a tensor, :data:`NONE` where it has no order."""
-        return tuple(NONE if n == NONE else self.problem.root(n) for n in leaf.dims)
+        return tuple(NONE if n == NONE else self.problem.dims.root(n) for n in leaf.dims)
 
     def run(self) -> dict[int, Axes]:
         """Return the chosen orders of the roots that differ from the module's."""
-        free = {root: self.problem.axes[root] for root in self.problem.free()}
+        free = {root: self.problem.dims.axes[root] for root in self.problem.dims.free()}
         free = {root: axes for root, axes in free.items() if root in self._of_root}
         best: dict[int, Axes] = {}
         if not free:
@@ -154,7 +157,7 @@ class OrderChoice:
             return math.inf
 
 
-def stated_view(leaf: Leaf, tiles: Tiling) -> tuple[View, Labels]:
+def stated_view(leaf: PlacedTensor, tiles: Tiling) -> tuple[View, Labels]:
     """Return a view on which the tiles of a tensor can be stated, its own where that can.
 
     Returns
