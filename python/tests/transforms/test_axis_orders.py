@@ -19,9 +19,11 @@ from tvm.script.parser import relax as R
 import tvm_distir as td
 from tests.core.passes.view_modules import redistribute
 from tvm_distir.core.ir.types import as_dtensor
+from tvm_distir.planning import Study, TrainingOptions
+from tvm_distir.support import LevelError, PropagationError
 from tvm_distir.transforms.axis_orders.order_choice import OrderChoice
-from tvm_distir.transforms.axis_orders.passes import OrderAxes
 from tvm_distir.transforms.axis_orders.order_problem import OrderProblem
+from tvm_distir.transforms.axis_orders.passes import OrderAxes
 
 
 @I.ir_module
@@ -181,3 +183,67 @@ def test_ordered_modules_compute_the_same(seed):
     np.testing.assert_array_equal(
         td.run(lowered(OrderAxes()(mod)), inputs), td.run(lowered(mod), inputs)
     )
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("order", [("dp", "tp"), ("tp", "dp")])
+def test_a_plan_states_which_axis_is_major(order):
+    mod = td.zoo.build("mlp", {"batch": 16, "layers": 1, "hidden": 16})
+    plan = td.Plan(mesh={"dp": 2, "tp": 4}, rules={"x": td.P(order, None)})
+    assert plan.to_dict()["rules"][0]["placement"] == [[*order]]
+    assert td.Plan.from_dict(plan.to_dict()) == plan
+    local = td.distribute(mod, plan)
+    port = local["main"].attrs["dist.io"]["inputs"][0]
+    shards = np.arange(8).reshape(2, 4) if order[0] == "dp" else np.arange(8).reshape(2, 4).T
+    assert [int(n) for n in port.get("mesh", {}).get("devices", range(8))] == [*shards.ravel()]
+    assert td.verify(mod, plan, exact=True).equal
+    assert "dist.axis_orders" not in local.script()
+
+
+@pytest.mark.quick
+def test_stated_orders_that_calls_tie_are_refused():
+    plan = td.Plan(
+        mesh={"dp": 2, "tp": 2},
+        rules={"w": td.P(("dp", "tp")), "m": td.P(("tp", "dp"))},
+    )
+
+    @R.function
+    def main(w: R.Tensor((8,), "float32"), m: R.Tensor((8,), "float32")):
+        with R.dataflow():
+            gv = R.add(w, m)
+            R.output(gv)
+        return gv
+
+    with pytest.raises(PropagationError, match=r"DIST0405 main/\w: .*has another"):
+        td.distribute(tvm.IRModule({"main": main}), plan)
+
+
+@pytest.mark.quick
+def test_stated_orders_are_not_ignored_without_the_pass():
+    mod = td.zoo.build("mlp", {"batch": 16, "layers": 1, "hidden": 16})
+    plan = td.Plan(mesh={"dp": 2, "tp": 4}, rules={"x": td.P(("tp", "dp"), None)})
+    passes = [td.transforms.AnnotateSharding(plan), td.transforms.PropagateSharding()]
+    placed = tvm.transform.Sequential(passes)(mod)
+    with pytest.raises(LevelError, match="DIST0451 main/x.*Run OrderAxes"):
+        td.transforms.LegalizeRedistribute()(placed)
+
+
+def test_pipelined_steps_keep_the_views_of_states():
+    """ZeRO inside of tensor parallelism, in two stages on views of two meshes."""
+    study = Study(
+        "zoo:gpt?layers=2,hidden=32,heads=2,vocab=32,positions=8,seq=8",
+        strategy="pipeline:micro_batches=2+zero:stage=1+megatron:sequence=1",
+        mesh={"pp": 2, "dp": 2, "tp": 2},
+        batch=8,
+        train=TrainingOptions(optimizer="adamw"),
+    )
+    local = study.local
+    assert "exchange" not in local.script()
+    ports = [port for fn in local.functions.values() for port in _inputs(fn)]
+    assert any("mesh" in port for port in ports)
+    td.verify(study.step, study.step_plan, dist=local, locate=False).check()
+
+
+def _inputs(fn):
+    attrs = getattr(fn, "attrs", None) or {}
+    return list(attrs["dist.io"]["inputs"]) if "dist.io" in attrs else []

@@ -30,8 +30,8 @@ from tvm_distir.core.ops import nominal
 from tvm_distir.core.redistribution import Planner, ViewTransition
 from tvm_distir.support import LoweringError
 
-from .ordered_dims import NONE, PlacedTensor
 from .order_problem import Move, OrderProblem
+from .ordered_dims import NONE, PlacedTensor
 
 Orders = Mapping[int, Axes]
 """The axes of each root, from major to minor, where they differ from the module's."""
@@ -79,29 +79,30 @@ class OrderChoice:
 
     def run(self) -> dict[int, Axes]:
         """Return the chosen orders of the roots that differ from the module's."""
-        free = {root: self.problem.dims.axes[root] for root in self.problem.dims.free()}
-        free = {root: axes for root, axes in free.items() if root in self._of_root}
-        best: dict[int, Axes] = {}
+        stated, known = self.problem.dims.stated(), self.problem.dims.axes
+        best = dict(stated)
+        moved = [root for root in self.problem.dims.free() if root in self._of_root]
+        free = {root: known[root] for root in moved if root not in stated}
         if not free:
-            return best
+            return {root: axes for root, axes in best.items() if axes != known[root]}
         lowest = self._total(best)
         widest = max(free.values(), key=len)
         starts = {tuple(sorted(axes)) for axes in free.values() if len(axes) == len(widest)}
         others = [p for axes in sorted(starts) for p in itertools.permutations(axes)]
         for start in dict.fromkeys((widest, *others)):
-            orders = self._descend(free, start)
+            orders = self._descend(free, start, stated)
             cost = self._total(orders)
             if cost < lowest:
                 best, lowest = orders, cost
-        return {root: axes for root, axes in best.items() if axes != free[root]}
+        return {root: axes for root, axes in best.items() if axes != known[root]}
 
-    def _descend(self, free: Mapping[int, Axes], start: Axes) -> dict[int, Axes]:
+    def _descend(self, free: Mapping[int, Axes], start: Axes, stated: Orders) -> dict[int, Axes]:
         """Return orders that no change of a single root improves."""
         rank = {axis: number for number, axis in enumerate(start)}
         orders = {
             root: tuple(sorted(axes, key=lambda a: rank.get(a, len(rank))))
             for root, axes in free.items()
-        }
+        } | dict(stated)
         changed = True
         while changed:
             changed = False

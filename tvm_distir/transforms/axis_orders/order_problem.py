@@ -24,7 +24,7 @@ from tvm_distir.core.ir import (
     named_leaves,
     value_types,
 )
-from tvm_distir.core.ir.attributes import PIPELINE_ATTR, REPEAT_ATTR, training_notes
+from tvm_distir.core.ir.attributes import PIPELINE_ATTR, REPEAT_ATTR, stated_orders, training_notes
 from tvm_distir.core.ir.operators import COMPUTE_OPS
 from tvm_distir.core.ops import call_sharding, is_packed_call
 from tvm_distir.core.plan import (
@@ -120,6 +120,7 @@ class OrderProblem:
         terms.check()
         for param in fn.params:
             self._bind(param)
+        self._stated(name, fn)
         for binding in all_bindings(fn.body):
             if isinstance(binding, relax.MatchCast):
                 self.dims.tie(self._bind(binding.var), self.of(binding.value))
@@ -134,6 +135,14 @@ class OrderProblem:
         self.results[name] = self.of(fn.body.body)
         if not is_private(fn) and PIPELINE_ATTR not in (self.mod.attrs or {}):
             self._updated(fn, self.results[name])
+
+    def _stated(self, name: str, fn: relax.Function) -> None:
+        """Note the orders that are stated of parameters."""
+        params = {str(param.name): self.leaves[param] for param in fn.params}
+        for param, orders in stated_orders(fn).items():
+            for tensor in filter(None, params[param]):
+                for axes in orders:
+                    self.dims.state(tensor, axes, f"{name}/{param}")
 
     def _updated(self, fn: relax.Function, results: Sequence[PlacedTensor | None]) -> None:
         """Tie weights and states of a training step to their new values."""

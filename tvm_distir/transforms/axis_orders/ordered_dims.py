@@ -12,6 +12,7 @@ from tvm.relax.distributed import DTensorType
 
 from tvm_distir.core.ir import labels_of, static_shape
 from tvm_distir.core.ir.views import Axes, Tiling, View, family, tiling
+from tvm_distir.support import PropagationError
 
 NONE = -1
 
@@ -50,6 +51,7 @@ class OrderedDims:
         self.axes: list[Axes] = []
         self._parents: list[int] = []
         self._fixed: list[int] = []
+        self._stated: dict[int, tuple[Axes, str]] = {}
 
     def root(self, number: int) -> int:
         """Return the number that stands for a dim and all that is tied to it."""
@@ -57,6 +59,38 @@ class OrderedDims:
         while parents[number] != number:
             parents[number] = number = parents[parents[number]]
         return number
+
+    def state(self, tensor: PlacedTensor, order: Axes, location: str) -> None:
+        """State the order of the axes of its mesh that shard a dim of a parameter."""
+        sizes, axes = tensor.view.family[0], [tensor.view.axes[a] for a in order]
+        for number, known in zip(tensor.dims, tensor.tiles.dims, strict=True):
+            if number != NONE and set(known) <= set(axes):
+                single = [a for a in known if sizes[a] == 1]
+                ordered = (*(a for a in axes if a in known and a not in single), *single)
+                self._stated[number] = ordered, location
+
+    def stated(self) -> dict[int, Axes]:
+        """Return the stated orders by root.
+
+        Raises
+        ------
+        PropagationError
+            DIST0405 where tied dims have other orders.
+        """
+        result: dict[int, Axes] = {}
+        fixed = {self.root(number) for number in self._fixed}
+        for number, (axes, location) in self._stated.items():
+            root = self.root(number)
+            kept = self.axes[root] if root in fixed else axes
+            if result.setdefault(root, axes) != axes or kept != axes:
+                raise PropagationError(
+                    "DIST0405",
+                    "the order of the mesh axes that shard a dim is stated, and a value that is "
+                    "computed with it, or passed with it, has another",
+                    location=location,
+                    remedy="State the same order for both, or none.",
+                )
+        return result
 
     def free(self) -> list[int]:
         """Return the roots whose order may be chosen."""

@@ -23,7 +23,7 @@ from tvm_distir.core.ir import (
     meshes,
     relax_functions,
 )
-from tvm_distir.core.ir.attributes import PARTIAL_ATTR
+from tvm_distir.core.ir.attributes import AXIS_ORDERS_ATTR, PARTIAL_ATTR, stated_orders
 from tvm_distir.core.ir.operators import ops
 from tvm_distir.core.ir.views import (
     ModuleViews,
@@ -46,12 +46,13 @@ from tvm_distir.core.rewriting import (
     tuple_of,
     typed,
     with_body,
+    with_functions,
 )
 from tvm_distir.support import GenericConst
 
 from .order_choice import OrderChoice, Orders, stated_view, tiles_of
-from .ordered_dims import PlacedTensor
 from .order_problem import OrderProblem
+from .ordered_dims import PlacedTensor
 
 
 @module_pass("distributed")
@@ -78,10 +79,19 @@ def OrderAxes() -> Rewrite:
         choice = OrderChoice(problem)
         orders = choice.run()
         if not orders:
-            return mod
-        return with_call_views(_Rewriter(mod, choice, orders).module())
+            return _without_statements(mod)
+        return with_call_views(_without_statements(_Rewriter(mod, choice, orders).module()))
 
     return order
+
+
+def _without_statements(mod: ir.IRModule) -> ir.IRModule:
+    """Return a module whose types have the orders that were stated of its parameters."""
+    functions = dict(mod.functions.items())
+    for gv, fn in relax_functions(mod):
+        if stated_orders(fn):
+            functions[gv] = fn.without_attr(AXIS_ORDERS_ATTR)
+    return with_functions(mod, functions)
 
 
 def _has_orders(mod: ir.IRModule) -> bool:
