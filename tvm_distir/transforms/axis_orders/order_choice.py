@@ -37,6 +37,10 @@ Orders = Mapping[int, Axes]
 """The axes of each root, from major to minor, where they differ from the module's."""
 
 
+_PLANNER = Planner()
+"""Its cache serves all modules, as the candidates of a search have most moves in common."""
+
+
 class _Edge(NamedTuple):
     """Moves that cost the same whatever the orders are."""
 
@@ -63,7 +67,6 @@ class OrderChoice:
 
     def __init__(self, problem: OrderProblem) -> None:
         self.problem = problem
-        self._planner = Planner()
         self._known: dict[tuple[_Edge, Tiling, Tiling], float] = {}
         self._edges: Counter[_Edge] = Counter()
         for move in problem.moves:
@@ -153,7 +156,7 @@ class OrderChoice:
         known = tuple(dict.fromkeys(view for view in views if view is not None))
         request = ViewTransition(edge.shape, edge.dtype, before, after, base, known)
         try:
-            return self._planner.plan_views(request).cost
+            return _PLANNER.plan_views(request).cost
         except LoweringError:  # no steps within the memory of both ends
             return math.inf
 

@@ -5,12 +5,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tvm import ir
 from tvm.relax.distributed import DTensorType
 
-from tvm_distir.core.ir import labels_of, static_shape
+from tvm_distir.core.ir import handle, labels_of, static_shape
 from tvm_distir.core.ir.views import Axes, Tiling, View, family, tiling
 from tvm_distir.support import PropagationError
 
@@ -52,6 +52,7 @@ class OrderedDims:
         self._parents: list[int] = []
         self._fixed: list[int] = []
         self._stated: dict[int, tuple[Axes, str]] = {}
+        self._types: dict[int, tuple[PlacedTensor, list[int], bool]] = {}
 
     def root(self, number: int) -> int:
         """Return the number that stands for a dim and all that is tied to it."""
@@ -104,20 +105,20 @@ class OrderedDims:
         """Return the tensor of a type; None for types without a placement."""
         if type(ty) is not DTensorType:
             return None
-        view, ndim = family(ty.device_mesh), int(ty.tensor_ty.ndim)
-        tiles = tiling(view, labels_of(ty.placement), ndim)
-        sizes, known = view.family[0], static_shape(ty) is not None
-        dims = []
-        for axes in tiles.dims:
-            if sum(sizes[a] > 1 for a in axes) < 2:
-                dims.append(NONE)
-                continue
-            dims.append(len(self.axes))
-            if not known:
-                self._fixed.append(len(self.axes))
-            self._parents.append(len(self.axes))
-            self.axes.append(axes)
-        return PlacedTensor(ty, view, tiles, tuple(dims))
+        key = handle(ty)
+        if key not in self._types:
+            self._types[key] = _facts(ty)
+        plain, ordered, is_known = self._types[key]
+        if not ordered:
+            return plain
+        first, dims = len(self.axes), list(plain.dims)
+        for number, d in enumerate(ordered, first):
+            dims[d] = number
+            self.axes.append(plain.tiles.dims[d])
+        numbers = range(first, len(self.axes))
+        self._parents += numbers
+        self._fixed += () if is_known else numbers
+        return replace(plain, dims=tuple(dims))
 
     def tie(
         self, some: Sequence[PlacedTensor | None], others: Sequence[PlacedTensor | None]
@@ -145,3 +146,12 @@ class OrderedDims:
     def keep(self, numbers: Iterable[int]) -> None:
         """Keep the orders of some dims."""
         self._fixed += [number for number in numbers if number != NONE]
+
+
+def _facts(ty: DTensorType) -> tuple[PlacedTensor, list[int], bool]:
+    """Return a tensor without orders, its dims that have one, and whether its shape is known."""
+    view, ndim = family(ty.device_mesh), int(ty.tensor_ty.ndim)
+    tiles = tiling(view, labels_of(ty.placement), ndim)
+    sizes = view.family[0]
+    several = [d for d, axes in enumerate(tiles.dims) if sum(sizes[a] > 1 for a in axes) > 1]
+    return PlacedTensor(ty, view, tiles, (NONE,) * ndim), several, static_shape(ty) is not None

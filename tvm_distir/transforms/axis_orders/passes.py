@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -52,7 +53,9 @@ from tvm_distir.support import GenericConst
 
 from .order_choice import OrderChoice, Orders, stated_view, tiles_of
 from .order_problem import OrderProblem
-from .ordered_dims import PlacedTensor
+from .ordered_dims import NONE, PlacedTensor
+
+_is = operator.is_
 
 
 @module_pass("distributed")
@@ -135,6 +138,8 @@ class _Rewriter:
         functions = dict(self.mod.functions.items())
         for gv, fn in callees_first(self.mod):
             new = self._function(str(gv.name_hint), fn)
+            if new is fn:
+                continue
             self.env[gv] = retyped(gv, relax.FuncType([p.ty for p in new.params], new.ret_ty))
             del functions[gv]
             functions[self.env[gv]] = new
@@ -144,6 +149,9 @@ class _Rewriter:
         params = [self._var(param) for param in fn.params]
         blocks = [self._block(block) for block in fn.body.blocks]
         result, attrs = self._expr(fn.body.body), fn.attrs
+        before = [*fn.params, *fn.body.blocks, fn.body.body]
+        if all(new.same_as(old) for new, old in zip([*params, *blocks, result], before)):
+            return fn
         if attrs and PARTIAL_ATTR in attrs:
             leaves = {
                 "params": [leaf for param in fn.params for leaf in self.problem.leaves[param]],
@@ -169,25 +177,36 @@ class _Rewriter:
         return moved
 
     def _block(self, block: relax.BindingBlock) -> relax.BindingBlock:
-        return type(block)([self._binding(binding) for binding in block.bindings])
+        before = block.bindings[:]
+        bindings = [self._binding(binding) for binding in before]
+        return block if all(map(_is, bindings, before)) else type(block)(bindings)
 
     def _binding(self, binding: relax.Binding) -> relax.Binding:
-        value = self._value(binding.var, binding.value)
-        var = self._var(binding.var)
+        old, bound = binding.value, binding.var
+        value, var = self._value(bound, old), self._var(bound)
+        if value is old and var is bound:
+            return binding
         if isinstance(binding, relax.MatchCast):
             return relax.MatchCast(var, value, var.ty)
         return make_binding(var, value)
 
     def _var(self, var: relax.Var) -> relax.Var:
-        ty = self._retyped(var.ty, iter(self.problem.leaves[var]))
-        self.env[var] = make_var(var.name, ty, isinstance(var, relax.DataflowVar))
-        return self.env[var]
+        before = var.ty
+        ty = self._retyped(before, iter(self.problem.leaves[var]))
+        if ty is not before:
+            self.env[var] = make_var(var.name, ty, isinstance(var, relax.DataflowVar))
+        return self.env.get(var, var)
 
     def _retyped(self, ty: ir.Type, leaves: Iterator[PlacedTensor | None]) -> ir.Type:
         if isinstance(ty, relax.TupleType):
-            return relax.TupleType([self._retyped(field, leaves) for field in ty.fields])
+            before = ty.fields[:]
+            fields = [self._retyped(field, leaves) for field in before]
+            return ty if all(map(_is, fields, before)) else relax.TupleType(fields)
         leaf = next(leaves) if carries_value(ty) else None
-        return ty if leaf is None else self._type(leaf)
+        if leaf is None or all(number == NONE for number in leaf.dims):
+            return ty
+        new = self._type(leaf)
+        return ty if new.same_as(ty) else new
 
     def _type(self, leaf: PlacedTensor) -> ir.Type:
         """Return the type of a tensor on the view that states its orders."""
@@ -203,12 +222,17 @@ class _Rewriter:
     def _expr(self, expr: Any) -> Any:
         """Return an expression of normal form that is no call."""
         if isinstance(expr, relax.Tuple):
-            return tuple_of([self._expr(field) for field in expr.fields])
+            before = expr.fields[:]
+            fields = [self._expr(field) for field in before]
+            return expr if all(map(_is, fields, before)) else tuple_of(fields)
         if isinstance(expr, relax.TupleGetItem):
-            return field_of(self._expr(expr.tuple_value), int(expr.index))
+            source = expr.tuple_value
+            new = self._expr(source)
+            return expr if new is source else field_of(new, int(expr.index))
         if isinstance(expr, GenericConst):
-            leaf = self.problem.constants.get(handle(expr))
-            return expr if leaf is None else GenericConst(expr.value, self._type(leaf))
+            leaf, before = self.problem.constants.get(handle(expr)), expr.ty
+            ty = before if leaf is None else self._retyped(before, iter([leaf]))
+            return expr if ty is before else GenericConst(expr.value, ty)
         return self.env.get(expr, expr)
 
     def _branch(self, branch: relax.SeqExpr) -> relax.SeqExpr:
@@ -222,9 +246,11 @@ class _Rewriter:
             return typed(relax.If(self._expr(value.cond), *branches), branches[0].ty)
         if not isinstance(value, ir.Call):
             return self._expr(value)
-        leaves = self.problem.leaves[var]
-        ty = self._retyped(var.ty, iter(leaves))
-        args = [self._expr(arg) for arg in value.args]
+        leaves, before, before_ty = self.problem.leaves[var], value.args[:], var.ty
+        ty = self._retyped(before_ty, iter(leaves))
+        args = [self._expr(arg) for arg in before]
+        if value.op not in self.env and ty is before_ty and all(map(_is, args, before)):
+            return value
         if is_redistribute(value) and isinstance(ty, DTensorType):
             return typed(redistribute(args[0], ty.device_mesh, ty.placement), ty)
         if called_name(value) == "relax.dist.partial":
