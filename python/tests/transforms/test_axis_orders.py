@@ -224,7 +224,7 @@ def test_stated_orders_are_not_ignored_without_the_pass():
     plan = td.Plan(mesh={"dp": 2, "tp": 4}, rules={"x": td.P(("tp", "dp"), None)})
     passes = [td.transforms.AnnotateSharding(plan), td.transforms.PropagateSharding()]
     placed = tvm.transform.Sequential(passes)(mod)
-    with pytest.raises(LevelError, match="DIST0451 main/x.*Run OrderAxes"):
+    with pytest.raises(LevelError, match=r"DIST0451 main/x.*Run OrderAxes"):
         td.transforms.LegalizeRedistribute()(placed)
 
 
