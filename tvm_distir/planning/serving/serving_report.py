@@ -83,7 +83,6 @@ class ServingReport:
         s = self.summary
         steady = {True: "steady", False: "not steady", None: "all requests"}[s.steady]
         run = f"{s.requests} requests in {s.window_s:.1f} s of a run of {s.run_s:.1f} s"
-        sampled = f", drawn at {s.drawn_per_s:.3f} per second" if s.drawn_per_s else ""
         lines = []
         if s.overloaded:
             steady = "not steady: TTFT, e2e and queue grow with the run"
@@ -94,7 +93,7 @@ class ServingReport:
         lines += [
             f"{self.model} on {self.devices} devices of {self.system}: {self.plan}",
             f"  workload {self.workload}, scheduler {self.scheduler}",
-            f"  {run} ({steady}){sampled}",
+            f"  {run} ({steady})",
             "",
             "                mean       p50       p90       p99",
         ]
@@ -135,15 +134,19 @@ class ServingReport:
             return []
         parts = []
         for name, latency in (("TTFT", s.ttft), ("TPOT", s.tpot)):
-            if latency.p90_error_s is None or latency.p99_error_s is None:
-                return []
-            shares = [
-                100 * error / value if value else 0.0
-                for error, value in (
-                    (latency.p90_error_s, latency.p90_s), (latency.p99_error_s, latency.p99_s)
+            pairs = (
+                (f"p{k}", latency.at(k), error)
+                for k, error in ((90, latency.p90_error_s), (99, latency.p99_error_s))
+            )
+            parts.append(
+                f"{name} "
+                + ", ".join(
+                    f"{k} unknown (too few requests)"
+                    if error is None
+                    else f"{k} {100 * error / value if value else 0.0:.1f} %"
+                    for k, value, error in pairs
                 )
-            ]  # fmt: skip
-            parts.append(f"{name} p90 {shares[0]:.1f} %, p99 {shares[1]:.1f} %")
+            )
         return [f"  sampling errors (95 %): {'; '.join(parts)}"]
 
 

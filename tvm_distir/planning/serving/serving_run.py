@@ -155,9 +155,9 @@ def run_deployment(
 ) -> tuple[ServiceSummary, list[ServedRequests]]:
     """Serve a workload until it is steady, and summarize it.
 
-    A run is prolonged until it is as long as several requests live and the halves of its window
-    agree. Where more requests arrive than can be served there is no steady state: what is served
-    is measured while requests wait.
+    A run is prolonged until it is as long as several requests live, the halves of its window agree,
+    and the sampling errors of the percentile of the levels are small. Where more requests arrive
+    than can be served there is no steady state: what is served is measured while requests wait.
 
     Parameters
     ----------
@@ -184,8 +184,10 @@ def run_deployment(
     if rate and capacity_per_s is None:
         capacity_per_s = deployment.capacity_per_s(workload)
     overloaded = bool(rate and capacity_per_s is not None and rate > capacity_per_s)
-    count = _first_count(deployment, workload, overloaded)
+    count = _first_count(deployment, workload, overloaded, levels)
     most_requests = max(count, int(_MOST_TOKENS / workload.mean_output))
+    if workload.kind == POISSON:
+        most_requests = min(most_requests, max(count, _in_clock(workload)))
     while True:
         requests = workload.draw(count)
         served = deployment.serve(requests, workload.users)
@@ -195,31 +197,37 @@ def run_deployment(
             continue
         life, last = summary.e2e.p50_s, int(requests.arrival_ps[-1]) / PICOSECONDS
         enough = not last or last >= _LIVES * life
-        if not open_ended or overloaded or (summary.steady and enough) or 2 * count > most_requests:
+        known = all(x.precise(levels.percentile) for x in (summary.ttft, summary.tpot))
+        done = overloaded or (summary.steady and enough and known)
+        if not open_ended or done or 2 * count > most_requests:
             break
         count = 2 * count if enough else max(2 * count, math.ceil(_LIVES * life * count / last))
         count = min(count, most_requests)
     if rate and capacity_per_s is not None:
         capacity_per_s = max(capacity_per_s, summary.requests_per_s)
-        sampled_per_s = requests.rate_per_s
-        summary = replace(
-            summary, offered_per_s=rate, drawn_per_s=sampled_per_s, capacity_per_s=capacity_per_s
-        )
+        summary = replace(summary, offered_per_s=rate, capacity_per_s=capacity_per_s)
     return summary, served
 
 
-def _first_count(deployment: ServingSetup, workload: Workload, overloaded: bool) -> int:
-    """Return the requests of the first run, of which the 99th percentile needs many."""
+def _first_count(
+    deployment: ServingSetup, workload: Workload, overloaded: bool, levels: ServiceLevels
+) -> int:
+    """Return the requests of the first run, as many as the percentile of the levels needs."""
     if workload.count or workload.kind == BURST:
         return workload.count or _BURST
     most = int(min(_REQUESTS, max(_FEWEST, _TOKENS // workload.mean_output)))
     if workload.kind == CLOSED:
         return max(_LIVES * workload.users, min(most, max(_FEWEST, _CYCLES * workload.users)))
-    most = min(most, max(_FEWEST // 4, int(0.4 * CLOCK_S * workload.rate)))
+    most = min(max(most, levels.fewest), _in_clock(workload))
     if overloaded:
         batch = deployment.engine.largest_batch(workload) * deployment.replicas
         return max(most, _LIVES * batch)
     return most
+
+
+def _in_clock(workload: Workload) -> int:
+    """Return the most requests that arrive while there is time, and at least some."""
+    return max(_FEWEST // 4, int(min(0.4 * CLOCK_S * workload.rate, 1e15)))
 
 
 def most_requests_per_s(deployment: ServingSetup, workload: Workload) -> float:
