@@ -76,6 +76,28 @@ def test_littles_law_of_a_window(kind, seed):
     )
 
 
+@pytest.mark.parametrize("users", [1, 5, 48])
+@pytest.mark.parametrize("output", ["16", "uniform:1-60"])
+def test_users_of_devices_apart_ask_when_they_have_their_answer(users, output):
+    """By Little's law, and request by request: some end where their caches are filled."""
+    engine = engine_of()
+    memory = SimpleNamespace(token_bytes=1 << 17)
+    engine.__dict__["memory"] = memory
+    setup = ServingSetup(engine, 1, engine_of(tokens=512), 2)
+    work = Workload.parse(f"closed:{users},in=uniform:16-900,out={output}")
+    summary, served = run_deployment(setup, work, ServiceLevels())
+    assert summary.requests_per_s * summary.e2e.mean_s == pytest.approx(users, rel=0.02)
+    arrival, finish = (
+        np.sort(np.concatenate(times))
+        for times in zip(*((p.requests.arrival_ps, p.finish_ps) for p in served), strict=True)
+    )
+    assert not arrival[:users].any()
+    np.testing.assert_array_equal(arrival[users:], finish[: arrival.size - users])
+    if users == 1:
+        alone = setup.serve(replace(work, kind="burst").draw(1))
+        assert min(p.finish_ps.min() for p in alone if len(p.requests)) == finish[0]
+
+
 def test_a_window_is_of_whole_waves():
     """Eight users whose requests take 7 s, together: a closed window would count nine waves."""
     begin = np.repeat(np.arange(0.0, 140.0, 7.0), 8)
