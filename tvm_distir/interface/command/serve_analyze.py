@@ -105,6 +105,8 @@ class AnalyzedServing(ServingOptions):
         Set the number of prefill replicas.
     prefill_scheduler : str
         Set the scheduler of the devices apart (default: that of --scheduler).
+    prefill_system : str
+        Set the system of the devices apart (default: that of --system).
     trace : str, optional
         Write the requests and the steps of each replica as a trace that Perfetto opens.
     """
@@ -118,6 +120,7 @@ class AnalyzedServing(ServingOptions):
     prefill_mesh: Mapping[str, int] | None = option("serve", "tp=2", parse_mesh)
     prefill_replicas: int = option("serve", "N", parse_count, usual="1")
     prefill_scheduler: str = option("serve", "KIND[:k=v,...]", usual="")
+    prefill_system: str = option("serve", "SYSTEM", usual="")
     trace: str | None = option("serve", "FILE.json")
 
 

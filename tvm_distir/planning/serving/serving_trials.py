@@ -217,7 +217,7 @@ class ServingTrials:
                     break
                 work = replace(self.work, kind=CLOSED, users=users)
                 deployment = ServingSetup(engine.with_options(SchedulerOptions(tokens=2048)))
-                summary, _ = run_deployment(deployment, work, ServiceLevels())
+                summary, _ = run_deployment(deployment, work, ServiceLevels(percentile=50))
                 if summary.tpot.mean_s > 0:
                     points.append(
                         FrontPoint(

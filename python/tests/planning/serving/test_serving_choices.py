@@ -15,6 +15,7 @@ from tvm_distir.planning.serving.serving_report import serve_analyze
 from tvm_distir.planning.serving.serving_search import search_serving
 from tvm_distir.planning.serving.serving_trials import ServingTrials
 from tvm_distir.planning.serving.workload import Workload
+from tvm_distir.support.errors.tree import SimulationError
 
 SCHEDULERS = ("continuous:tokens=64", "prefill_first:tokens=512")
 WORK = "poisson:1,in=64,out=uniform:1-16,seed=3"
@@ -111,6 +112,19 @@ def test_requests_of_one_token_are_served_by_devices_apart():
     tokens = sum(int(part.requests.output_tokens.sum()) for part in report.served)
     made = sum(int(part.steps[:, 2].sum()) for part in report.served)
     assert tokens == made + 100
+
+
+def test_devices_apart_have_a_system_of_their_own():
+    """A slower one fills caches later, and tokens after the first come as before."""
+    model, plan = "zoo:llama3?size=tiny", ("megatron", {"tp": 1})
+    work, apart = "closed:2,in=8192,out=16", {"prefill_mesh": {"tp": 1}}
+    plain = serve_analyze(model, *plan, "dgx-h100", work, **apart)
+    other = serve_analyze(model, *plan, "dgx-h100", work, prefill_system="dgx-a100", **apart)
+    assert other.system == "dgx-a100 and dgx-h100"
+    assert other.summary.ttft.mean_s > plain.summary.ttft.mean_s
+    assert other.summary.tpot.mean_s == pytest.approx(plain.summary.tpot.mean_s, rel=0.2)
+    with pytest.raises(SimulationError, match="DIST0761 prefill_mesh"):
+        serve_analyze(model, *plan, "dgx-h100", work, prefill_system="dgx-a100")
 
 
 def test_overload_is_said_first():

@@ -7,8 +7,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.nightly import nightly_but
 from tests.planning.serving.one_engine import serve_requests
-from tvm_distir.hardware import System
+from tvm_distir.hardware import System, system_names
 from tvm_distir.planning.serving.batching import SchedulerOptions, StepTimes
 from tvm_distir.planning.serving.levels import ServiceLevels
 from tvm_distir.planning.serving.served_model import ServedModel
@@ -60,6 +61,23 @@ def test_a_run_of_a_given_length_counts_all_of_its_requests() -> None:
     assert summary.requests == 24
     latencies = (runs[0].first_ps - runs[0].requests.arrival_ps) / 1e12
     assert summary.ttft.mean_s == pytest.approx(latencies.mean())
+
+
+SERVING_SYSTEMS = [name for name in system_names() if name.endswith(("-serving", "-trtllm"))]
+
+
+@pytest.mark.parametrize("name", nightly_but(SERVING_SYSTEMS, {1}))
+def test_one_token_more_in_a_step_changes_ttft_by_little(name: str) -> None:
+    """Of a model with its kernels and host times, near half of what can be served."""
+    served = ServedModel(f"{MODEL},layers=8", "megatron", {"tp": 1}, System.load(name))
+    engine, ttft_s = ServingEngine.of(served, SchedulerOptions()), []
+    work = Workload.parse("poisson:1,in=1024,out=16,count=400")
+    for tokens in (512, 513):
+        setup = ServingSetup(engine.with_options(SchedulerOptions(tokens=tokens)))
+        rate = ttft_s[0][1] if ttft_s else setup.capacity_per_s(work) / 2
+        summary, _ = run_deployment(setup, work.at_rate(rate), ServiceLevels())
+        ttft_s.append((summary.ttft.mean_s, rate))
+    assert ttft_s[1][0] == pytest.approx(ttft_s[0][0], rel=0.1)
 
 
 def test_caches_have_the_memory_that_narrow_weights_leave() -> None:
