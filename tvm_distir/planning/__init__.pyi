@@ -43,3 +43,4 @@ from .strategies.registry import strategy_names as strategy_names
 from .strategies.training_parts import with_updates as with_updates
 from .study import Study as Study
 from .sweep.sweep_driver import sweep as sweep
+from .weight_types import with_weights as with_weights

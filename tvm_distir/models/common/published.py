@@ -38,7 +38,13 @@ def zoo_spec(spec: str) -> str:
     """
     if not spec.startswith(HUB):
         return spec
-    name, mark, keys = spec.removeprefix(HUB).partition("?")
+    model, (_, mark, keys) = PUBLISHED[published_name(spec)], spec.partition("?")
+    return f"zoo:{model},{keys}" if mark else f"zoo:{model}"
+
+
+def published_name(spec: str) -> str:
+    """Return the published name of ``hf:NAME?key=value,...``; raises as :func:`zoo_spec`."""
+    name = spec.removeprefix(HUB).partition("?")[0]
     names = published_names()
     by_letters = {_letters(known): known for known in reversed(names)}
     known = by_letters.get(_letters(name))
@@ -48,5 +54,4 @@ def zoo_spec(spec: str) -> str:
         remedy = f"Of this family: {', '.join(family)}." if family else nearest(name.lower(), names)
         remedy += " Or give the path of its config.json."
         raise ModelError("DIST0330", problem, location=f"{HUB}{name}", remedy=remedy)
-    model = PUBLISHED[names[known]]
-    return f"zoo:{model},{keys}" if mark else f"zoo:{model}"
+    return names[known]

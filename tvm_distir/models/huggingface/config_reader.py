@@ -13,11 +13,11 @@ from typing import Any
 
 from tvm_distir.models.zoo.configs import Config, convert_key
 from tvm_distir.models.zoo.decoder_config import DecoderConfig
-from tvm_distir.support import ModelError, nearest, warn
+from tvm_distir.support import ModelError, nearest
 
 from .config_keys import ConfigKeys
 from .family_reader import DECODERS, ENCODERS, decoder_config, encoder_config
-from .quantized_config import KEYS, quantization_note
+from .quantized_config import KEYS
 from .rotary_keys import with_rotary
 
 MODEL_KEYS = ("model_type", "dtype", "torch_dtype", *KEYS)
@@ -45,13 +45,9 @@ def read_config(data: Any, location: str, keys: Mapping[str, Any] | None = None)
     ------
     ModelError
         DIST0334 for what is no configuration, an unknown ``model_type``, each key that changes
-        the graph and is unknown, by name, and quantized weights whose type cannot be told;
+        the graph and is unknown, by name; ``quantization_config`` is read by
+        :func:`tvm_distir.models.stored_weights.stored_weights`;
         DIST0332 for sizes or a dtype that make no model.
-
-    Warns
-    -----
-    UserWarning
-        For a ``quantization_config``, which is not applied.
     """
     if not isinstance(data, Mapping) or not isinstance(data.get("model_type"), str):
         raise ModelError(
@@ -60,7 +56,7 @@ def read_config(data: Any, location: str, keys: Mapping[str, Any] | None = None)
             location=location,
             remedy="Give the config.json of a model.",
         )
-    reading = ConfigKeys(_of_decoder(data), location)
+    reading = ConfigKeys(of_decoder(data), location)
     kind = str(reading.data["model_type"])
     if kind not in MODEL_TYPES:
         raise reading.fault(
@@ -96,25 +92,10 @@ def read_config(data: Any, location: str, keys: Mapping[str, Any] | None = None)
     for problem, remedy in config.faults():
         raise ModelError("DIST0332", problem, location=location, remedy=remedy)
     result: Config = config
-    for note in config_notes(data, location, result):
-        warn(f"{location}: {note}", stacklevel=1)
     return result
 
 
-def config_notes(data: Mapping[str, Any], location: str, config: Config) -> tuple[str, ...]:
-    """Return what a ``config.json`` asks for that its configuration does not have, as sentences.
-
-    Raises
-    ------
-    ModelError
-        DIST0334 for quantized weights whose type cannot be told.
-    """
-    reading = ConfigKeys(_of_decoder(data), location)
-    note = quantization_note(reading, getattr(config, "dtype", reading.dtype))
-    return (note,) if note else ()
-
-
-def _of_decoder(data: Mapping[str, Any]) -> Mapping[str, Any]:
+def of_decoder(data: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the keys of the decoder of a multimodal model, or those of any other model."""
     if not isinstance(data.get("text_config"), Mapping):
         return data

@@ -16,6 +16,7 @@ from tvm_distir.planning.strategies.pipelining import AXIS, PIPELINE
 from tvm_distir.planning.strategies.registry import StrategySpec, parse
 from tvm_distir.planning.strategies.stage_division import even_layers
 from tvm_distir.planning.study import Study
+from tvm_distir.planning.weight_types import settled
 from tvm_distir.support import PlanError, UsageError
 
 _POSITIONS = 16384
@@ -147,6 +148,7 @@ class ServedModel:
             mesh=self.mesh,
             system=self.system,
             decide="bytes",
+            quantize=settled(self.system.kernels),
         )
 
     @cached_property
