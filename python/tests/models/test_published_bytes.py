@@ -1,0 +1,101 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Published models have the bytes of their files, and fit where they are served."""
+
+from __future__ import annotations
+
+import pytest
+
+import tvm_distir as td
+from tvm_distir.models import stored_weights
+from tvm_distir.models.common.published import PUBLISHED
+from tvm_distir.models.stored_weights import _PUBLISHED
+from tvm_distir.performance import grouped
+from tvm_distir.planning.weight_types import kernels_for
+
+TOTAL_SIZE = {
+    "gemma-2-9b": 18483411968, "gpt-oss-120b": 65248815744, "gpt-oss-20b": 13761264768,
+    "deepseek-v2-lite": 31412968448, "llama-3.1-70b": 141107412992, "llama-3.1-8b": 16060522496,
+    "llama-3.2-3b": 6425499648, "mistral-7b-v0.3": 14496047104,
+    "mistral-nemo-base-2407": 24495564800, "mixtral-8x7b-v0.1": 93405585408,
+    "meta-llama-3.1-70b-instruct-awq-int4": 39767785472, "qwen2.5-32b": 65527752704,
+    "qwen2.5-72b": 145412407296, "qwen2.5-7b": 15231233024, "qwen3-235b-a22b": 470187269120,
+    "qwen3-30b-a3b": 61064245248, "qwen3-32b": 65524246528, "qwen3-8b": 16381470720,
+}  # fmt: skip
+"""``total_size`` of ``model.safetensors.index.json`` in the repository of each name."""
+KEYS = "?batch=1,seq=16"
+
+
+def weight_bytes(spec: str, quantize: str | None = None) -> int:
+    """Return the bytes of all weights in the types of the checkpoint, or in a stated type."""
+    model = td.load_model(spec)
+    program = td.export(
+        td.distribute(model.mod, td.planning.make_plan(model.mod, "data_parallel", {"dp": 1}))
+    )
+    kernels = kernels_for("fused", quantize, model, None)
+    return sum(v.bytes for _, _, v in grouped(program, kernels).inputs() if v.role == "weight")
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("name", TOTAL_SIZE)
+def test_weights_have_the_bytes_of_the_files(name: str) -> None:
+    assert weight_bytes(f"hf:{name}{KEYS}") == TOTAL_SIZE[name]
+
+
+def test_files_in_float8_have_scales_per_tensor() -> None:
+    """``nvidia/Llama-3.1-8B-Instruct-FP8``: 9,081,280,648 bytes of files, with their headers."""
+    assert weight_bytes(f"hf:llama-3.1-8b{KEYS}", "fp8") == pytest.approx(9081280648, rel=1e-4)
+
+
+def test_files_of_deepseek_have_a_layer_more() -> None:
+    """Its layer for multi-token prediction is one with experts, with tables of its own.
+
+    ``README_WEIGHTS.md`` of DeepSeek-V3: the layer shares embedding and head, which its files
+    repeat, and has a product of twice the width.
+    """
+    spec = "hf:deepseek-v3?batch=1,seq=16"
+    main, more = weight_bytes(spec), weight_bytes(f"{spec},layers=62")
+    hidden, vocab = 7168, 129280
+    assert main == pytest.approx(688586727753, rel=0.025)
+    extra = 2 * (2 * vocab * hidden + 2 * hidden * hidden)
+    assert more + extra == pytest.approx(688586727753, rel=1e-4)
+
+
+@pytest.mark.quick
+def test_published_types_belong_to_names() -> None:
+    assert set(_PUBLISHED) <= set(PUBLISHED)
+    for name in _PUBLISHED:
+        stored = stored_weights(f"hf:{name}")
+        assert stored is not None
+        assert stored.source == f"{name} is published so"
+    assert stored_weights("hf:llama-3.1-8b") is None
+    assert stored_weights("zoo:gpt_oss?size=120b") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "system"),
+    [
+        ("gpt-oss-120b", 1, "h100"), ("gpt-oss-20b", 1, "rtx-4090"), ("deepseek-v3", 8, "h200"),
+        ("meta-llama-3.1-70b-instruct-awq-int4", 2, "rtx-4090"),
+    ],
+)  # fmt: skip
+def test_models_fit_where_they_are_served(name: str, devices: int, system: str) -> None:
+    """None of them fits in 16 bits."""
+    fits = []
+    for quantize in (None, "none"):
+        result = td.analyze(
+            f"hf:{name}?batch=1,seq=128", strategy="megatron", mesh={"tp": devices},
+            system=system, quantize=quantize,
+        )  # fmt: skip
+        fits.append(result.report.fits)
+    assert fits == [True, False]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_mixture_in_mxfp4_is_served_by_one_device() -> None:
+    """GPT-OSS 120B leaves room for caches on a device of 80 GB."""
+    work = "closed:2,in=128,out=8,count=4"
+    report = td.serve_analyze("hf:gpt-oss-120b", "megatron", {"tp": 1}, "h100-serving", work)
+    assert report.weights.startswith("weights of products: mxfp4, 4.25 bits")
+    assert report.weight_bytes == pytest.approx(TOTAL_SIZE["gpt-oss-120b"], rel=1e-3)
+    assert report.cache_tokens > 10_000
