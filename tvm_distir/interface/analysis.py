@@ -34,7 +34,7 @@ from .report.document import to_dict, to_json
 from .report.model import Analysis
 from .report.text import to_text
 from .report.verdict import to_verdict
-from .step_notes import one_device, tokens_of, unused_axes
+from .step_notes import one_device, tokens_of, unused_axes, with_lighter_weights
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -266,4 +266,4 @@ def analyze_study(study: Study, *, name: str, command: str, forward: bool = True
         trained=study.training() is not None,
         timings_s=study.watch.timings_s,
     )
-    return AnalysisResult(study, report)
+    return AnalysisResult(study, with_lighter_weights(report, study))

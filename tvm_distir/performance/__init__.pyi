@@ -15,6 +15,7 @@ from .memory.account import BufferGroup as BufferGroup
 from .memory.account import MemoryAccount as MemoryAccount
 from .memory.peaks import Peaks as Peaks
 from .memory.planned import entry_number as entry_number
+from .memory.remedies import Remedy as Remedy
 from .memory.remedies import Verdict as Verdict
 from .memory.remedies import verdict as verdict
 from .program.export_pass import ExportProgram as ExportProgram

@@ -4,9 +4,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 import tvm_distir as td
+from tvm_distir.interface.command import main
 from tvm_distir.models import stored_weights
 from tvm_distir.models.common.published import PUBLISHED
 from tvm_distir.models.stored_weights import _PUBLISHED
@@ -99,3 +102,34 @@ def test_a_mixture_in_mxfp4_is_served_by_one_device() -> None:
     assert report.weights.startswith("weights of products: mxfp4, 4.25 bits")
     assert report.weight_bytes == pytest.approx(TOTAL_SIZE["gpt-oss-120b"], rel=1e-3)
     assert report.cache_tokens > 10_000
+
+
+def test_a_refusal_for_memory_names_the_types_that_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    """70B in 16 bits need 131 GiB; in 8 bits 68 GiB, of which an engine leaves room for caches."""
+    model = ["hf:llama-3.1-70b?batch=1,seq=64", "--strategy", "megatron", "--mesh", "tp=1"]
+    assert main(["analyze", *model, "--system", "h100"]) == 3
+    shown = capsys.readouterr()
+    assert "Weights of these types fit: --quantize fp8, --quantize int4." in shown.err
+    assert re.search("--quantize int4: about [0-9.]+ GiB, fits", shown.out)
+    for kind in ("fp8", "int4"):
+        assert main(["analyze", *model, "--system", "h100", "--quantize", kind]) == 0
+        capsys.readouterr()
+    assert main(["analyze", *model, "--system", "h100", "--train"]) == 3
+    assert "--quantize" not in capsys.readouterr().err
+    search = ["search", model[0], "--devices", "1", "--system", "h100"]
+    assert main(search) == 3
+    assert "[Use --quantize fp8 or int4. Use more devices" in capsys.readouterr().err
+    assert main([*search, "--quantize", "fp8"]) == 0
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_engines_without_room_name_the_types_that_leave_some(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In 8 bits, 0.9 of a device leave 3 GiB for caches: 10 requests of 1,088 tokens."""
+    model, work = "hf:llama-3.1-70b?layers=80", "closed:2,in=1024,out=64,count=4"
+    common = ["--system", "h100-serving", "--workload", work]
+    assert main(["serve-analyze", model, "--mesh", "tp=1", *common]) == 1
+    assert "[Use --quantize fp8 or int4. Use more devices" in capsys.readouterr().err
+    assert main(["serve-search", model, "--devices", "1", *common]) == 0
+    assert "leave no room for a request; Use --quantize fp8 or int4" in capsys.readouterr().out

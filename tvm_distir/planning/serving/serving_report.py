@@ -9,7 +9,9 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from tvm_distir.hardware import System
+from tvm_distir.planning.lighter_weights import remedy_of
 from tvm_distir.planning.weight_types import weights_line, with_weights
+from tvm_distir.support import SimulationError
 
 from .batching import SchedulerOptions, Speculation
 from .engine_loop import ServedRequests
@@ -243,7 +245,15 @@ def serve_analyze(
             ServedModel(model, strategy, prefill_mesh, resolved, kv_dtype), filling
         )
     deployment = ServingSetup(engine, replicas, filler, prefill_replicas if filler else 0, router)
-    summary, parts = run_deployment(deployment, work, requested)
+    try:
+        summary, parts = run_deployment(deployment, work, requested)
+    except SimulationError as error:
+        if error.code != "DIST0761" or engine.largest_batch(work) >= 1:
+            raise
+        remedy = remedy_of(engine.lighter_kinds(work)) + error.remedy
+        raise SimulationError(
+            error.code, error.what, location=error.location, remedy=remedy
+        ) from error
     report = report_of(deployment, work, requested, summary)
     text = workload if isinstance(workload, str) else work.text
     return replace(report, workload=text, served=parts)
