@@ -12,7 +12,7 @@ from pathlib import Path
 from tvm import ir
 
 from tvm_distir.core.rewriting import gc_paused
-from tvm_distir.models.common.published import HUB, published_names, zoo_spec
+from tvm_distir.models.common.published import HUB, zoo_spec
 from tvm_distir.models.common.spec import (
     CONFIG,
     RELAX,
@@ -137,13 +137,10 @@ def load_model(
     if suffix == ".pt2":
         mod = from_exported_program(path, batch=batch, dims=dims)
         return Model(mod, Path(path).stem, "torch", lambda: load_weights(path))
-    if spec.partition("?")[0].lower() in published_names():
-        remedy = f"Write {HUB}{spec}."
-    else:
-        remedy = (
-            f"Give file.onnx, .pt2, .mlir, .jax, .py, .json, config.json, {HUB}NAME, or "
-            f"{ZOO}NAME with NAME one of {', '.join(zoo.NAMES)}."
-        )
+    remedy = (
+        f"Give file.onnx, .pt2, .mlir, .jax, .py, .json, config.json, {HUB}NAME, or "
+        f"{ZOO}NAME with NAME one of {', '.join(zoo.NAMES)}."
+    )
     raise ModelError("DIST0302", "the kind of the model is unknown", location=spec, remedy=remedy)
 
 

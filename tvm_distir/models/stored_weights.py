@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tvm_distir.models.common.published import HUB, published_name, zoo_spec
+from tvm_distir.models.common.published import is_published, published_name, zoo_spec
 from tvm_distir.models.common.spec import CONFIG, ZOO, is_config, model_file, split_keys
 from tvm_distir.models.huggingface.config_keys import ConfigKeys
 from tvm_distir.models.huggingface.config_reader import of_decoder, read_config
@@ -67,7 +67,7 @@ def stored_weights(spec: str) -> StoredWeights | None:
         DIST0334 for quantized weights whose type cannot be told, and beside a dtype of 32 bits;
         and what reading a configuration raises.
     """
-    if spec.startswith(HUB):
+    if is_published(spec):
         name = published_name(spec)
         data = _PUBLISHED.get(name)
         data = _PUBLISHED[data] if isinstance(data, str) else data

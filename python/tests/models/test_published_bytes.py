@@ -5,16 +5,19 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import tvm_distir as td
 from tvm_distir.interface.command import main
 from tvm_distir.models import stored_weights
-from tvm_distir.models.common.published import PUBLISHED
+from tvm_distir.models.common.published import PUBLISHED, published_name, zoo_spec
 from tvm_distir.models.stored_weights import _PUBLISHED
 from tvm_distir.performance import grouped
 from tvm_distir.planning.weight_types import kernels_for
+from tvm_distir.support import ModelError
 
 TOTAL_SIZE = {
     "gemma-2-9b": 18483411968, "gpt-oss-120b": 65248815744, "gpt-oss-20b": 13761264768,
@@ -133,3 +136,45 @@ def test_engines_without_room_name_the_types_that_leave_some(
     assert "[Use --quantize fp8 or int4. Use more devices" in capsys.readouterr().err
     assert main(["serve-search", model, "--devices", "1", *common]) == 0
     assert "leave no room for a request; Use --quantize fp8 or int4" in capsys.readouterr().out
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("name", "full"),
+    [
+        ("llama3", "meta-llama/Meta-Llama-3-8B"), ("Llama-2-7b", "meta-llama/Llama-2-7b-hf"),
+        ("meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-8B"),
+        ("llama-3.1-8b-instruct", "meta-llama/Llama-3.1-8B"),
+        ("meta-llama/Meta-Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-8B"),
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507", "Qwen/Qwen3-30B-A3B"),
+        ("gpt2", "openai-community/gpt2"),
+        ("deepseek-v3-0324", "deepseek-ai/DeepSeek-V3"), ("gemma-2-9b-it", "google/gemma-2-9b"),
+        ("deepseek-r1-0528", "deepseek-ai/DeepSeek-R1"),
+        ("mixtral-8x7b-instruct", "mistralai/Mixtral-8x7B-v0.1"),
+        ("kimi-k2-instruct", "moonshotai/Kimi-K2-Instruct"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("hub", ["", "hf:"])
+def test_names_as_people_write_them_are_known(name: str, full: str, hub: str) -> None:
+    assert published_name(f"{hub}{name}?layers=1") == full
+    assert zoo_spec(f"{hub}{name}?layers=1") == f"zoo:{PUBLISHED[full]},layers=1"
+
+
+def test_a_name_needs_no_mark_where_no_file_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options: dict[str, Any] = {"strategy": "megatron", "mesh": {"tp": 2}, "system": "h100"}
+    times = [
+        td.analyze(f"{hub}llama3?layers=1,batch=1,seq=16", **options).time_s for hub in ("", "hf:")
+    ]
+    assert times[0] == times[1]
+    (tmp_path / "llama3").write_text("none")
+    with pytest.raises(ModelError, match="DIST0302"):
+        td.load_model("llama3")
+
+
+def test_kimi_has_the_published_number_of_parameters() -> None:
+    """1.026 T, as its report has it (1.04 T with a layer for multi-token prediction and tables)."""
+    count = weight_bytes(f"hf:kimi-k2-instruct{KEYS}", "none") / 2
+    assert count == pytest.approx(1.026e12, rel=0.002)
