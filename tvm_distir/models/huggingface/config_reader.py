@@ -16,13 +16,15 @@ from tvm_distir.models.zoo.decoder_config import DecoderConfig
 from tvm_distir.support import ModelError, nearest
 
 from .config_keys import ConfigKeys
-from .family_reader import DECODERS, ENCODERS, decoder_config, encoder_config
+from .family_reader import DECODERS, ENCODERS, decoder_config, encoder_config, usual_keys
 from .quantized_config import KEYS
 from .rotary_keys import with_rotary
 
 MODEL_KEYS = ("model_type", "dtype", "torch_dtype", *KEYS)
 """Keys of a multimodal model that hold for its decoder, unless this says otherwise."""
 
+_FOUR_TIMES = ("falcon", "gpt2")
+"""Families whose feed-forward blocks are usually four times as wide as the model."""
 _ACTIVATIONS = {
     "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
@@ -56,8 +58,9 @@ def read_config(data: Any, location: str, keys: Mapping[str, Any] | None = None)
             location=location,
             remedy="Give the config.json of a model.",
         )
-    reading = ConfigKeys(of_decoder(data), location)
-    kind = str(reading.data["model_type"])
+    decoder = of_decoder(data)
+    kind = str(decoder["model_type"])
+    reading = ConfigKeys(usual_keys(kind, decoder), location)
     if kind not in MODEL_TYPES:
         raise reading.fault(
             f'the model type "{kind}" is not known',
@@ -105,7 +108,6 @@ def of_decoder(data: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _common(reading: ConfigKeys) -> DecoderConfig:
     heads, hidden = reading.number("num_attention_heads"), reading.number("hidden_size")
-    falcon = reading.data["model_type"] == "falcon"
     word = str(reading.get("hidden_activation") or reading.get("hidden_act", "silu"))
     reading.get("hidden_act")
     if word not in _ACTIVATIONS:
@@ -116,7 +118,9 @@ def _common(reading: ConfigKeys) -> DecoderConfig:
         heads=heads,
         kv_heads=reading.number("num_key_value_heads", heads),
         head_dim=reading.number("head_dim", 0),
-        ffn=reading.number("intermediate_size", 4 * hidden if falcon else None),
+        ffn=reading.number(
+            "intermediate_size", 4 * hidden if reading.data["model_type"] in _FOUR_TIMES else None
+        ),
         vocab=reading.number("vocab_size"),
         eps=float(reading.number("rms_norm_eps", 1e-6)),
         activation=_ACTIVATIONS[word],

@@ -99,7 +99,7 @@ class ServedModel:
     def text(self, batch: int, seq: int, past: int) -> str:
         """Return the MODEL string of a step; tables of learned positions have rows for samples."""
         step = self.step_text(batch, seq, past)
-        learned = not self.config[0].rotary_share and "positions=" not in self.model
+        learned = self.config[0].positions and "positions=" not in self.model
         return step + (f",positions={_POSITIONS}" if learned else "")
 
     def step_text(self, batch: int, seq: int, past: int) -> str:
