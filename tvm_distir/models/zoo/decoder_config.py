@@ -128,27 +128,14 @@ class DecoderConfig(ExpertSizes, Config):
     """
 
     FLAGS = frozenset(
-        {
-            *("nested", "qkv_bias", "o_bias", "qk_norm", "tied", "norm_offset", "shared_gate"),
-            *("embed_scale", "sinks", "rotary_interleaved", "rotary_rounded", "post_norms"),
-            *(
-                "pre_norms",
-                "joint_qk_norm",
-                "gated",
-                "parallel",
-                "ffn_bias",
-                "fused_qkv",
-                "expert_bias",
-            ),
-        }
+        "nested qkv_bias o_bias qk_norm tied norm_offset shared_gate embed_scale sinks "
+        "rotary_interleaved rotary_rounded post_norms pre_norms joint_qk_norm gated parallel "
+        "ffn_bias fused_qkv expert_bias".split()
     )
     MAY_BE_ZERO = frozenset(
-        {
-            *("head_dim", "window", "window_period", "score_cap", "logit_cap", "query_width"),
-            *("local_theta", "rotary_mscale", "rotary_mscale_all", "q_rank", "kv_rank"),
-            *("nope_dim", "rope_dim", "v_dim", "experts", "expert_ffn", "shared_ffn"),
-            *("dense_layers", "swiglu_limit", "capacity_factor", "positions", "dropout"),
-        }
+        "head_dim window window_period score_cap logit_cap query_width local_theta "
+        "rotary_mscale rotary_mscale_all q_rank kv_rank nope_dim rope_dim v_dim experts "
+        "expert_ffn shared_ffn dense_layers swiglu_limit capacity_factor positions dropout".split()
     )
 
     layers: int = 32
