@@ -43,7 +43,8 @@ SYSTEMS = {"a100_sxm": "a100", "h100_sxm": "h100", "h200_sxm": "h200", "b200_sxm
 ENGINES = {"vllm": "serving", "trtllm": "trtllm", "sglang": "serving"}
 """Kernels of SGLang are taken to be those of vLLM."""
 KERNELS = {
-    "": "serving", "fp8": "serving-fp8", "fp4": "serving-nvfp4", "fp8_block": "serving-fp8-block",
+    "": "serving", "fp8": "serving:weights=fp8", "fp4": "serving:weights=nvfp4",
+    "fp8_block": "serving:weights=fp8-block",
 }  # fmt: skip
 BLOCKS = ("Qwen/Qwen3-235B-A22B-FP8", "deepseek-ai/DeepSeek-R1")
 """Models whose float8 weights have a scale per block."""

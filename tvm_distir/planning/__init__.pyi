@@ -7,6 +7,7 @@ from .error_band import StepKind as StepKind
 from .error_band import band_of as band_of
 from .error_band import bits_of as bits_of
 from .error_band import program_family as program_family
+from .lighter_weights import lighter_kinds as lighter_kinds
 from .plan_export.plan_formats import PLAN_FORMATS as PLAN_FORMATS
 from .plan_export.plan_formats import export_plan as export_plan
 from .search.constraints import Constraints as Constraints
@@ -43,3 +44,5 @@ from .strategies.registry import strategy_names as strategy_names
 from .strategies.training_parts import with_updates as with_updates
 from .study import Study as Study
 from .sweep.sweep_driver import sweep as sweep
+from .weight_types import kernels_for as kernels_for
+from .weight_types import with_weights as with_weights

@@ -98,7 +98,7 @@ class AnalyzedServing(ServingOptions):
     kv_dtype : str
         Set the dtype of caches.
     weights : str
-        Set the type of weights: none (default), fp8, nvfp4, int4, ... (a kernel profile).
+        Set the type of weights: none, fp8, fp8-block, int4, ... (default: of the checkpoint).
     prefill_mesh : mapping of str to int, optional
         Fill caches on devices apart, with this mesh.
     prefill_replicas : int
@@ -116,7 +116,7 @@ class AnalyzedServing(ServingOptions):
     scheduler: str = option("serve", "KIND[:k=v,...]", usual="continuous")
     replicas: int = option("serve", "N", parse_count, usual="1", frequent=True)
     kv_dtype: str = option("serve", "T", usual="")
-    weights: str = option("serve", "T", flag="--quantize", usual="none", frequent=True)
+    weights: str = option("serve", "T", flag="--quantize", usual="", frequent=True)
     prefill_mesh: Mapping[str, int] | None = option("serve", "tp=2", parse_mesh)
     prefill_replicas: int = option("serve", "N", parse_count, usual="1")
     prefill_scheduler: str = option("serve", "KIND[:k=v,...]", usual="")

@@ -36,7 +36,7 @@ class SearchedServing(ServingOptions):
     kv_dtypes : list of str
         Try dtypes of caches, such as bfloat16,float8_e4m3fn.
     weights : list of str
-        Try types of weights, such as none,fp8,int4.
+        Try types of weights, such as none,fp8,int4 (default: of the checkpoint).
     stages : list of int
         Try numbers of pipeline stages of a replica (default: 1).
     picture : str, optional
@@ -47,9 +47,7 @@ class SearchedServing(ServingOptions):
 
     apart: bool = option("serve", default=False, frequent=True)
     kv_dtypes: list[str] = option("serve", "T,T", _words, flag="--kv-dtype", usual="")
-    weights: list[str] = option(
-        "serve", "T,T", _words, flag="--quantize", usual="none", frequent=True
-    )
+    weights: list[str] = option("serve", "T,T", _words, flag="--quantize", usual="", frequent=True)
     stages: list[int] = option("serve", "1,2", _counts, usual="1")
     picture: str | None = option("serve", "FILE.svg")
     report: str | None = option("serve", "r.html", frequent=True)

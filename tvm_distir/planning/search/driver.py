@@ -19,6 +19,7 @@ from tvm_distir.hardware import System, main_dtype
 from tvm_distir.models import load_model
 from tvm_distir.performance import Profile, check_products
 from tvm_distir.planning.error_band import StepKind, bits_of
+from tvm_distir.planning.weight_types import weights_line, with_weights
 from tvm_distir.planning.workers import Workers
 from tvm_distir.support import UsageError
 
@@ -42,6 +43,7 @@ def search(
     system: System | str,
     *,
     batch: int | None = None,
+    quantize: str | None = None,
     train: Mapping[str, Any] | None = None,
     memory_bytes: int | None = None,
     gap: float = 0.01,
@@ -75,6 +77,8 @@ def search(
     system : System or str
     batch : int, optional
         Samples of a whole step, for a callable.
+    quantize : str, optional
+        The type of weights: see :func:`tvm_distir.planning.weight_types.with_weights`.
     train : mapping, optional
         Keywords of ``td.train_step`` (``loss``, ``optimizer`` and so on), to search for a step of
         training the model.
@@ -126,7 +130,8 @@ def search(
     >>> result.complete, result.plans[0].plan.meshes[0].device_count
     (True, 2)
     """
-    resolved = System.required(system)
+    named = model if train is None else None
+    resolved = with_weights(System.required(system), quantize, named)
     check_products(Profile.resolve(resolved.kernels), resolved)
     if isinstance(model, (str, Path)):
         text = str(model)
@@ -157,7 +162,8 @@ def search(
 
 
 def _described(result: SearchResult, source: Source, devices: int) -> SearchResult:
-    """Return the result with the price of its devices, and the kind of its training step."""
+    """Return the result with its weights, the price of its devices, and its kind of training."""
+    result = replace(result, weights=weights_line(source.system.kernels))
     price = source.system.device.price_per_hour
     if price is not None:
         result = replace(result, price_per_s_usd=price * devices / 3600)

@@ -213,6 +213,8 @@ class SearchResult(Displayed):
         Dollars for a second of all devices, where the system states a price.
     kind : StepKind, optional
         What measured steps must have in common with the step but for the family of its plan.
+    weights : str
+        The type of quantized weights in words; empty where they are not quantized.
     """
 
     plans: tuple[FoundPlan, ...]
@@ -224,6 +226,7 @@ class SearchResult(Displayed):
     why: tuple[MinMarginal, ...] = ()
     price_per_s_usd: float | None = None
     kind: StepKind | None = None
+    weights: str = ""
 
     def band(self, row: CandidateRow) -> ErrorBand | None:
         """Return the error band of a simulated row; None where the kind of step is unknown."""
@@ -307,6 +310,7 @@ class SearchResult(Displayed):
             "front": [row.candidate.key for row in self.front],
             "space": self.space,
             "complete": self.complete,
+            **({"weights": self.weights} if self.weights else {}),
             **({"least_s": self.least_s, "above_bound": self.above_bound} if self.plans else {}),
             **({"why": [reason.to_dict() for reason in self.why]} if self.why else {}),
             **({} if self.baseline is None else {"baseline": self.baseline.to_dict()}),

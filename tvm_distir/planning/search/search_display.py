@@ -89,7 +89,8 @@ def placement_table(result: Any) -> DataTable:
 def search_headline(result: Any) -> str:
     """Return the number of candidates by outcome, the lower bound, and the baseline."""
     counts = ", ".join(f"{count} {state}" for state, count in sorted(result.space.items()))
-    lines = [f"candidates: {counts}" + ("" if result.complete else " (stopped early)")]
+    lines = [result.weights] if result.weights else []
+    lines += [f"candidates: {counts}" + ("" if result.complete else " (stopped early)")]
     if not result.complete and not result.plans:
         lines.append(
             "no plan was simulated in the time limit: use a longer --time-limit (time_limit_s=), "

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from tvm_distir.core.plan import Plan
+from tvm_distir.planning.lighter_weights import kinds_that_may_fit, remedy_of
 from tvm_distir.planning.workers import ONE_AT_A_TIME, Lookahead, Workers
 from tvm_distir.support import InfeasibleError
 
@@ -160,12 +161,18 @@ class SearchRun:
             DIST0801.
         """
         least = min(self.rows, key=lambda row: row.needs_bytes or row.peak_bytes or 1 << 62)
+        needs, source, kinds = least.needs_bytes or least.peak_bytes, self.trials.source, []
+        if needs and source.train is None:
+            system, limit = self.trials.system, self.trials.limit
+            devices = least.candidate.devices
+            kinds = kinds_that_may_fit(source.forward(1), system, devices, needs, limit)
         raise InfeasibleError(
             "DIST0801",
             f"none of {len(self.rows)} candidates results in a plan that fits; the smallest is "
             f"{least.candidate.key}: {least.why}",
             location="search",
-            remedy="Use more devices, a smaller batch, or --recompute none,selective,full.",
+            remedy=remedy_of(kinds)
+            + "Use more devices, a smaller batch, or --recompute none,selective,full.",
         )
 
 

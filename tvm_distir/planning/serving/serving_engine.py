@@ -11,6 +11,8 @@ from functools import cached_property
 import numpy as np
 
 from tvm_distir.hardware import PICOSECONDS
+from tvm_distir.planning.lighter_weights import lighter_kinds
+from tvm_distir.planning.weight_types import with_weights
 
 from .batching import SchedulerOptions, Speculation, StepTimes
 from .engine_loop import EngineLoop, Replicas, ServedRequests
@@ -77,6 +79,15 @@ class ServingEngine:
         tokens = workload.mean_input + workload.mean_output
         most = self.options.requests * self.served.pools
         return min(most, int(self.pages * self.served.page // tokens))
+
+    def lighter_kinds(self, workload: Workload) -> list[str]:
+        """Return the types of weights that leave room for a request of mean length."""
+        system, kinds = self.served.system, []
+        for kind in lighter_kinds(system):
+            served = replace(self.served, system=with_weights(system, kind))
+            if replace(self, served=served, surface=Surface(served)).largest_batch(workload) >= 1:
+                kinds.append(kind)
+        return kinds
 
     def serve(
         self, requests: Requests, replicas: Replicas, users: int = 0, filled: bool = False

@@ -9,6 +9,9 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from tvm_distir.hardware import System
+from tvm_distir.planning.lighter_weights import remedy_of
+from tvm_distir.planning.weight_types import weights_line, with_weights
+from tvm_distir.support import SimulationError
 
 from .batching import SchedulerOptions, Speculation
 from .engine_loop import ServedRequests
@@ -18,7 +21,6 @@ from .served_model import ServedModel
 from .serving_causes import causes_of
 from .serving_engine import ServingEngine
 from .serving_run import ServingSetup, run_deployment
-from .weight_types import with_weights
 from .workload import Workload
 
 
@@ -32,6 +34,8 @@ class ServingReport:
     devices : int
     summary : ServiceSummary
     levels : ServiceLevels
+    weights : str
+        The type of quantized weights in words; empty where they are not quantized.
     weight_bytes, cache_tokens, largest_batch : int
         Of a device; tokens that the caches of a replica hold; requests of mean length in them.
     alone_ttft_s, alone_tpot_s : float
@@ -59,6 +63,7 @@ class ServingReport:
     usd_per_million_tokens: float | None
     causes: tuple[str, ...]
     advice: tuple[str, ...]
+    weights: str = ""
     served: Sequence[ServedRequests] = field(default=(), repr=False, compare=False)
 
     def __str__(self) -> str:
@@ -94,6 +99,7 @@ class ServingReport:
         lines += [
             f"{self.model} on {self.devices} devices of {self.system}: {self.plan}",
             f"  workload {self.workload}, scheduler {self.scheduler}",
+            *([f"  {self.weights}"] if self.weights else []),
             f"  {run} ({steady})",
             "",
             "                mean       p50       p90       p99",
@@ -195,7 +201,7 @@ def serve_analyze(
     kv_dtype : str
         The dtype of caches.
     weights : str
-        The type of weights: see :func:`.weight_types.with_weights`.
+        The type of weights: see :func:`tvm_distir.planning.weight_types.with_weights`.
     prefill_mesh : mapping of str to int, optional
         Mesh of devices apart, that fill caches only.
     prefill_replicas : int
@@ -230,7 +236,7 @@ def serve_analyze(
     8
     """
     resolved = System.required(system)
-    resolved = with_weights(resolved, weights)
+    resolved = with_weights(resolved, weights, model)
     work = Workload.parse(workload) if isinstance(workload, str) else workload
     options, filling = (
         SchedulerOptions.parse(text) if isinstance(text, str) else text
@@ -253,7 +259,15 @@ def serve_analyze(
         problem = "a system or a scheduler of devices apart has no devices"
         raise workload_fault(problem, "prefill_mesh", "Give a prefill_mesh (--prefill-mesh).")
     deployment = ServingSetup(engine, replicas, filler, prefill_replicas if filler else 0, router)
-    summary, parts = run_deployment(deployment, work, requested)
+    try:
+        summary, parts = run_deployment(deployment, work, requested)
+    except SimulationError as error:
+        if error.code != "DIST0761" or engine.largest_batch(work) >= 1:
+            raise
+        remedy = remedy_of(engine.lighter_kinds(work)) + error.remedy
+        raise SimulationError(
+            error.code, error.what, location=error.location, remedy=remedy
+        ) from error
     report = report_of(deployment, work, requested, summary)
     text = workload if isinstance(workload, str) else work.text
     return replace(report, workload=text, served=parts)
@@ -282,6 +296,7 @@ def report_of(
         devices=deployment.devices,
         summary=summary,
         levels=levels,
+        weights=weights_line(engine.served.system.kernels),
         weight_bytes=engine.memory.weight_bytes,
         cache_tokens=engine.pages * engine.served.page,
         largest_batch=engine.largest_batch(work),

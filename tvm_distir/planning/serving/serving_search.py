@@ -14,13 +14,13 @@ import itertools
 from collections.abc import Sequence
 
 from tvm_distir.hardware import System
+from tvm_distir.planning.weight_types import with_weights
 
 from .batching import SchedulerOptions, Speculation
 from .lengths import workload_fault
 from .levels import ServiceLevels
 from .serving_choices import ServingSearchResult
 from .serving_trials import ServingTrials
-from .weight_types import with_weights
 from .workload import TRACE, Workload
 
 
@@ -60,7 +60,7 @@ def search_serving(
     kv_dtypes : sequence of str
         Dtypes of caches to try.
     weights : sequence of str
-        Types of weights to try: see :func:`.weight_types.with_weights`.
+        Types of weights to try: see :func:`tvm_distir.planning.weight_types.with_weights`.
     apart : bool
         Whether prefill and decode may have devices of their own.
     speculation : Speculation, optional
@@ -100,7 +100,7 @@ def search_serving(
         raise workload_fault(problem, work.path, "Give poisson:1 with in= and out=.")
     options = [SchedulerOptions.parse(s) if isinstance(s, str) else s for s in schedulers]
     search = ServingTrials(model, devices, resolved, work, levels, options, bounds, router, stages)
-    systems = [with_weights(resolved, kind) for kind in weights]
+    systems = [with_weights(resolved, kind, model) for kind in weights]
     for quantized, kv_dtype in itertools.product(systems, kv_dtypes):
         search.engines(quantized, kv_dtype, speculation)
     search.rate(apart)

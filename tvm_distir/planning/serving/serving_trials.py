@@ -12,6 +12,7 @@ import numpy as np
 
 from tvm_distir.hardware import PICOSECONDS, System
 from tvm_distir.models import serving_step
+from tvm_distir.planning.lighter_weights import remedy_of
 from tvm_distir.support import DistIRError, InternalError, SimulationError
 
 from .batching import SchedulerOptions, Speculation
@@ -70,6 +71,8 @@ class ServingTrials:
             if largest < 1:
                 size = engine.memory.weight_bytes / 2**30
                 why = f"memory: {size:.1f} GiB of weights leave no room for a request"
+                remedy = remedy_of(engine.lighter_kinds(self.work)).rstrip(" .")
+                why += f"; {remedy}" if remedy else ""
                 self.result.cuts.append(CutChoice(name, why))
                 continue
             self._engines.append(engine)

@@ -16,8 +16,8 @@ from tvm_distir.planning.serving.served_model import ServedModel
 from tvm_distir.planning.serving.serving_engine import ServingEngine
 from tvm_distir.planning.serving.serving_run import ServingSetup, run_deployment
 from tvm_distir.planning.serving.surface import Surface
-from tvm_distir.planning.serving.weight_types import with_weights
 from tvm_distir.planning.serving.workload import Workload
+from tvm_distir.planning.weight_types import with_weights
 from tvm_distir.support.errors.tree import UsageError
 
 MODEL = "zoo:llama3?size=tiny,dtype=bfloat16"
@@ -93,8 +93,8 @@ def test_caches_have_the_memory_that_narrow_weights_leave() -> None:
 def test_types_of_weights_are_profiles_of_the_kernels() -> None:
     serving, fused = System.load("h100-serving"), System.load("h100")
     assert with_weights(serving, "none") == serving
-    assert with_weights(serving, "fp8-block").kernels == "serving-fp8-block"
-    assert with_weights(fused, "int4").kernels == "fused-int4-weights"
+    assert with_weights(serving, "fp8-block").kernels == "serving:weights=fp8-block"
+    assert with_weights(fused, "int4").kernels == "fused:weights=int4"
     with pytest.raises(UsageError) as caught:
         with_weights(serving, "fp9")
     assert caught.value.code == "DIST0152"
