@@ -13,10 +13,12 @@ from tvm_distir.core.plan import Plan
 from tvm_distir.planning.workers import ONE_AT_A_TIME, Lookahead, Workers
 from tvm_distir.support import InfeasibleError
 
+from .candidate_row import LEFT, SOLVED, CandidateRow
 from .candidates import Candidate, Enumeration
 from .folder import Folder
+from .found_plan import FoundPlan
 from .queue import Queue, QueuedCandidate
-from .result import LEFT, SOLVED, CandidateRow, FoundPlan, SearchResult
+from .result import SearchResult
 from .trials import Task, Trials
 
 OnProgress = Callable[[Mapping[str, int], "FoundPlan | None"], None]
@@ -147,7 +149,7 @@ class SearchRun:
             self.rows,
             key=lambda row: (row.state != SOLVED, row.time_s or row.least_s, row.candidate.key),
         )
-        plans = tuple(self.plans[: self.top])
+        plans = tuple(self.plans)
         excluded = dict(self.enumeration.excluded)
         return SearchResult(plans, tuple(rows), excluded, None, self.complete, self.interrupted)
 
