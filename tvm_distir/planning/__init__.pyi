@@ -10,8 +10,8 @@ from .error_band import program_family as program_family
 from .lighter_weights import lighter_kinds as lighter_kinds
 from .plan_export.plan_formats import PLAN_FORMATS as PLAN_FORMATS
 from .plan_export.plan_formats import export_plan as export_plan
+from .search.candidate_row import CandidateRow as CandidateRow
 from .search.constraints import Constraints as Constraints
-from .search.result import CandidateRow as CandidateRow
 from .search.result import SearchResult as SearchResult
 from .search.strategy_maker import StrategyMaker as StrategyMaker
 from .serving.batching import SchedulerOptions as SchedulerOptions

@@ -13,7 +13,7 @@ from tvm import ir, relax
 from tvm_distir.core.ir import is_private, known_shape, labels_of, relax_functions
 from tvm_distir.core.ir.attributes import param_names
 from tvm_distir.core.passes import AnnotateSharding, PropagateSharding
-from tvm_distir.core.plan import MeshSpec, Plan, PlanRule, data_positions, match_name
+from tvm_distir.core.plan import MeshSpec, Pipeline, Plan, PlanRule, data_positions, match_name
 from tvm_distir.core.rewriting import all_bindings, entry_of, op_name
 from tvm_distir.planning.strategies.consumers import Consumers
 from tvm_distir.planning.strategies.expert_parallelism import expert_dim
@@ -122,6 +122,8 @@ def unsupported(problem: str, remedy: str, location: str = "export_plan") -> Pla
 def placed_parameters(mod: ir.IRModule, plan: Plan) -> tuple[PlacedParameter, ...]:
     """Return the parameters of the entry functions with the placements that propagation decides.
 
+    Of a step in stages these are its inputs, without what one stage receives from another.
+
     Parameters
     ----------
     mod : IRModule
@@ -134,13 +136,14 @@ def placed_parameters(mod: ir.IRModule, plan: Plan) -> tuple[PlacedParameter, ..
         names = [entry_of(mod)]
     placed = PropagateSharding()(AnnotateSharding(plan.by_rules())(mod))
     parameters: dict[str, PlacedParameter] = {}
-    experts = _expert_dims(mod, names)
+    experts, pipeline = _expert_dims(mod, names), Pipeline.of(mod)
     for function in names:
         before, after = mod[function], placed[function]
         data, tables = set(data_positions(before, function)), _tables(before)
         for number, name in enumerate(param_names(before)):
             ty, shape = after.params[number].ty, known_shape(before.params[number].ty)
-            if shape is None or not hasattr(ty, "placement"):
+            received = pipeline is not None and name not in pipeline.inputs
+            if shape is None or not hasattr(ty, "placement") or received:
                 continue
             parameters[name] = PlacedParameter(
                 name,

@@ -11,8 +11,9 @@ from tvm import ir
 
 from tvm_distir.core.plan import NONE, PartitionSpec
 
-from .axis_uses import CONTEXT, DATA, TENSOR, ZERO, check_megatron
+from .axis_uses import CONTEXT, DATA, TENSOR, ZERO
 from .exported_plan import ExportedPlan, PlacedParameter, unsupported
+from .reference_plan import check_reference
 
 _SHOWN = 3
 """The most names of intermediate values that a docstring has."""
@@ -102,7 +103,7 @@ def _left_to_the_framework(exported: ExportedPlan) -> str:
 def dtensor_code(mod: ir.IRModule, exported: ExportedPlan) -> str:
     """Write a function for PyTorch that applies ``parallelize_module`` and ``fully_shard``."""
     _check_dtensor(exported)
-    check_megatron(mod, exported)
+    check_reference(mod, exported)
     tensor = exported.axis_of(TENSOR)
     styles = _styles(exported, tensor) if tensor is not None else []
     replicas, shards = exported.axis_of(DATA), exported.axis_of(ZERO)

@@ -23,15 +23,18 @@ from tvm_distir.planning.weight_types import weights_line, with_weights
 from tvm_distir.planning.workers import Workers
 from tvm_distir.support import UsageError
 
+from .candidate_row import SOLVED
 from .candidates import Enumeration
 from .constraints import Constraints
 from .first_plans import first_plans
 from .folder import Folder
+from .found_plan import FoundPlan
 from .modules import Make, Source
-from .result import SOLVED, FoundPlan, SearchResult
+from .parallelism import chosen, grouped, parallelism_text
+from .result import SearchResult
 from .search_run import OnProgress, SearchRun
 from .strategy_maker import Compare
-from .trials import Trials
+from .trials import GIVEN, Trials
 
 MARGIN = 0.05
 """The assumed difference between a likely and an actual value, as a share of it."""
@@ -154,7 +157,8 @@ def search(
             name, comparison = compare
             if not isinstance(comparison, Plan):
                 baseline = trials.compared(name, comparison, enumeration.meshes())
-            result = _with_baseline(result, baseline, top)
+            result = _with_baseline(result, baseline)
+        result = _grouped(result, source, top)
         best = next((plan.row for plan in result.plans if plan.row is not result.baseline), None)
         if why and best is not None and not result.interrupted:
             result = replace(result, why=trials.why(best.candidate))
@@ -187,13 +191,30 @@ def _check_counts(enumeration: Enumeration) -> None:
         )
 
 
-def _with_baseline(result: SearchResult, other: FoundPlan | None, top: int) -> SearchResult:
+def _with_baseline(result: SearchResult, other: FoundPlan | None) -> SearchResult:
     """Add the baseline of plans; where it is among the best, mark it there."""
     if other is None:
         return result
     plans = [*result.plans, *([other] if other.row.state == SOLVED else [])]
-    plans = sorted(plans, key=lambda plan: plan.time_s)[:top]
+    plans = sorted(plans, key=lambda plan: plan.time_s)
     return replace(result, baseline=other.row, plans=tuple(plans))
+
+
+def _grouped(result: SearchResult, source: Source, top: int) -> SearchResult:
+    """Return the result with at most so many plans, those of a step of training in groups."""
+    if source.train is None:
+        return replace(result, plans=result.plans[:top])
+
+    def name_of(plan: FoundPlan) -> str:
+        candidate, rules = plan.row.candidate, plan.plan
+        policy = rules.recompute if candidate.recompute == GIVEN else candidate.recompute
+        if candidate.ranks:
+            return ""
+        stages = f"stages/{candidate.stages} " if candidate.stages > 1 else ""
+        return stages + parallelism_text(source.module(rules.schedule, policy), rules)
+
+    groups = grouped(result.plans, name_of, top)
+    return replace(result, plans=chosen(groups, top), groups=groups)
 
 
 def _load(text: str, batch: int) -> ir.IRModule:

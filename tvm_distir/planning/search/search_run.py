@@ -14,10 +14,12 @@ from tvm_distir.planning.lighter_weights import kinds_that_may_fit, remedy_of
 from tvm_distir.planning.workers import ONE_AT_A_TIME, Lookahead, Workers
 from tvm_distir.support import InfeasibleError
 
+from .candidate_row import LEFT, SOLVED, CandidateRow
 from .candidates import Candidate, Enumeration
 from .folder import Folder
+from .found_plan import FoundPlan
 from .queue import Queue, QueuedCandidate
-from .result import LEFT, SOLVED, CandidateRow, FoundPlan, SearchResult
+from .result import SearchResult
 from .trials import Task, Trials
 
 OnProgress = Callable[[Mapping[str, int], "FoundPlan | None"], None]
@@ -148,7 +150,7 @@ class SearchRun:
             self.rows,
             key=lambda row: (row.state != SOLVED, row.time_s or row.least_s, row.candidate.key),
         )
-        plans = tuple(self.plans[: self.top])
+        plans = tuple(self.plans)
         excluded = dict(self.enumeration.excluded)
         return SearchResult(plans, tuple(rows), excluded, None, self.complete, self.interrupted)
 

@@ -250,7 +250,9 @@ def serve_analyze(
     filler = None
     if prefill_mesh is not None:
         apart = (
-            with_weights(System.required(prefill_system), weights) if prefill_system else resolved
+            with_weights(System.required(prefill_system), weights, model)
+            if prefill_system
+            else resolved
         )
         filler = ServingEngine.of(
             ServedModel(model, strategy, prefill_mesh, apart, kv_dtype), filling
