@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -97,6 +98,15 @@ class TracedModule:
             for gv, fn in self.mod.functions.items()
             if isinstance(fn, relax.Function) and IO_ATTR in (fn.attrs or {})
         ]
+
+    def value_bytes(self) -> int:
+        """Return the bytes of all values of all ranks."""
+        return sum(
+            8 * math.prod(int(n) for n in binding.var.ty.shape) * len(code.ranks)
+            for code in self.codes
+            for binding in code.bindings
+            if isinstance(binding.var.ty, relax.TensorType)
+        )
 
     def integers(self, name: str, shape: list[int], random: np.random.Generator) -> Array:
         """Return an input of integers: that of the trace, or indices that all its readers take."""

@@ -14,11 +14,20 @@ from .options import add_options, read_options
 from .stages import stopwatch
 from .terminal import print_result
 
+EXECUTION = "execution"
 PROGRAMS, REFERENCE = "programs.json", "reference.json"
 
 
 def _seed(text: str, _option: str) -> int:
     return parse_seed(text)
+
+
+def _method(text: str, flag: str) -> str:
+    if text not in (EXECUTION, "rules"):
+        problem = f'"{shortened(text)}" is no method'
+        remedy = f"Write {flag} rules, or {flag} {EXECUTION}."
+        raise UsageError("DIST0152", problem, location=flag, remedy=remedy)
+    return text
 
 
 def _hints(items: list[str], flag: str) -> dict[str, dict[str, int]]:
@@ -51,6 +60,9 @@ class CheckOptions:
         one. May be repeated.
     micro_batches : tuple of int
         Set a number of micro-batches, to know the values of one of them. May be repeated.
+    by : str
+        Run the ranks (``execution``, the default), or derive their values at full size by the
+        sharding rules (``rules``).
     seed : int
         Set the seed of the random inputs (default: 0).
     json : bool
@@ -63,6 +75,7 @@ class CheckOptions:
     micro_batches: tuple[int, ...] = option(
         "run", "N", _counts, default=(), repeated=True, frequent=True
     )
+    by: str = option("run", "METHOD", _method, default=EXECUTION, frequent=True)
     seed: int = option("run", "N", _seed, usual="0", frequent=True)
     json: bool = option("run", default=False, frequent=True)
 
@@ -75,7 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Read the traces and check. A fault is printed as a result, then raised (exit code 70)."""
+    """Read the traces and check. A fault is printed as a result, then raised (exit code 1)."""
     options = read_options(arguments, CheckOptions)
     folder = Path(arguments.folder)
     with stopwatch().stage("check"):
@@ -89,6 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
             hints=options.hints,
             micro_batches=options.micro_batches,
             seed=options.seed,
+            by=options.by,
         )
     print_result((report.to_json() if options.json else str(report)) + "\n")
     report.check()
