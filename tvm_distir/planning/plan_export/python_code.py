@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from tvm import ir
 
-from tvm_distir.core.plan import NONE, PartitionSpec
+from tvm_distir.core.plan import NONE
 
 from .axis_uses import CONTEXT, DATA, TENSOR, ZERO
 from .exported_plan import ExportedPlan, PlacedParameter, unsupported
@@ -43,10 +43,7 @@ def jax_code(mod: ir.IRModule, exported: ExportedPlan) -> str:
     mesh = exported.mesh
     devices = [int(x) for x in mesh.device_ids] or range(mesh.start, mesh.start + mesh.device_count)
     ids = ", ".join(map(str, devices))
-    specs = [
-        f"    {parameter.name!r}: {PartitionSpec.of_labels(parameter.labels, mesh.axis_names)!r},"
-        for parameter in exported.parameters
-    ]
+    specs = [f"    {parameter.name!r}: {parameter.spec!r}," for parameter in exported.parameters]
     return "\n".join(
         [
             f'"""Shardings of a plan of tvm_distir.{_left_to_the_framework(exported)}"""',
