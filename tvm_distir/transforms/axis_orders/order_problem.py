@@ -120,7 +120,6 @@ class OrderProblem:
         terms.check()
         for param in fn.params:
             self._bind(param)
-        self._stated(name, fn)
         for binding in all_bindings(fn.body):
             if isinstance(binding, relax.MatchCast):
                 self.dims.tie(self._bind(binding.var), self.of(binding.value))
@@ -133,12 +132,14 @@ class OrderProblem:
             else:
                 self.leaves[binding.var] = self.of(binding.value)
         self.results[name] = self.of(fn.body.body)
+        self._stated(name, fn)
         if not is_private(fn) and PIPELINE_ATTR not in (self.mod.attrs or {}):
             self._updated(fn, self.results[name])
 
     def _stated(self, name: str, fn: relax.Function) -> None:
-        """Note the orders that are stated of parameters."""
+        """Note the orders that are stated of parameters and results."""
         params = {str(param.name): self.leaves[param] for param in fn.params}
+        params |= {f"#{n}": [result] for n, result in enumerate(self.results[name])}
         for param, orders in stated_orders(fn).items():
             for tensor in filter(None, params[param]):
                 for axes in orders:
