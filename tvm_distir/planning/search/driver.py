@@ -211,7 +211,8 @@ def _grouped(result: SearchResult, source: Source, top: int) -> SearchResult:
         if candidate.ranks:
             return ""
         stages = f"stages/{candidate.stages} " if candidate.stages > 1 else ""
-        return stages + parallelism_text(source.module(rules.schedule, policy), rules)
+        name = stages + parallelism_text(source.module(rules.schedule, policy), rules)
+        return name.strip()
 
     groups = grouped(result.plans, name_of, top)
     return replace(result, plans=chosen(groups, top), groups=groups)

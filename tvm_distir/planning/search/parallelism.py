@@ -57,9 +57,9 @@ def parallelism_text(module: ir.IRModule, plan: Plan) -> str:
     module : IRModule
         The training step that the plan is for.
     plan : Plan
-        Empty text where it has several meshes.
+        Empty text where it has several meshes, or a single device.
     """
-    if len(plan.meshes) != 1:
+    if len(plan.meshes) != 1 or plan.meshes[0].device_count == 1:
         return ""
     degrees: dict[str, int] = {}
     totals, axes = _facts(module, plan)
