@@ -190,6 +190,7 @@ def _from_config(path: str, spec: str, batch: int | None) -> Model:
     Without weights, its experts have the slots of the zoo's: those of a balanced load.
     """
     from tvm_distir.models.huggingface.checkpoint import holds_checkpoint, read_checkpoint
+    from tvm_distir.models.huggingface.class_export import export_class, needs_class
     from tvm_distir.models.huggingface.config_reader import read_config
 
     file = Path(path, CONFIG) if Path(path).is_dir() else Path(path)
@@ -197,8 +198,10 @@ def _from_config(path: str, spec: str, batch: int | None) -> Model:
     if batch is not None:
         keys["batch"] = str(batch)
     keys, caches = zoo.split_serve_keys(spec, keys)
-    config = read_config(read_json(file, _no_config), str(file), keys)
-    folder = file.resolve().parent
+    data, folder = read_json(file, _no_config), file.resolve().parent
+    if caches is None and needs_class(data):
+        return Model(export_class(data, str(file), keys), folder.name, "torch")
+    config = read_config(data, str(file), keys)
     has_weights = holds_checkpoint(folder)
     if not has_weights and caches is None and isinstance(config, DecoderConfig):
         if config.experts and "capacity_factor" not in keys:

@@ -6,17 +6,18 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tvm_distir.models.common.published import is_published, published_name, zoo_spec
 from tvm_distir.models.common.spec import CONFIG, ZOO, is_config, model_file, split_keys
 from tvm_distir.models.huggingface.config_keys import ConfigKeys
 from tvm_distir.models.huggingface.config_reader import of_decoder, read_config
+from tvm_distir.models.huggingface.family_reader import DECODERS
 from tvm_distir.models.huggingface.quantized_config import (
     KEYS,
+    Keys,
     QuantizedWeights,
     quantized_weights,
 )
@@ -28,7 +29,7 @@ from . import zoo
 
 MODELOPT = "hf_quant_config.json"
 """The file in which ModelOpt describes weights beside a ``config.json`` that does not."""
-_PUBLISHED: Mapping[str, Any] = shipped_data(__file__, "common/published_weights.json")
+_PUBLISHED: Keys = shipped_data(__file__, "common/published_weights.json")
 """The ``quantization_config`` of each published name that has one, as its ``config.json`` has it;
 or the name that has the same one."""
 _HALF = ("float16", "bfloat16")
@@ -74,7 +75,7 @@ def stored_weights(spec: str) -> StoredWeights | None:
         if data is None:
             return None
         family, keys = split_keys(zoo_spec(spec).removeprefix(ZOO), spec)
-        config = zoo.config(family, zoo.split_serve_keys(spec, keys)[0])
+        config = zoo.served_config(family, zoo.split_serve_keys(spec, keys)[0])
         return _stored(ConfigKeys({KEYS[0]: data}, spec), config, f"{name} is published so")
     path = model_file(spec)
     if path is None or not is_config(path):
@@ -90,16 +91,22 @@ def stored_weights(spec: str) -> StoredWeights | None:
     reading = ConfigKeys(of_decoder(content), str(source))
     if not any(reading.data.get(key) for key in KEYS):
         return None
+    if reading.data.get("model_type") not in DECODERS:
+        raise reading.fault(
+            f"quantized weights of {reading.data.get('model_type')} are not known, but of decoders",
+            f"Use --quantize, such as none or fp8. Known: {', '.join(DECODERS)}.",
+        )
     keys = zoo.split_serve_keys(spec, split_keys(spec, spec)[1])[0]
-    config = read_config(content, str(file), keys)
-    return _stored(reading, config, f"stated by {source.name}")
+    decoder = read_config(content, str(file), keys)
+    assert isinstance(decoder, DecoderConfig)
+    return _stored(reading, decoder, f"stated by {source.name}")
 
 
 def _no_json(location: str, problem: str, remedy: str) -> ModelError:
     return ModelError("DIST0334", problem, location=location, remedy=remedy)
 
 
-def _stored(reading: ConfigKeys, config: Any, source: str) -> StoredWeights | None:
+def _stored(reading: ConfigKeys, config: DecoderConfig, source: str) -> StoredWeights | None:
     """Return the types of weights of a configuration of the zoo."""
     weights = quantized_weights(reading)
     if weights is None:
@@ -108,10 +115,6 @@ def _stored(reading: ConfigKeys, config: Any, source: str) -> StoredWeights | No
         raise reading.fault(
             f"weights are quantized ({weights.words}), and others are {config.dtype}",
             "Add ?dtype=bfloat16 to the model, or use --quantize none.",
-        )
-    if not isinstance(config, DecoderConfig):
-        raise reading.fault(
-            "quantized weights are known of decoders only", "Use --quantize, such as none or fp8."
         )
     options = [weights.kind]
     options += [] if weights.bits is None else [f"bits={weights.bits:.9g}"]

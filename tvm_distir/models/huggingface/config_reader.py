@@ -64,7 +64,8 @@ def read_config(data: Any, location: str, keys: Mapping[str, Any] | None = None)
     if kind not in MODEL_TYPES:
         raise reading.fault(
             f'the model type "{kind}" is not known',
-            f"{nearest(kind, MODEL_TYPES)} Export it by torch.export or ONNX instead.",
+            f"{nearest(kind, MODEL_TYPES)} Export it by torch.export or ONNX instead, or install "
+            'transformers and the extra: pip install "tvm_distir[torch]" transformers.',
         )
     config: Any = (
         encoder_config(kind, reading)
