@@ -17,6 +17,8 @@ from .search.strategy_maker import StrategyMaker as StrategyMaker
 from .serving.batching import SchedulerOptions as SchedulerOptions
 from .serving.batching import Speculation as Speculation
 from .serving.batching import StepTimes as StepTimes
+from .serving.fleet import search_fleet as search_fleet
+from .serving.fleet_result import FleetResult as FleetResult
 from .serving.levels import ServiceLevels as ServiceLevels
 from .serving.request_trace import request_trace as request_trace
 from .serving.served_model import ServedModel as ServedModel

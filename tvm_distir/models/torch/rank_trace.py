@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import os
 import sys
@@ -205,10 +204,11 @@ def _forget_groups() -> None:
     """Empty the caches of DTensor: the meshes of two ranks are equal, but not their groups."""
     modules = [m for n, m in sys.modules.items() if n.startswith("torch.distributed.tensor")]
     for value in [value for module in modules for value in vars(module).values()]:
-        if isinstance(value, functools._lru_cache_wrapper):
-            value.cache_clear()
+        if callable(clear := getattr(value, "cache_clear", None)):
+            clear()
     if modules:
-        importlib.import_module("torch.distributed.tensor.debug")._clear_sharding_prop_cache()
+        debug = importlib.import_module("torch.distributed.tensor.debug")
+        vars(debug)["_clear_sharding_prop_cache"]()
 
 
 def _refused(rank: int, problem: str) -> ModelError:

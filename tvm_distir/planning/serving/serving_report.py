@@ -249,13 +249,11 @@ def serve_analyze(
         engine = engine.with_speculation(Speculation(draft, draft_tokens, acceptance))
     filler = None
     if prefill_mesh is not None:
-        apart = (
-            with_weights(System.required(prefill_system), weights, model)
-            if prefill_system
-            else resolved
-        )
+        filling_system = resolved
+        if prefill_system:
+            filling_system = with_weights(System.required(prefill_system), weights, model)
         filler = ServingEngine.of(
-            ServedModel(model, strategy, prefill_mesh, apart, kv_dtype), filling
+            ServedModel(model, strategy, prefill_mesh, filling_system, kv_dtype), filling
         )
     elif prefill_system or prefill_scheduler:
         problem = "a system or a scheduler of devices apart has no devices"
@@ -282,7 +280,7 @@ def report_of(
     engine = deployment.engine
     inputs = max(2, round(work.mean_input))
     alone_ttft_s, alone_tpot_s = deployment.alone_s(work)
-    cost, hourly = None, deployment.price_per_hour
+    cost, hourly = None, deployment.usd_per_hour
     if hourly is not None and summary.output_tokens_per_s > 0:
         cost = hourly / 3600 / summary.output_tokens_per_s * 1e6
     groups = deployment.replicas * engine.served.stages

@@ -52,10 +52,12 @@ class ServingSetup:
     @property
     def devices(self) -> int:
         """Return the number of devices."""
-        count = self.engine.served.devices * self.replicas
-        if self.prefill is not None:
-            count += self.prefill.served.devices * self.prefill_replicas
-        return count
+        return self.engine.served.devices * self.replicas + self.fillers
+
+    @property
+    def fillers(self) -> int:
+        """Return the number of devices that only fill caches."""
+        return 0 if self.prefill is None else self.prefill.served.devices * self.prefill_replicas
 
     @property
     def system_text(self) -> str:
@@ -64,16 +66,16 @@ class ServingSetup:
         return " and ".join(dict.fromkeys(names))
 
     @property
-    def price_per_hour(self) -> float | None:
+    def usd_per_hour(self) -> float | None:
         """Return the dollars of all devices and an hour, where systems have prices."""
         total = 0.0
         for engine, count in ((self.engine, self.replicas), (self.prefill, self.prefill_replicas)):
             if engine is None:
                 continue
-            price = engine.served.system.device.price_per_hour
-            if price is None:
+            usd = engine.served.system.device.price_per_hour
+            if usd is None:
                 return None
-            total += price * count * engine.served.devices
+            total += usd * count * engine.served.devices
         return total
 
     @property

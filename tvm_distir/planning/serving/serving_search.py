@@ -23,6 +23,20 @@ from .serving_choices import ServingSearchResult
 from .serving_trials import ServingTrials
 from .workload import TRACE, Workload
 
+SCHEDULERS = ("continuous:tokens=512", "continuous:tokens=2048", "continuous:tokens=8192")
+"""Schedulers that are tried by default."""
+
+
+def searched_workload(
+    workload: Workload | str, schedulers: Sequence[SchedulerOptions | str]
+) -> tuple[Workload, list[SchedulerOptions]]:
+    """Read a workload and schedulers; refuse a trace (SimulationError DIST0761)."""
+    work = Workload.parse(workload) if isinstance(workload, str) else workload
+    if work.kind == TRACE:
+        problem = "a trace has its own rate, and the search varies the rate of requests"
+        raise workload_fault(problem, work.path, "Give poisson:1 with in= and out=.")
+    return work, [SchedulerOptions.parse(s) if isinstance(s, str) else s for s in schedulers]
+
 
 def search_serving(
     model: str,
@@ -31,11 +45,7 @@ def search_serving(
     workload: Workload | str,
     levels: ServiceLevels,
     *,
-    schedulers: Sequence[SchedulerOptions | str] = (
-        "continuous:tokens=512",
-        "continuous:tokens=2048",
-        "continuous:tokens=8192",
-    ),
+    schedulers: Sequence[SchedulerOptions | str] = SCHEDULERS,
     kv_dtypes: Sequence[str] = ("",),
     weights: Sequence[str] = ("",),
     apart: bool = False,
@@ -94,11 +104,7 @@ def search_serving(
     'megatron'
     """
     resolved = System.required(system)
-    work = Workload.parse(workload) if isinstance(workload, str) else workload
-    if work.kind == TRACE:
-        problem = "a trace has its own rate, and the search varies the rate of requests"
-        raise workload_fault(problem, work.path, "Give poisson:1 with in= and out=.")
-    options = [SchedulerOptions.parse(s) if isinstance(s, str) else s for s in schedulers]
+    work, options = searched_workload(workload, schedulers)
     search = ServingTrials(model, devices, resolved, work, levels, options, bounds, router, stages)
     systems = [with_weights(resolved, kind, model) for kind in weights]
     for quantized, kv_dtype in itertools.product(systems, kv_dtypes):

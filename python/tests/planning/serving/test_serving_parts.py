@@ -21,8 +21,8 @@ from tvm_distir.planning.serving.batching import (
     speculative,
 )
 from tvm_distir.planning.serving.engine_loop import ROUTERS, ServedRequests
+from tvm_distir.planning.serving.latency import Latency
 from tvm_distir.planning.serving.levels import (
-    Latency,
     ServiceLevels,
     ServiceSummary,
     _halves_agree,

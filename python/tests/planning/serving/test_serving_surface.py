@@ -153,7 +153,8 @@ def fitted_once():
     known, make = {}, ServingEngine.of
 
     def of(served, options):
-        key = (served.model, served.strategy, tuple(served.mesh.items()), served.system.name)
+        system = served.system.name, served.system.device.price_per_hour
+        key = (served.model, served.strategy, tuple(served.mesh.items()), system)
         if key not in known:
             known[key] = make(served, options)
         return known[key].with_options(options)
