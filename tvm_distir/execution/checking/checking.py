@@ -93,6 +93,11 @@ def check(
     >>> td.check(td.trace_ranks(make, 2), td.trace_ranks(make, 1)).equal
     True
     """
+    for count in micro_batches:
+        if count < 1:
+            problem = f"a batch is not {count} micro-batches"
+            remedy = "Give positive numbers."
+            raise UsageError("DIST0152", problem, location="micro_batches", remedy=remedy)
     if by not in ("execution", "rules"):
         remedy = 'Say "execution" or "rules".'
         raise UsageError("DIST0152", f'it is "{by}"', location="by", remedy=remedy)
