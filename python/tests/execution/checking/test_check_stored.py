@@ -98,8 +98,10 @@ def test_a_reference_of_several_ranks_is_refused() -> None:
 
 def test_another_module_is_refused() -> None:
     mod = td.zoo.build("mlp", {"batch": 4, "layers": 1, "hidden": 8})
-    with pytest.raises(td.support.errors.ModelError, match="DIST0365"):
+    with pytest.raises(td.support.errors.ModelError, match=r"DIST0366 input .head\.bias"):
         td.check(mod, stored(f"{MLP}_reference"))
+    with pytest.raises(td.support.errors.ModelError, match=r"DIST0365 td\.check"):
+        td.check(tvm.IRModule(), stored(f"{MLP}_reference"))
 
 
 def test_the_command_prints_the_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
