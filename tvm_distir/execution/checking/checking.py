@@ -53,7 +53,8 @@ def check(
     ----------
     programs, reference : IRModule
         Traces of :func:`tvm_distir.trace_ranks`; the reference of a single rank, with the whole
-        inputs. Their inputs and outputs have the same names.
+        inputs. Their inputs and outputs have the same names. Or modules of other frontends: one
+        of level 5, and as reference one of level 1.
     hints : mapping of str to mapping of str to int, optional
         The dims that mesh axes shard, by input, where sizes leave a choice:
         ``{"x": {"dp": 0}}``.
@@ -93,17 +94,23 @@ def check(
     >>> td.check(td.trace_ranks(make, 2), td.trace_ranks(make, 1)).equal
     True
     """
+    for count in micro_batches:
+        if count < 1:
+            problem = f"a batch is not {count} micro-batches"
+            remedy = "Give positive numbers."
+            raise UsageError("DIST0152", problem, location="micro_batches", remedy=remedy)
     if by not in ("execution", "rules"):
         remedy = 'Say "execution" or "rules".'
         raise UsageError("DIST0152", f'it is "{by}"', location="by", remedy=remedy)
     module, single = TracedModule(programs), TracedModule(reference)
-    _check_match(module, single, hints or {}, inputs or {})
+    hints = {**module.shardings, **(hints or {})}
+    _check_match(module, single, hints, inputs or {})
     if by == "rules":
-        proved = prove(module, single, hints or {}, seed)
+        proved = prove(module, single, hints, seed)
         if proved.verdict != UNPROVED or module.value_bytes() > _MOST_BYTES:
             return proved
     full_inputs = drawn_inputs(single, inputs or {}, seed)
-    compared = RankComparison(module, single, full_inputs, hints or {}, micro_batches)
+    compared = RankComparison(module, single, full_inputs, hints, micro_batches)
     refuse_nothing_proved(list(compared.expected.outputs[0].values()))
     return verdict(compared, seed)
 

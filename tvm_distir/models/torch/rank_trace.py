@@ -183,6 +183,7 @@ def trace(rank: int, world: int, make: Maker) -> TracedRank:
             location=f"rank {rank}", remedy="Trace ranks in a process of its own.",
         )  # fmt: skip
     errors: list[Exception] = []
+    hook = sys.excepthook  # a process group replaces it
     for mode in ("fake", "real"):
         dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
         try:
@@ -194,6 +195,7 @@ def trace(rank: int, world: int, make: Maker) -> TracedRank:
             errors.append(error)
         finally:
             dist.destroy_process_group()
+            sys.excepthook = hook
             _forget_groups()
     problem = f"torch cannot trace it: {reason(errors[0])}"
     remedy = "See which programs can be traced in docs/tasks/check.md."

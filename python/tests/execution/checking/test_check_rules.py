@@ -8,6 +8,7 @@ import copy
 import itertools
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -58,9 +59,16 @@ def test_what_rules_do_not_know_runs_where_it_is_small(monkeypatch: pytest.Monke
         report.check()
 
 
-def test_another_method_is_refused() -> None:
-    with pytest.raises(td.support.errors.UsageError, match="DIST0152 by"):
-        td.check(stored("right"), stored("reference"), by="proof")
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"by": "proof"}, "DIST0152 by"),
+        ({"micro_batches": (2, 0)}, "DIST0152 micro_batches: a batch is not 0 micro-batches"),
+    ],
+)
+def test_options_of_no_meaning_are_refused(options: Any, match: str) -> None:
+    with pytest.raises(td.support.errors.UsageError, match=match):
+        td.check(stored("right"), stored("reference"), **options)
 
 
 def test_no_fault_is_proved() -> None:
