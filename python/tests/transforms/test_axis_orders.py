@@ -247,3 +247,20 @@ def test_pipelined_steps_keep_the_views_of_states():
 def _inputs(fn):
     attrs = getattr(fn, "attrs", None) or {}
     return list(attrs["dist.io"]["inputs"]) if "dist.io" in attrs else []
+
+
+@pytest.mark.parametrize(
+    ("strategy", "mesh"),
+    [
+        ("zero:stage=1+megatron:sequence=1", {"dp": 2, "tp": 4}),
+        ("zero:stage=3+megatron", {"tp": 4, "dp": 2}),
+        ("context_parallel+zero:stage=1+megatron:sequence=1", {"dp": 2, "cp": 2, "tp": 4}),
+    ],
+)
+def test_recipes_of_trainers_need_no_exchange(strategy, mesh):
+    model = "zoo:llama?layers=2,hidden=8192,heads=64,kv_heads=8,vocab=128256,seq=8192"
+    train = TrainingOptions(optimizer="adamw")
+    study = Study(
+        f"{model},dtype=bfloat16", strategy=strategy, mesh=mesh, batch=8, train=train, system="h100"
+    )
+    assert "exchange" not in study.local.script()
