@@ -23,7 +23,10 @@ import tvm_distir as td
 from tvm_distir.transforms import registry
 
 GPT = "zoo:gpt?layers=2,hidden=4096,heads=32,vocab=65536,positions=2048,seq=2048,dtype=bfloat16"
-FUSED = "zoo:gpt?layers=2,hidden=7168,heads=56,vocab=131072,positions=4096,seq=4096,dtype=bfloat16,fused_qkv=1"
+FUSED = (
+    "zoo:gpt?layers=2,hidden=7168,heads=56,vocab=131072,positions=4096,seq=4096,dtype=bfloat16,"
+    "fused_qkv=1"
+)
 LLAMA = "zoo:llama?layers=2,hidden=8192,heads=64,kv_heads=8,vocab=128256,seq=8192,dtype=bfloat16"
 SMALL = "zoo:llama?layers=2,hidden=1024,heads=16,vocab=8192,seq=512,dtype=bfloat16"
 UNTIED = "zoo:llama?layers=2,hidden=4096,heads=32,kv_heads=8,vocab=32000,seq=4096,dtype=bfloat16"
@@ -111,8 +114,9 @@ def main() -> int:
         total += calls["exchange"]
         print(
             f"{number:2d} {calls['exchange']:3d} exchanges  {analysis.time_s * 1e3:8.2f} ms  "
-            f"{analysis.peak_memory_bytes / 2**30:6.2f} GiB  {time.process_time() - start:5.1f} CPU s"
-            f"  {recipe.strategy} {recipe.mesh}",
+            f"{analysis.peak_memory_bytes / 2**30:6.2f} GiB  "
+            f"{time.process_time() - start:5.1f} CPU s  "
+            f"{recipe.strategy} {recipe.mesh}",
             flush=True,
         )
     print(f"{total} exchanges in {len(arguments.numbers or known)} steps")
