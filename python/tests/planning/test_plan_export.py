@@ -409,6 +409,20 @@ def test_what_a_format_cannot_express_is_refused(
     assert info.value.code == "DIST0241" and info.value.remedy
 
 
+def test_placements_inside_of_layers_are_not_left_out(llama: Any) -> None:
+    """A weight that a layer uses in parts, where ``fsdp`` gathers it, was exported as ``fsdp``."""
+    step = td.train_step(llama, optimizer="adam")
+    data = _plan(step, "fsdp", dp=2).to_dict()
+    [rule] = [
+        rule for rule in data["rules"]
+        if rule.get("param") == "self_attn.o_proj.weight" and rule["function"] == "layer_forward"
+    ]  # fmt: skip
+    assert td.export_plan(step, data, "torchtitan")
+    rule["placement"] = "S[1]"
+    with pytest.raises(PlanError, match=r'DIST0241.*"self_attn.o_proj.weight" along "dp"'):
+        td.export_plan(step, data, "torchtitan")
+
+
 def test_weights_that_are_sharded_otherwise_are_named(llama: Any) -> None:
     plan = _plan(llama, "megatron", tp=2)
     rules = [rule for rule in plan.rules if rule.name != "layers.1.mlp.up_proj.weight"]

@@ -213,10 +213,16 @@ def context_method(mod: ir.IRModule, exported: ExportedPlan) -> str:
     )
 
 
-def value_labels(plan: Plan, axis: int) -> dict[tuple[object, ...], int]:
-    """Return the labels along an axis of the values and arguments that rules place."""
+def value_labels(
+    plan: Plan, axis: int, inner: Collection[str] = ()
+) -> dict[tuple[object, ...], int]:
+    """Return the labels along an axis of the values and arguments that rules place.
+
+    ``inner`` names functions whose parameters are among them.
+    """
     return {
         (rule.kind, rule.name, rule.function, rule.index, rule.arg): label
         for rule in plan.rules
-        if rule.kind != "param" and (label := rule.placement[axis]) is not None
+        if (rule.kind != "param" or rule.function in inner)
+        and (label := rule.placement[axis]) is not None
     }

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import replace
 
 from tvm import ir
 
-from tvm_distir.core.ir import R
+from tvm_distir.core.ir import R, is_private, relax_functions
 from tvm_distir.core.plan import Pipeline, Plan
 from tvm_distir.planning.strategies.composition import make_plan
 from tvm_distir.support import DistIRError
@@ -80,7 +81,8 @@ def check_reference(mod: ir.IRModule, exported: ExportedPlan, context: str = "")
     others = placed_parameters(mod, reference)
     for parameter, other in zip(exported.parameters, others, strict=True):
         _check_parameter(exported, parameter, other)
-    _check_values(exported, reference, text)
+    inner = {str(gv.name_hint) for gv, fn in relax_functions(mod) if is_private(fn)}
+    _check_values(exported, reference, text, inner)
 
 
 def _check_parameter(
@@ -103,8 +105,10 @@ def _check_parameter(
             )
 
 
-def _check_values(exported: ExportedPlan, reference: Plan, text: str) -> None:
-    """Refuse (DIST0241) rules of values and arguments that the strategies do not have.
+def _check_values(
+    exported: ExportedPlan, reference: Plan, text: str, inner: Collection[str]
+) -> None:
+    """Refuse (DIST0241) rules of values, arguments and ``inner`` functions of no strategy.
 
     Along replicas, what is open is replicated.
     """
@@ -112,7 +116,7 @@ def _check_values(exported: ExportedPlan, reference: Plan, text: str) -> None:
         use = exported.uses.get(axis)
         if use is None:
             continue
-        have, want = (value_labels(plan, number) for plan in (exported.plan, reference))
+        have, want = (value_labels(plan, number, inner) for plan in (exported.plan, reference))
         default = R if use == DATA else None
         for key in sorted(have.keys() | want.keys(), key=str):
             if have.get(key, default) != want.get(key, default):
