@@ -91,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
     systems = _systems(arguments)
     from tvm_distir.interface.report.serving_front import front_svg
     from tvm_distir.interface.report.serving_page import serving_page
-    from tvm_distir.planning import Speculation, Workload, search_fleet, search_serving
+    from tvm_distir.planning import Speculation, search_fleet, search_serving
 
     guess = Speculation(serving.draft, serving.draft_tokens, serving.acceptance)
     options: dict[str, Any] = {
@@ -100,10 +100,9 @@ def run(arguments: argparse.Namespace) -> int:
     }  # fmt: skip
     model, devices = arguments.model, parse_count(arguments.devices or "8", "--devices")
     if serving.rate is not None:
-        work = Workload.parse(serving.workload).at_rate(serving.rate)
         fleet = search_fleet(
-            model, systems, work, serving.levels, devices=devices, disaggregated=serving.apart,
-            **options,
+            model, systems, serving.workload, serving.levels, rate_per_s=serving.rate,
+            devices=devices, disaggregated=serving.apart, **options,
         )  # fmt: skip
         known = with_warnings(fleet.to_dict())
         print_result((json.dumps(known, indent=1) if arguments.json else fleet.text()) + "\n")

@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tvm_distir.hardware import System
-from tvm_distir.support import SimulationError
 
 from .batching import SchedulerOptions, Speculation
 from .fleet_result import FleetChoice, FleetResult
+from .lengths import workload_fault
 from .levels import ServiceLevels, ServiceSummary
 from .serving_choices import CutChoice
 from .serving_engine import ServingEngine
@@ -28,7 +28,7 @@ from .serving_run import ServingSetup, run_deployment
 from .serving_search import SCHEDULERS, searched_workload
 from .serving_trials import ServingTrials
 from .weight_types import with_weights
-from .workload import Workload
+from .workload import POISSON, Workload
 
 _DOUBLINGS = 4
 _NEVER = f"levels break with {1 << _DOUBLINGS} times the least replicas, too"
@@ -150,6 +150,7 @@ def search_fleet(
     workload: Workload | str,
     levels: ServiceLevels,
     *,
+    rate_per_s: float | None = None,
     devices: int = 8,
     schedulers: Sequence[SchedulerOptions | str] = SCHEDULERS,
     kv_dtypes: Sequence[str] = ("",),
@@ -168,8 +169,10 @@ def search_fleet(
     systems : sequence of System or str
         Systems to try, each by itself.
     workload : Workload or str
-        With the rate, such as ``poisson:50,in=1024,out=256``.
+        Poisson arrivals, such as ``poisson:50,in=1024,out=256``.
     levels : ServiceLevels
+    rate_per_s : float, optional
+        The rate, where it is not that of the workload.
     devices : int
         The devices of the largest replica; replicas have divisors of them.
     disaggregated : bool
@@ -180,8 +183,7 @@ def search_fleet(
     Raises
     ------
     SimulationError
-        DIST0761 for a workload without a Poisson rate, and for a scheduler or router that is
-        invalid.
+        DIST0761 for arrivals without a rate, and for a scheduler or router that is invalid.
     ModelError
         DIST0331 for a model without a serving step.
 
@@ -196,11 +198,10 @@ def search_fleet(
     ['h100', 'h200']
     """
     work, options = searched_workload(workload, schedulers)
-    if not work.rate:
-        raise SimulationError(
-            "DIST0761", "the workload has no rate", location="workload",
-            remedy="Give poisson:RATE (--rate RATE).",
-        )  # fmt: skip
+    if work.kind != POISSON:
+        problem = f"{work.kind} arrivals have no rate that devices could serve"
+        raise workload_fault(problem, "workload", "Give poisson:RATE with in= and out=.")
+    work = work if rate_per_s is None else work.at_rate(rate_per_s)
     result = FleetResult(model, work, levels)
     for named in systems:
         system = System.required(named)

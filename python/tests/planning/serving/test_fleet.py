@@ -94,7 +94,7 @@ def test_the_cheapest_is_the_answer_where_all_have_a_price(rate):
 
 def test_a_workload_without_a_rate_is_refused():
     with pytest.raises(SimulationError, match=r"DIST0761 workload.*rate"):
-        search_fleet(MODEL, [SYSTEM], "closed:3,in=9,out=4", ServiceLevels())
+        search_fleet(MODEL, [SYSTEM], "closed:3,in=9,out=4", ServiceLevels(), rate_per_s=9.0)
 
 
 def test_the_command(capsys, rate):

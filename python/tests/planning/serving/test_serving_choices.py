@@ -11,6 +11,8 @@ from tvm_distir.core.plan import mesh_text
 from tvm_distir.hardware import System
 from tvm_distir.planning.serving.batching import SchedulerOptions
 from tvm_distir.planning.serving.levels import ServiceLevels
+from tvm_distir.planning.serving.served_model import ServedModel
+from tvm_distir.planning.serving.serving_engine import ServingEngine
 from tvm_distir.planning.serving.serving_report import serve_analyze
 from tvm_distir.planning.serving.serving_search import search_serving
 from tvm_distir.planning.serving.serving_trials import ServingTrials
@@ -47,6 +49,47 @@ def test_a_search_lists_what_can_be_analyzed(model):
         assert report.summary.requests > 0
         plan = report.plan.rpartition(" x ")[0]
         assert sum(name.rpartition(" x ")[0] == plan for name in known) == len(SCHEDULERS)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_devices_that_no_replica_needs_are_idle():
+    """Two of three devices serve by a plan of two, with a third of their rate per device."""
+    three, two = (searched("zoo:llama3?size=tiny", devices, bounds=False) for devices in (3, 2))
+    rates = [
+        {
+            choice.scheduler: choice.requests_per_s
+            for choice in result.choices
+            if choice.plan.startswith("megatron tp=2 x 1")
+        }
+        for result in (three, two)
+    ]
+    assert rates[0] == rates[1]
+    assert {choice.plan for choice in three.choices} == {
+        "megatron tp=1 x 3", "megatron tp=2 x 1 (1 of 3 devices idle)",
+    }  # fmt: skip
+    assert [cut.plan for cut in three.cuts] == ["megatron tp=3"]  # three do not divide its heads
+    assert {choice.devices for choice in three.choices} == {3}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    ("model", "strategy", "mesh"),
+    [
+        ("llama3", "megatron", {"tp": 1}),
+        ("mixtral", "expert_parallel", {"ep": 2}),
+    ],
+)
+def test_data_parallelism_serves_no_more_than_replicas(model, strategy, mesh):
+    """Why a search does not try it: its parts do the work of replicas, and wait for each other."""
+    text, work = f"zoo:{model}?size=tiny,layers=2", Workload.parse(WORK)
+    options = SchedulerOptions(tokens=512)
+    plans = (f"data_parallel+{strategy}", {"dp": 2, **mesh}), (strategy, mesh)
+    parts, replica = (
+        ServingEngine.of(ServedModel(text, plan, sizes, System.load(SYSTEM)), options)
+        for plan, sizes in plans
+    )
+    assert parts.served.devices == 2 * replica.served.devices
+    assert parts.capacity_per_s(work) <= 1.02 * 2 * replica.capacity_per_s(work)
 
 
 def test_experts_and_their_widths_are_divided_together():
