@@ -150,7 +150,7 @@ class _Blame(OutputWalk):
 
     def unknown(self) -> list[Finding]:
         """Return findings of an output that stands for no value of the reference."""
-        none = self.before(lambda name: self.state(name) is None)
+        none = self.before(lambda name: self.state(name) is None) or self.before(self.is_block)
         entries = [n for n in none if self.known_operands(n)] or none
         listed = [f for name in entries for f in self.scaled_operands(name)]
         for name in sorted(entries, key=lambda n: (self.rank(n), self.family.order[n])):

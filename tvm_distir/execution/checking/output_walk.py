@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tvm_distir.core.ir import axis_groups
 from tvm_distir.core.ir.operators import call_axes
 
-from .alignment import State
+from .alignment import BLOCK, State
 from .comparison import Patch, RankComparison, RankFamily, WrongOutput
 from .repairs import REDUCE, REGROUP, ValueChange, group_size
 
@@ -177,6 +177,11 @@ class OutputWalk:
             return 0
         known = self.known_operands(name)
         return 1 if any(s.partial for _, s in known) else 2 if known else 3
+
+    def is_block(self, name: str) -> bool:
+        """Return whether ranks hold blocks of a value, in any order."""
+        state = self.state(name)
+        return state is not None and state.reference.startswith(BLOCK)
 
     def is_local_mean(self, state: State) -> bool:
         """Return whether a factor is the number of ranks that a partial value is averaged over."""
