@@ -50,10 +50,10 @@ def kinds_that_may_fit(
         shape = known_shape(param.ty) or ()
         if len(shape) > 1 and str(param.ty.dtype) in ("float16", "bfloat16"):
             sizes[name] = 2 * math.prod(shape)
-    found = []
+    kinds = []
     for kind in lighter_kinds(system):
         chosen = weight_quantization(kind, "--quantize")
         narrow = [n for name, n in sizes.items() if chosen.bits_of(name) < 16]
         if needs_bytes - sum(narrow) * (1 - chosen.bits / 16) / devices <= limit_bytes:
-            found.append(kind)
-    return found
+            kinds.append(kind)
+    return kinds

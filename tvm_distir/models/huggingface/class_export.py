@@ -109,8 +109,8 @@ def _share_tied(program: ExportedProgram, parameters: Mapping[str, object]) -> N
     first: dict[int, object] = {}
     for spec in [spec for spec in specs if spec.target in parameters]:
         node = nodes[spec.arg.name]
-        kept = first.setdefault(id(parameters[spec.target]), node)
-        if kept is not node:
-            node.replace_all_uses_with(kept)
+        shared = first.setdefault(id(parameters[spec.target]), node)
+        if shared is not node:
+            node.replace_all_uses_with(shared)
             graph.erase_node(node)
             specs.remove(spec)
