@@ -142,7 +142,8 @@ class StepTimes:
     def with_host(self, request_us: float) -> StepTimes:
         """Return the times with those of the host for each request of a step that decodes.
 
-        They are added in the last stage, which samples tokens.
+        They are added in the last stage, which samples tokens. Parts of data parallelism have a
+        host each, which has the requests of its part alone.
         """
         requests = np.rint(self.batches * request_us * 1e6).astype(np.int64)
         decode = self.decode_ps.copy()

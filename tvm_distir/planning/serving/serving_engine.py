@@ -96,7 +96,7 @@ class ServingEngine:
         system = self.served.system
         host_ps = 0 if filled else round(system.constant("serving_prompt_us") * 1e6)
         loop = EngineLoop(
-            self.times.with_host(system.constant("serving_request_us")),
+            self.times.with_host(system.constant("serving_request_us") / self.served.pools),
             self.options.of_system(system), self.pages, self.served.page, users, filled,
             self.served.pools, replicas, host_ps,
         )  # fmt: skip

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -11,6 +13,7 @@ from tests.nightly import nightly_but
 from tests.planning.serving.one_engine import serve_requests
 from tvm_distir.hardware import System, system_names
 from tvm_distir.planning.serving.batching import SchedulerOptions, StepTimes
+from tvm_distir.planning.serving.engine_loop import Replicas
 from tvm_distir.planning.serving.levels import ServiceLevels
 from tvm_distir.planning.serving.served_model import ServedModel
 from tvm_distir.planning.serving.serving_engine import ServingEngine
@@ -41,6 +44,22 @@ def test_the_host_adds_its_time_to_requests_and_steps(tokens: int) -> None:
     served = serve_requests(work.draw(1), times, options, 4096, 16, host_ps=500 * 10**6)
     assert served.first_ps[0] == pytest.approx((500 + 100 + 7) * 10**6)
     assert served.finish_ps[0] - served.first_ps[0] == pytest.approx(10 * (100 + 7 + 3) * 10**6)
+
+
+def test_each_part_of_data_parallelism_has_a_host() -> None:
+    """Four requests of two parts take the host's time of two, beside that of the devices."""
+    spent_ps = []
+    for pools in (1, 2):
+        served = SimpleNamespace(
+            system=System.load("h100-serving"), pools=pools, page=16, stages=1, devices=pools
+        )
+        times, options = constant_times(100, 100), SchedulerOptions(tokens=64)
+        engine = ServingEngine(served, None, times, options)  # type: ignore[arg-type]
+        engine.__dict__["pages"] = 4096
+        ((_, run),) = engine.serve(Workload.parse("burst,in=16,out=9").draw(4), Replicas())
+        spent_ps.append(int(run.finish_ps.max() - run.first_ps.max()))
+    request_ps = round(System.load("h100-serving").constant("serving_request_us") * 1e6)
+    assert spent_ps[0] - spent_ps[1] == pytest.approx(8 * 2 * request_ps, rel=1e-6)
 
 
 def test_a_system_gives_the_host_time_that_the_scheduler_leaves_open() -> None:
