@@ -133,8 +133,7 @@ def search(
     >>> result.complete, result.plans[0].plan.meshes[0].device_count
     (True, 2)
     """
-    named = model if train is None else None
-    resolved = with_weights(System.required(system), quantize, named)
+    resolved = with_weights(System.required(system), quantize, model if train is None else None)
     check_products(Profile.resolve(resolved.kernels), resolved)
     if isinstance(model, (str, Path)):
         text = str(model)

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tvm_distir.hardware import System
+from tvm_distir.planning.weight_types import with_weights
 
 from .batching import SchedulerOptions, Speculation
 from .fleet_result import FleetChoice, FleetResult
@@ -27,7 +28,6 @@ from .serving_engine import ServingEngine
 from .serving_run import ServingSetup, run_deployment
 from .serving_search import SCHEDULERS, searched_workload
 from .serving_trials import ServingTrials
-from .weight_types import with_weights
 from .workload import POISSON, Workload
 
 _DOUBLINGS = 4
@@ -207,7 +207,7 @@ def search_fleet(
         system = System.required(named)
         trials = FleetTrials(model, devices, system, work, levels, options, True, router, stages)
         for kind, kv_dtype in itertools.product(weights, kv_dtypes):
-            trials.engines(with_weights(system, kind), kv_dtype, speculation)
+            trials.engines(with_weights(system, kind, model), kv_dtype, speculation)
         result.choices += trials.fewest(disaggregated)
         result.cuts += [
             CutChoice(f"{system.name}: {cut.plan}", cut.why) for cut in trials.result.cuts

@@ -259,8 +259,19 @@ def serve_analyze(
         problem = "a system or a scheduler of devices apart has no devices"
         raise workload_fault(problem, "prefill_mesh", "Give a prefill_mesh (--prefill-mesh).")
     deployment = ServingSetup(engine, replicas, filler, prefill_replicas if filler else 0, router)
+    summary, parts = _served(deployment, work, requested)
+    report = report_of(deployment, work, requested, summary)
+    text = workload if isinstance(workload, str) else work.text
+    return replace(report, workload=text, served=parts)
+
+
+def _served(
+    deployment: ServingSetup, work: Workload, levels: ServiceLevels
+) -> tuple[ServiceSummary, list[ServedRequests]]:
+    """Serve a workload; a refusal for memory names the types of weights that fit."""
+    engine = deployment.engine
     try:
-        summary, parts = run_deployment(deployment, work, requested)
+        return run_deployment(deployment, work, levels)
     except SimulationError as error:
         if error.code != "DIST0761" or engine.largest_batch(work) >= 1:
             raise
@@ -268,9 +279,6 @@ def serve_analyze(
         raise SimulationError(
             error.code, error.what, location=error.location, remedy=remedy
         ) from error
-    report = report_of(deployment, work, requested, summary)
-    text = workload if isinstance(workload, str) else work.text
-    return replace(report, workload=text, served=parts)
 
 
 def report_of(

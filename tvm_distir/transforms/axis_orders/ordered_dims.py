@@ -82,8 +82,8 @@ class OrderedDims:
         fixed = {self.root(number) for number in self._fixed}
         for number, (axes, location) in self._stated.items():
             root = self.root(number)
-            kept = self.axes[root] if root in fixed else axes
-            if result.setdefault(root, axes) != axes or kept != axes:
+            required = self.axes[root] if root in fixed else axes
+            if result.setdefault(root, axes) != axes or required != axes:
                 raise PropagationError(
                     "DIST0405",
                     "the order of the mesh axes that shard a dim is stated, and a value that is "
