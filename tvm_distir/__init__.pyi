@@ -53,6 +53,7 @@ from .planning.calibration.calibrate import calibrate as calibrate
 from .planning.plan_export.plan_formats import export_plan as export_plan
 from .planning.search.auto_sharding import auto_shard as auto_shard
 from .planning.search.driver import search as search
+from .planning.serving.fleet import search_fleet as search_fleet
 from .planning.serving.serving_report import serve_analyze as serve_analyze
 from .planning.serving.serving_search import search_serving as search_serving
 from .planning.sweep.sweep_driver import sweep as sweep

@@ -22,7 +22,8 @@ import numpy as np
 
 import tvm_distir as td
 from tvm_distir.hardware import system_names
-from tvm_distir.performance.fusion.profile import Profile, Quantization
+from tvm_distir.performance.fusion.profile import Profile
+from tvm_distir.performance.fusion.weight_kinds import Quantization
 from tvm_distir.planning.calibration.calibrate import calibrate
 from tvm_distir.planning.calibration.calibration import Calibration
 from tvm_distir.planning.calibration.measured_rows import StepTimeModel

@@ -3,7 +3,8 @@
 """Change each collective of right programs, and count the faults that ``td.check`` finds.
 
 Each collective is removed, repeated, made to communicate along other axes, and scaled. A change
-that changes no output is no fault. Needs the extra torch.
+that changes no output is no fault. What rules alone say is counted too: no fault may be ``equal``.
+Needs the extra torch.
 
     $ python scripts/checks/mutated_ranks.py [NAME...]
 """
@@ -27,6 +28,7 @@ import tvm_distir as td
 from tvm_distir.core.ir.operators import call_axes
 from tvm_distir.execution.checking.checking import drawn_inputs, verdict
 from tvm_distir.execution.checking.comparison import Patch, RankComparison, RankFamily
+from tvm_distir.execution.checking.proving import prove
 from tvm_distir.execution.checking.repairs import DELETE, REDUCE, REGROUP, SCALE, ValueChange
 from tvm_distir.execution.checking.traced_module import TracedModule
 from tvm_distir.support import DistIRError
@@ -96,6 +98,8 @@ def main() -> None:
         right = compared(case)
         if not verdict(right, 0).equal:
             counts["false alarm"] += 1
+        proved = prove(right.module, right.reference, case.hints, 0).verdict
+        counts[f"right programs {proved} by rules"] += 1
         for text, patch in mutants(right):
             if changes_nothing(right, patch):
                 counts["no fault"] += 1
@@ -106,6 +110,8 @@ def main() -> None:
                 module, right.reference, right.inputs, case.hints, case.micro_batches
             )
             report = verdict(other, 0)
+            by_rules = prove(module, right.reference, case.hints, 0).verdict
+            counts[f"{by_rules} by rules"] += 1
             counts["missed" if report.equal else "found"] += 1
             counts["repaired"] += bool(report.repair)
             if report.equal or not report.repair:

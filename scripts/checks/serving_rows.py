@@ -3,9 +3,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Latencies of serving engines, predicted against those of measured rows.
 
-``python scripts/checks/serving_rows.py FILE.csv [COLUMN=TEXT ...]`` reads rows of
+``python scripts/checks/serving_rows.py FILE.csv [COLUMN=TEXT|TEXT ...]`` reads rows of
 ai-dynamo/aiconfigurator (``model_path``, ``system``, ``backend``, ``isl``, ``osl``, ``tp_size``,
-``concurrency``, ...; ``ttft_ms`` and ``tpot_ms`` are means), of which ``COLUMN=TEXT`` selects some.
+``concurrency``, ...; ``ttft_ms`` and ``tpot_ms`` are means), of which some are selected.
 Prints the command of each row, errors of the means, medians by model, system and engine, and what
 is lost by choosing among measured ways of serving by their predictions: for each model, system,
 lengths and level of TPOT, that of the most predicted tokens per second and device is compared with
@@ -43,7 +43,8 @@ SYSTEMS = {"a100_sxm": "a100", "h100_sxm": "h100", "h200_sxm": "h200", "b200_sxm
 ENGINES = {"vllm": "serving", "trtllm": "trtllm", "sglang": "serving"}
 """Kernels of SGLang are taken to be those of vLLM."""
 KERNELS = {
-    "": "serving", "fp8": "serving-fp8", "fp4": "serving-nvfp4", "fp8_block": "serving-fp8-block",
+    "": "serving", "fp8": "serving:weights=fp8", "fp4": "serving:weights=nvfp4",
+    "fp8_block": "serving:weights=fp8-block",
 }  # fmt: skip
 BLOCKS = ("Qwen/Qwen3-235B-A22B-FP8", "deepseek-ai/DeepSeek-R1")
 """Models whose float8 weights have a scale per block."""
@@ -118,7 +119,11 @@ def modelled(path: str, words: Sequence[str]) -> list[tuple[dict[str, str], dict
     """Return the rows of a file that words select, with their options."""
     filters = dict(word.split("=", 1) for word in words)
     with open(path, encoding="utf-8") as file:
-        rows = [r for r in csv.DictReader(file) if all(v in r[k] for k, v in filters.items())]
+        rows = [
+            row
+            for row in csv.DictReader(file)
+            if all(any(t in row[k] for t in v.split("|")) for k, v in filters.items())
+        ]
     pairs = ((row, command_of(row)) for row in rows)
     return [(row, options) for row, options in pairs if options is not None]
 

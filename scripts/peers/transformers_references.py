@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write logits of small models of `transformers`, with which the tests compare the zoo's models.
 
-``python scripts/peers/transformers_references.py`` needs torch and transformers. Weights are drawn
-by ``python/tests/models/drawn_weights.py`` from their names, so that only shapes are stored.
+``python scripts/peers/transformers_references.py [NAME...]`` needs torch and transformers. Weights
+are drawn by ``python/tests/models/drawn_weights.py`` from their names, so that only shapes are
+stored.
 """
 
 from __future__ import annotations
@@ -32,6 +33,10 @@ EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 16
 LATENT: dict[str, Any] = {
     "num_key_value_heads": 4, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4,
     "v_head_dim": 8, "n_routed_experts": 8, "first_k_dense_replace": 1,
+}  # fmt: skip
+GROUPS: dict[str, Any] = {
+    "n_routed_experts": 8, "n_shared_experts": 2, "first_k_dense_replace": 1, "n_group": 2,
+    "topk_group": 1,
 }  # fmt: skip
 LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,
@@ -95,6 +100,40 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {
             "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 5,
             "rope_parameters": {**YARN, "truncate": False},
+        },
+    ),
+    "olmoe": ("Olmoe", {"num_experts": 8, "num_experts_per_tok": 2}),
+    "flex_olmo": ("FlexOlmo", {"num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": True}),
+    "olmo3": ("Olmo3", {"sliding_window": 5, "num_hidden_layers": 5}),
+    "gemma": ("Gemma", {"head_dim": 16}),
+    "glm": ("Glm", {"head_dim": 16, "attention_bias": True}),
+    "glm4": ("Glm4", {"head_dim": 16, "attention_bias": True}),
+    "glm4_moe": ("Glm4Moe", {**EXPERTS, **GROUPS, "head_dim": 16, "use_qk_norm": True,
+                             "attention_bias": True, "routed_scaling_factor": 2.5}),
+    "dots1": ("Dots1", {**EXPERTS, **GROUPS, "head_dim": 16, "norm_topk_prob": True}),
+    "stablelm": ("StableLm", {"use_qkv_bias": True}),
+    "starcoder2": ("Starcoder2", {"sliding_window": 5}),
+    "gpt_neox": ("GPTNeoX", {}),
+    "gpt2": ("GPT2LMHead", {"activation_function": "gelu_new"}),
+    "seed_oss": ("SeedOss", {"head_dim": 16}),
+    "ernie4_5": ("Ernie4_5", {"head_dim": 16, "use_bias": True}),
+    "helium": ("Helium", {"head_dim": 8}),
+    "granite": (
+        "Granite",
+        {
+            "embedding_multiplier": 12.0, "residual_multiplier": 0.25, "logits_scaling": 8.0,
+            "attention_multiplier": 0.125,
+        },
+    ),
+    "cohere": ("Cohere", {"logit_scale": 0.25}),
+    "qwen2_moe": (
+        "Qwen2Moe", {**EXPERTS, "num_experts": 8, "shared_expert_intermediate_size": 24},
+    ),
+    "kimi_k2": (
+        "DeepseekV3",
+        {
+            **EXPERTS, **LATENT, "n_shared_experts": 1, "q_lora_rank": 24, "n_group": 1,
+            "topk_group": 1, "num_hidden_layers": 2,
         },
     ),
 }  # fmt: skip
@@ -206,19 +245,25 @@ def write_encoders() -> None:
 
 def model_of(kind: str, keys: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Return a model of `transformers` and its configuration as data."""
-    config_name = f"{kind}TextConfig" if kind == "Gemma3" else f"{kind}Config"
+    config_name = (
+        f"{kind}TextConfig" if kind == "Gemma3" else f"{kind.removesuffix('LMHead')}Config"
+    )
     config = getattr(transformers, config_name)(**{**SIZES, **keys})
     config._attn_implementation = "eager"
-    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    model_name = f"{kind}Model" if kind.endswith("LMHead") else f"{kind}ForCausalLM"
+    model = getattr(transformers, model_name)(config).eval()
     return model, json.loads(config.to_json_string(use_diff=False))
 
 
-def main() -> None:
-    """Write a JSON file (configuration, shapes) and logits per model."""
+def main(names: list[str]) -> None:
+    """Write a JSON file (configuration, shapes) and logits per model: of these names, or of all."""
     OUT.mkdir(exist_ok=True)
-    write_encoders()
+    if not names:
+        write_encoders()
     ids = np.random.default_rng(0).integers(0, SIZES["vocab_size"], (2, 12))
     for name, (kind, keys) in CASES.items():
+        if names and name not in names:
+            continue
         model, config = model_of(kind, keys)
         shapes = own_shapes(model)
         state = {key: torch.from_numpy(v) for key, v in drawn_weights(shapes).items()}
@@ -226,7 +271,10 @@ def main() -> None:
         model.tie_weights()
         with torch.no_grad():
             logits = model(torch.from_numpy(ids)).logits.numpy()
-        about = {"source": f"transformers {transformers.__version__}, {kind}ForCausalLM, float32"}
+        about = {
+            "source": f"transformers {transformers.__version__}, {type(model).__name__}, float32"
+        }
+        config |= {"model_type": name} if name == "kimi_k2" else {}  # of its own code, not a class
         text = json.dumps({**about, "config": config, "shapes": shapes}, indent=1)
         (OUT / f"{name}.json").write_text(text + "\n")
         np.savez_compressed(OUT / f"{name}.npz", ids=ids.astype("int32"), logits=logits)
@@ -234,4 +282,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

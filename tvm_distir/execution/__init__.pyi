@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 from .checking.checking import check as check
+from .checking.own_plan import distributed_reference as distributed_reference
 from .checking.report import CheckReport as CheckReport
 from .deployment.checkpoint import open_weights as open_weights
 from .deployment.deploying import deploy as deploy

@@ -34,7 +34,7 @@ from .report.document import to_dict, to_json
 from .report.model import Analysis
 from .report.text import to_text
 from .report.verdict import to_verdict
-from .step_notes import one_device, tokens_of, unused_axes
+from .step_notes import one_device, tokens_of, unused_axes, with_lighter_weights
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -246,6 +246,8 @@ def analyze_study(study: Study, *, name: str, command: str, forward: bool = True
     system = study.known_system
     assert system is not None
     kernels = study.kernels
+    if kernels is not None:
+        kernels = str(getattr(kernels, "name", kernels)).partition(",")[0]
     report = analysis_of(
         result,
         study.program,
@@ -256,12 +258,12 @@ def analyze_study(study: Study, *, name: str, command: str, forward: bool = True
         batch=None if study.source.is_text else batch_of(study.program),
         tokens=tokens_of(study),
         flops=step_flops(study.forward, study.step),
-        kernels=kernels if isinstance(kernels, str) or kernels is None else kernels.name,
+        kernels=kernels,
         plan=study.step_plan.to_dict(),
         warnings=warnings,
-        notes=(*study.source.notes, *study.stack_notes),
+        notes=(*study.weight_notes, *study.stack_notes),
         stack=None if study.pinned_stack is None else study.pinned_stack.name,
         trained=study.training() is not None,
         timings_s=study.watch.timings_s,
     )
-    return AnalysisResult(study, report)
+    return AnalysisResult(study, with_lighter_weights(report, study))

@@ -199,11 +199,13 @@ class _Serving:
         tokens = self.options.seq or INPUT_TOKENS
         workload = f"poisson:1,in={tokens},out={OUTPUT_TOKENS}"
         report = serve_analyze(
-            model, "megatron", mesh, self.system, workload, replicas=self.replicas
-        )
+            model, "megatron", mesh, self.system, workload, replicas=self.replicas,
+            weights=self.options.quantize or "",
+        )  # fmt: skip
         summary = report.summary
         words = ["tvm-distir", "serve-analyze", model, "--system", self.system.name]
         words += ["--strategy", "megatron", "--mesh", f"tp={self.tp}", "--workload", workload]
+        words += ["--quantize", self.options.quantize] if self.options.quantize else []
         words += ["--replicas", str(self.replicas)] if self.replicas > 1 else []
         return TriedPlan(
             "megatron", mesh, self.replicas,

@@ -5,12 +5,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from tvm_distir.core.ir import known_shape
 from tvm_distir.core.plan import Pipeline, Plan, data_positions
 from tvm_distir.core.rewriting import entry_of
-from tvm_distir.performance import Result
-from tvm_distir.planning import Study
+from tvm_distir.performance import Remedy, Result, simulate
+from tvm_distir.planning import Study, kernels_for, lighter_kinds
+
+from .report.model import Analysis
 
 LEAST_WAITING = 0.25
 """Smallest share of exposed communication for which a single device is analyzed too."""
@@ -55,6 +58,27 @@ def one_device(study: Study, result: Result) -> tuple[str, ...]:
         f"instead of {result.time_s * 1e3:.3g} ms, of which {waits_s / result.time_s:.0%} is "
         "exposed communication",
     )
+
+
+def with_lighter_weights(report: Analysis, study: Study) -> Analysis:
+    """Return the report of a step whose verdict names the types of weights that take less memory.
+
+    They are simulated. A step that fits, and a training step, have no other verdict.
+    """
+    verdict, system = report.verdict, study.known_system
+    if verdict is None or system is None or study.training() is not None:
+        return report
+    remedies, chosen = list(verdict.remedies), verdict.chosen
+    for kind in lighter_kinds(system):
+        kernels = kernels_for(study.kernels or system.kernels, kind, None, system)
+        options = {**study.passed_to("simulate"), "kernels": kernels}
+        peak = simulate(study.program, system, **options).peak_memory_bytes
+        if peak < report.peak_memory_bytes:
+            remedies.append(Remedy(f"--quantize {kind}", peak))
+            if peak <= system.memory_capacity_bytes:
+                chosen = chosen or remedies[-1].name
+    verdict = replace(verdict, remedies=tuple(remedies), chosen=chosen)
+    return replace(report, verdict=verdict)
 
 
 def unused_axes(plan: Plan) -> tuple[str, ...]:

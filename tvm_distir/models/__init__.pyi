@@ -19,5 +19,7 @@ from .model import load_model as load_model
 from .model import model_keys as model_keys
 from .model import serving_step as serving_step
 from .relax_json import read_relax as read_relax
+from .stored_weights import StoredWeights as StoredWeights
+from .stored_weights import stored_weights as stored_weights
 from .zoo.cached_config import CacheConfig as CacheConfig
 from .zoo.decoder_config import DecoderConfig as DecoderConfig

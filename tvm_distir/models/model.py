@@ -6,12 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from tvm import ir
 
 from tvm_distir.core.rewriting import gc_paused
-from tvm_distir.models.common.published import HUB, published_names, zoo_spec
+from tvm_distir.models.common.published import HUB, zoo_spec
 from tvm_distir.models.common.spec import (
     CONFIG,
     RELAX,
@@ -28,9 +29,14 @@ from . import zoo
 from .frontends import Weights, from_exported_program, from_onnx, load_weights
 from .hlo import read_stablehlo
 from .relax_json import read_relax
+from .stored_weights import StoredWeights, stored_weights
 from .tvmscript import from_tvmscript
 from .zoo.cached_config import CacheConfig
 from .zoo.decoder_config import DecoderConfig
+
+
+def _no_types() -> StoredWeights | None:
+    return None
 
 
 @dataclass(frozen=True)
@@ -47,15 +53,15 @@ class Model:
         ``onnx``, ``torch``, ``stablehlo``, ``tvmscript``, ``relax``, ``huggingface`` or ``zoo``.
     read_weights : callable
         Reads the weights that the file has values of, by parameter name; none for other kinds.
-    notes : tuple of str
-        What the file asks for that the module does not have.
+    weight_types : callable
+        Returns the types in which the checkpoint stores weights; None: those of the module.
     """
 
     mod: ir.IRModule
     name: str
     kind: str
     read_weights: Callable[[], Weights] = field(default=dict)
-    notes: tuple[str, ...] = ()
+    weight_types: Callable[[], StoredWeights | None] = _no_types
 
     @property
     def is_text(self) -> bool:
@@ -103,6 +109,7 @@ def load_model(
             location="model",
             remedy="Give an IRModule, the path of a file, hf:NAME or zoo:NAME?key=value,...",
         )
+    types = partial(stored_weights, str(spec))
     spec = zoo_spec(str(spec))
     path = model_file(spec)
     if path is None:
@@ -110,9 +117,9 @@ def load_model(
         if batch is not None:
             keys["batch"] = str(batch)
         check_zoo_dims(spec, name, dims or {})
-        return Model(zoo.build(name, keys), name, "zoo")
+        return Model(zoo.build(name, keys), name, "zoo", weight_types=types)
     if is_config(path):
-        return _from_config(path, spec, batch)
+        return replace(_from_config(path, spec, batch), weight_types=types)
     suffix = Path(path).suffix.lower()
     if suffix == ".onnx":
         mod = from_onnx(path, batch=batch, dims=dims)
@@ -130,13 +137,10 @@ def load_model(
     if suffix == ".pt2":
         mod = from_exported_program(path, batch=batch, dims=dims)
         return Model(mod, Path(path).stem, "torch", lambda: load_weights(path))
-    if spec.partition("?")[0].lower() in published_names():
-        remedy = f"Write {HUB}{spec}."
-    else:
-        remedy = (
-            f"Give file.onnx, .pt2, .mlir, .jax, .py, .json, config.json, {HUB}NAME, or "
-            f"{ZOO}NAME with NAME one of {', '.join(zoo.NAMES)}."
-        )
+    remedy = (
+        f"Give file.onnx, .pt2, .mlir, .jax, .py, .json, config.json, {HUB}NAME, or "
+        f"{ZOO}NAME with NAME one of {', '.join(zoo.NAMES)}."
+    )
     raise ModelError("DIST0302", "the kind of the model is unknown", location=spec, remedy=remedy)
 
 
@@ -186,25 +190,26 @@ def _from_config(path: str, spec: str, batch: int | None) -> Model:
     Without weights, its experts have the slots of the zoo's: those of a balanced load.
     """
     from tvm_distir.models.huggingface.checkpoint import holds_checkpoint, read_checkpoint
-    from tvm_distir.models.huggingface.config_reader import config_notes, read_config
+    from tvm_distir.models.huggingface.class_export import export_class, needs_class
+    from tvm_distir.models.huggingface.config_reader import read_config
 
     file = Path(path, CONFIG) if Path(path).is_dir() else Path(path)
     _, keys = split_keys(spec, spec)
     if batch is not None:
         keys["batch"] = str(batch)
     keys, caches = zoo.split_serve_keys(spec, keys)
-    data = read_json(file, _no_config)
+    data, folder = read_json(file, _no_config), file.resolve().parent
+    if caches is None and needs_class(data):
+        return Model(export_class(data, str(file), keys), folder.name, "torch")
     config = read_config(data, str(file), keys)
-    notes = config_notes(data, str(file), config)
-    folder = file.resolve().parent
     has_weights = holds_checkpoint(folder)
     if not has_weights and caches is None and isinstance(config, DecoderConfig):
         if config.experts and "capacity_factor" not in keys:
             config = replace(config, capacity_factor=DecoderConfig.capacity_factor)
     mod = zoo.build_config(config, caches)
     if not has_weights:
-        return Model(mod, folder.name, "huggingface", notes=notes)
-    return Model(mod, folder.name, "huggingface", lambda: read_checkpoint(folder, config), notes)
+        return Model(mod, folder.name, "huggingface")
+    return Model(mod, folder.name, "huggingface", lambda: read_checkpoint(folder, config))
 
 
 def _no_config(location: str, problem: str, remedy: str) -> ModelError:

@@ -7,10 +7,15 @@ from .fusion.kernel_classes import ALIGNED as ALIGNED
 from .fusion.profile import Profile as Profile
 from .fusion.profile import profile_names as profile_names
 from .fusion.quantization import check_products as check_products
+from .fusion.quantization import multiplies as multiplies
+from .fusion.weight_kinds import KINDS as KINDS
+from .fusion.weight_kinds import WEIGHTS as WEIGHTS
+from .fusion.weight_kinds import weight_quantization as weight_quantization
 from .memory.account import BufferGroup as BufferGroup
 from .memory.account import MemoryAccount as MemoryAccount
 from .memory.peaks import Peaks as Peaks
 from .memory.planned import entry_number as entry_number
+from .memory.remedies import Remedy as Remedy
 from .memory.remedies import Verdict as Verdict
 from .memory.remedies import verdict as verdict
 from .program.export_pass import ExportProgram as ExportProgram

@@ -7,15 +7,18 @@ from .error_band import StepKind as StepKind
 from .error_band import band_of as band_of
 from .error_band import bits_of as bits_of
 from .error_band import program_family as program_family
+from .lighter_weights import lighter_kinds as lighter_kinds
 from .plan_export.plan_formats import PLAN_FORMATS as PLAN_FORMATS
 from .plan_export.plan_formats import export_plan as export_plan
+from .search.candidate_row import CandidateRow as CandidateRow
 from .search.constraints import Constraints as Constraints
-from .search.result import CandidateRow as CandidateRow
 from .search.result import SearchResult as SearchResult
 from .search.strategy_maker import StrategyMaker as StrategyMaker
 from .serving.batching import SchedulerOptions as SchedulerOptions
 from .serving.batching import Speculation as Speculation
 from .serving.batching import StepTimes as StepTimes
+from .serving.fleet import search_fleet as search_fleet
+from .serving.fleet_result import FleetResult as FleetResult
 from .serving.levels import ServiceLevels as ServiceLevels
 from .serving.request_trace import request_trace as request_trace
 from .serving.served_model import ServedModel as ServedModel
@@ -43,3 +46,5 @@ from .strategies.registry import strategy_names as strategy_names
 from .strategies.training_parts import with_updates as with_updates
 from .study import Study as Study
 from .sweep.sweep_driver import sweep as sweep
+from .weight_types import kernels_for as kernels_for
+from .weight_types import with_weights as with_weights

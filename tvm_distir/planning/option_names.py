@@ -15,7 +15,7 @@ from tvm_distir.transforms import train_step
 from .step_options import StepOptions, TrainingOptions
 
 _OF_COMMANDS = frozenset(
-    "cuts devices kv_dtype quantize replicas router scheduler stages tensor workload".split()
+    "cuts devices kv_dtype replicas router scheduler stages tensor workload".split()
 )
 """Options of commands that determine predictions, and that are no arguments of a study."""
 _NO_OPTIONS = frozenset("mod options price".split())

@@ -149,6 +149,9 @@ class StepOptions:
         `run`.
     kernels : Profile or str, optional
         Set the kernel profile: eager, megatron, ... or a file (default: of the system).
+    quantize : str, optional
+        Set the type of the weights of an inference step: none, fp8, fp8-block, int4, ... (default:
+        of the checkpoint, as quantization_config states it).
     price : float, optional
         Set the price of a device and an hour in dollars (default: of the system).
     attention : str, optional
@@ -182,6 +185,7 @@ class StepOptions:
     overlap_optimizer: bool | None = option(DISTRIBUTE, to=(DISTRIBUTE, SIMULATE))
     allocator: str | None = option(SIMULATE, "A", to=(SIMULATE,))
     kernels: Profile | str | None = option(SIMULATE, "P", to=(SIMULATE,))
+    quantize: str | None = option(SIMULATE, "T", frequent=True)
     price: float | None = option(SIMULATE, "USD", parse_number)
     attention: str | None = option(SIMULATE, choices=ATTENTIONS)
 

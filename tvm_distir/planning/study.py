@@ -46,6 +46,7 @@ from .strategies.pipelining import (
 )
 from .strategies.registry import StrategySpec, parse
 from .strategies.training_parts import with_updates
+from .weight_types import kernels_for, types_of
 
 _Value = TypeVar("_Value")
 
@@ -93,8 +94,32 @@ class Study(StepOptions):
                 object.__setattr__(self, "system", System.load(self.system))
             for name, value in self.stack_values().items():
                 object.__setattr__(self, name, value)
+        self._set_weights()
         if self.price is not None and isinstance(self.system, System):
             object.__setattr__(self, "system", self.system.priced(self.price))
+
+    def _set_weights(self) -> None:
+        """Let the kernels read weights of the type that is stated, or of the checkpoint's.
+
+        A training step has weights of the type of the model, unless a type is stated.
+        """
+        system = self.known_system
+        kernels = self.kernels or (None if system is None else system.kernels)
+        if kernels is None or (self.training() is not None and self.quantize is None):
+            return
+        chosen = kernels_for(kernels, self.quantize, self.model, system)
+        if chosen != kernels:
+            object.__setattr__(self, "kernels", chosen)
+
+    @property
+    def weight_notes(self) -> tuple[str, ...]:
+        """Return a sentence on the types in which the checkpoint stores weights."""
+        stored = None if self.quantize is not None else types_of(self.model)
+        if stored is None:
+            return ()
+        trained = self.training() is not None
+        use = f"; they are trained in {stored.dtype}" if trained else f", others {stored.dtype}"
+        return (f"weights of products are {stored.words}{use} ({stored.source})",)
 
     @classmethod
     def of(cls, options: StepOptions, *, watch: Stopwatch | None = None, **fields: Any) -> Study:

@@ -25,6 +25,10 @@ Task = TypeVar("Task", bound=Hashable)
 Value = TypeVar("Value")
 
 
+KILLED = "DIST0756"
+"""The error of a task whose process was killed, and so was another that ran it alone."""
+
+
 class Workers:
     """Worker processes of a command, or the executor of a caller.
 
@@ -166,7 +170,7 @@ class Lookahead(Generic[Task, Value]):
                 self._started.clear()
                 self.workers.replace_broken()
         raise SimulationError(
-            "DIST0756", f"the worker process of {shortened(repr(task), 200)} was killed",
+            KILLED, f"the worker process of {shortened(repr(task), 200)} was killed",
             location="workers", remedy="Use fewer workers, or one, if memory is scarce.",
         ) from error  # fmt: skip
 

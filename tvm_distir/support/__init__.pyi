@@ -53,6 +53,7 @@ from .errors.tree import PlanError as PlanError
 from .errors.tree import PropagationError as PropagationError
 from .errors.tree import SimulationError as SimulationError
 from .errors.tree import UsageError as UsageError
+from .errors.tree import WrongProgramError as WrongProgramError
 from .errors.tree import register_with_ffi as register_with_ffi
 from .errors.user_input import MAX_DEVICES as MAX_DEVICES
 from .errors.user_input import MAX_INT as MAX_INT

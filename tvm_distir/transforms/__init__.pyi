@@ -7,6 +7,7 @@ from .attention.passes import with_attention_op as with_attention_op
 from .attention.passes import with_log_sum_exp as with_log_sum_exp
 from .attention.ring import RingAttention as RingAttention
 from .attention.writing import WriteAttention as WriteAttention
+from .axis_orders.passes import OrderAxes as OrderAxes
 from .core_passes import AnnotateSharding as AnnotateSharding
 from .core_passes import LegalizeRedistribute as LegalizeRedistribute
 from .core_passes import LowerDistIR as LowerDistIR

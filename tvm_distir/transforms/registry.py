@@ -31,6 +31,7 @@ PASSES = Registry(
             FUSE_ATTENTION: "transforms.attention.passes:FuseAttention",
             "annotate": "core.passes.annotate.passes:AnnotateSharding",
             "propagate": "core.passes.propagate.passes:PropagateSharding",
+            "order": "transforms.axis_orders.passes:OrderAxes",
             "legalize": "core.passes.legalize.passes:LegalizeRedistribute",
             "optimize": "transforms.optimize.passes:OptimizeCollectives",
             "share": "transforms.optimize.share:ShareCollectives",
@@ -62,7 +63,7 @@ PASSES = Registry(
 )
 """In the order in which a module meets them."""
 
-PIPELINE = ("annotate", "propagate", "legalize", "optimize", "lower")
+PIPELINE = ("annotate", "propagate", "order", "legalize", "optimize", "lower")
 """The passes of ``distribute``, from level 1 to level 5."""
 
 

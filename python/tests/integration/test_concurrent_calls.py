@@ -217,6 +217,12 @@ def _serving_found() -> str:
     ).text()
 
 
+def _fleet() -> str:
+    work, levels = "poisson:40,in=16,out=4,count=40", ServiceLevels(0.02, 0.001)
+    options = {"devices": 1, "schedulers": ("continuous:tokens=128",)}
+    return td.search_fleet(DECODER, ["dgx-h100"], work, levels, **options).text()
+
+
 def _checked() -> str:
     right, reference = (
         ir.load_json((TRACES / f"tensor_and_data_parallel_{name}.json").read_text("utf-8"))
@@ -274,6 +280,7 @@ CALLS: dict[str, Callable[[], Any]] = {
     "plan_storage": lambda: str(td.plan_storage(local())),
     "run": lambda: td.run(local(), values(), engine="virtual"),
     "search": _searched,
+    "search_fleet": _fleet,
     "search_serving": _serving_found,
     "serve_analyze": _served,
     "show": lambda: td.show(local()),

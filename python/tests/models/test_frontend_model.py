@@ -69,8 +69,6 @@ def test_tvmscript_strings(tmp_path):
         ("m.pt2", "DIST0301", "m.pt2"),
         ("m.txt", "DIST0302", "zoo:NAME"),
         ("", "DIST0302", "zoo:NAME"),
-        ("meta-llama/Llama-3.1-8B", "DIST0302", "Write hf:meta-llama/Llama-3.1-8B."),
-        ("llama-3.1-8b?seq=64", "DIST0302", "Write hf:llama-3.1-8b?seq=64."),
         ("zoo:gpd", "DIST0330", '"gpt"'),
         ("zoo:", "DIST0330", "gpt, gpt_oss, llama"),
         ("zoo:gpt?layer=2", "DIST0331", '"layers"'),

@@ -198,6 +198,16 @@ def test_a_distributed_decoder_computes_the_same(
     assert td.verify(mod, plan).equal
 
 
+@pytest.mark.parametrize("keys", ["", "entry=serve,past=7,page=4,"])
+@pytest.mark.parametrize("name", ["granite", "cohere", "qwen2_moe", "gpt2", "glm4", "gpt_neox"])
+def test_a_distributed_configuration_computes_the_same(
+    tmp_path: Path, name: str, keys: str
+) -> None:
+    """A step of two samples and a serving step, with norms and factors of their own."""
+    mod = td.load_model(f"{_written(tmp_path, name)}?{keys}batch=2,seq=4,dtype=float32").mod
+    assert td.verify(mod, td.planning.make_plan(mod, "megatron", {"tp": 2})).equal
+
+
 def test_a_training_step_of_experts_equals_one_device() -> None:
     step = td.train_step(td.load_model("zoo:mixtral?size=tiny,layers=1").mod, optimizer="sgd")
     assert td.verify(step, td.planning.make_plan(step, "data_parallel", {"dp": 2})).equal

@@ -128,7 +128,7 @@ OPTIONS = [
      {"tensor-model-parallel-size": 2, "pipeline-model-parallel-size": 2, "micro-batch-size": 4,
       "global-batch-size": 16}),
     ("zoo:llama?size=tiny", "data_parallel+megatron:sequence=1", {"dp": 2, "tp": 2},
-     {"batch": 16, "recompute": "full"},
+     {"batch": 16, "recompute": "checkpoint"},
      {"tensor-model-parallel-size": 2, "sequence-parallel": None, "micro-batch-size": 8,
       "global-batch-size": 16, "recompute-granularity": "full", "recompute-method": "uniform",
       "recompute-num-layers": 1}),
@@ -181,6 +181,7 @@ def test_degrees_of_torchtitan(llama: Any) -> None:
         "parallelism.data_parallel_shard_degree": 4,
         "parallelism.tensor_parallel_degree": 2,
         "parallelism.context_parallel_degree": 1,
+        "parallelism.no-enable_sequence_parallel": None,
         "training.local_batch_size": 1,
         "training.global_batch_size": 4,
     }
@@ -207,28 +208,21 @@ def test_shards_of_the_sequence_share_the_training_state(llama: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "megatron", "titan"),
-    [
-        ("ring", "p2p", "alltoall"),
-        ("all_to_all", "a2a", None),
-        ("gather", "all_gather", "allgather"),
-    ],
+    ("form", "megatron"), [("ring", "p2p"), ("all_to_all", "a2a"), ("gather", "all_gather")]
 )
-def test_forms_of_context_parallelism(
-    llama: Any, form: str, megatron: str, titan: str | None
-) -> None:
-    """They were left out: a trainer ran its usual form."""
+def test_forms_of_context_parallelism(llama: Any, form: str, megatron: str) -> None:
+    """They were left out: a trainer ran its usual form. torchtitan 0.3 has one."""
     text = f"context_parallel:form={form}"
     plan = _plan(llama, f"data_parallel+{text}", dp=2, cp=2)
     assert _options(td.export_plan(llama, plan, "megatron"))["cp-comm-type"] == megatron
     step = td.train_step(llama, optimizer="adam")
     plan = _plan(step, f"fsdp+{text}", dp=2, cp=2)
-    if titan is None:
+    if form != "gather":
         with pytest.raises(PlanError, match=f'DIST0241.*"{form}"'):
             td.export_plan(step, plan, "torchtitan")
         return
     options = _options(td.export_plan(step, plan, "torchtitan"))
-    assert options["parallelism.context_parallel_rotate_method"] == titan
+    assert options["parallelism.context_parallel_degree"] == 2
 
 
 MIXTURE = "zoo:mixtral?size=tiny,batch=8"
@@ -271,7 +265,6 @@ def test_experts_of_deepspeed(mixture: Any) -> None:
     ("form", "strategy", "mesh", "words"),
     [
         ("torchtitan", "expert_parallel", {"ep": 2}, "in parts over the ranks of expert"),
-        ("deepspeed", "fsdp:axis=ep+expert_parallel", {"ep": 2}, "stage 3"),
         ("deepspeed", "expert_parallel+megatron", {"ep": 2, "tp": 2}, "AutoTP"),
         ("dtensor", "expert_parallel", {"ep": 2}, '"ep" divides experts'),
         ("megatron", "data_parallel+expert_parallel", {"ep": 2, "dp": 2}, "order dp, ep"),
@@ -293,13 +286,14 @@ def test_experts_in_parts_of_zero_are_no_expert_parallelism(mixture: Any) -> Non
 
 
 def test_no_part_of_a_plan_is_left_out(llama: Any) -> None:
-    """Weights used in parts beside the batch or left replicated, devices, recomputation, rules."""
+    """Weights used in parts beside the batch or left replicated, rules of values, devices."""
     fsdp = _plan(llama, "fsdp", dp=2).to_dict()
     name = "layers.1.mlp.up_proj.weight"
     rules = [rule for rule in fsdp["rules"] if rule.get("param") != name]
     used = [*rules, {"param": name, "placement": "S[0]", "stationary": True}]
     whole = [*rules, {"param": name, "placement": "R", "stationary": True}]
-    for other, words in ((used, "not gathered"), (whole, "whole")):
+    value = [*fsdp["rules"], {"value": "rms_norm2", "placement": "S[2]"}]
+    for other, words in ((used, "not gathered"), (whole, "no dim"), (value, 'value "rms_norm2"')):
         with pytest.raises(PlanError, match=f"DIST0241.*{words}"):
             td.export_plan(llama, {**fsdp, "rules": other}, "torchtitan")
     plan = _plan(llama, "megatron", tp=2)
@@ -413,6 +407,20 @@ def test_what_a_format_cannot_express_is_refused(
     with pytest.raises(PlanError, match=words) as info:
         td.export_plan(llama, _plan(llama, strategy, **mesh), form)
     assert info.value.code == "DIST0241" and info.value.remedy
+
+
+def test_placements_inside_of_layers_are_not_left_out(llama: Any) -> None:
+    """A weight that a layer uses in parts, where ``fsdp`` gathers it, was exported as ``fsdp``."""
+    step = td.train_step(llama, optimizer="adam")
+    data = _plan(step, "fsdp", dp=2).to_dict()
+    [rule] = [
+        rule for rule in data["rules"]
+        if rule.get("param") == "self_attn.o_proj.weight" and rule["function"] == "layer_forward"
+    ]  # fmt: skip
+    assert td.export_plan(step, data, "torchtitan")
+    rule["placement"] = "S[1]"
+    with pytest.raises(PlanError, match=r'DIST0241.*"self_attn.o_proj.weight" along "dp"'):
+        td.export_plan(step, data, "torchtitan")
 
 
 def test_weights_that_are_sharded_otherwise_are_named(llama: Any) -> None:

@@ -16,6 +16,7 @@ import tvm
 import tvm_distir as td
 from tvm_distir.core.ops import note_change
 from tvm_distir.interface import analysis
+from tvm_distir.models import Model, load_model
 from tvm_distir.planning import StageMemo
 from tvm_distir.support import warn
 
@@ -25,7 +26,7 @@ STEP: dict[str, Any] = {
     "train": {"optimizer": "adam"}, "system": "h100",
 }  # fmt: skip
 FIRST = ["load", "forward", "train", "plan"]
-PASSES = ["annotate", "propagate", "legalize", "optimize", "lower"]
+PASSES = ["annotate", "propagate", "order", "legalize", "optimize", "lower"]
 LATER = ["bucket", "bucket-gathers", "split", "schedule", "defer", "prefetch"]
 
 
@@ -148,14 +149,14 @@ def test_modules_that_callers_edit_do_not_change_what_is_kept(memo: CountedMemo)
     assert numbers(td.analyze(saved, **options)) == expected
 
 
-def test_a_warning_of_a_model_is_issued_by_each_analysis(memo: CountedMemo, tmp_path: Path) -> None:
-    config = {
-        "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 1, "vocab_size": 128,
-        "num_attention_heads": 4, "intermediate_size": 128, "max_position_embeddings": 64,
-        "quantization_config": {"quant_method": "gptq", "bits": 4},
-    }  # fmt: skip
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(config), encoding="utf-8")
+def test_a_warning_of_a_model_is_issued_by_each_analysis(
+    memo: CountedMemo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*values: Any, **keywords: Any) -> Model:
+        warn("a dim is guessed")
+        return load_model(*values, **keywords)
+
+    monkeypatch.setattr("tvm_distir.planning.model_loading.load_model", load)
     for _ in range(2):
-        with pytest.warns(UserWarning, match="is not applied"):
-            td.analyze(f"{path}?batch=4,seq=16", **{**STEP, "train": False})
+        with pytest.warns(UserWarning, match="is guessed"):
+            td.analyze("zoo:mlp?size=tiny", **{**STEP, "train": False})

@@ -19,6 +19,8 @@ from tvm_distir.planning.calibration.calibrate import calibrate
 from tvm_distir.planning.search.constraints import Constraints
 from tvm_distir.planning.search.driver import search
 from tvm_distir.planning.search.folder import Folder
+from tvm_distir.planning.sweep import sweep_run
+from tvm_distir.planning.sweep.outcome import through_pipeline
 from tvm_distir.planning.sweep.sweep_driver import sweep
 from tvm_distir.planning.workers import Lookahead, Workers
 from tvm_distir.support.errors.tree import SimulationError, UsageError
@@ -44,6 +46,13 @@ def killed(folder: str, task: int) -> int:
         mark.touch()
         os.kill(os.getpid(), signal.SIGKILL)
     return task
+
+
+def killed_row(pipeline, row):
+    """Be killed by rows of three ranks, as by a system that is out of memory."""
+    if row.tp == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return through_pipeline(pipeline, row)
 
 
 def interrupt(context: str, task: int) -> None:
@@ -133,6 +142,21 @@ class TestResults:
                 texts.append(path.read_bytes())
         assert b",structure,ok" in texts[0] and b"DIST0234" in texts[0]
         assert texts[0] == texts[1] == texts[2]
+
+    def test_of_a_sweep_whose_row_kills_its_workers(self, tmp_path, monkeypatch):
+        """The row has the error; the sweep ended in it, without the other rows."""
+        fork = multiprocessing.get_context("fork")
+        monkeypatch.setattr(multiprocessing, "get_context", lambda _: fork)
+        monkeypatch.setattr(sweep_run, "through_pipeline", killed_row)
+        path, grid = tmp_path / "rows.csv", {"tp": [1, 3, 2], "micro_batches": [2]}
+        result = sweep(
+            "zoo:gpt?size=tiny,hidden=192,heads=6", grid, QUICK, train={"optimizer": "adam"},
+            output=path, cache=tmp_path / "cache", workers=2,
+        )  # fmt: skip
+        status = {row["tp"]: row["status"] for row in result.to_dicts()}
+        assert result.complete and status[1] == status[2] == "ok"
+        assert status[3].startswith("DIST0756 row 2: ")
+        assert "DIST0756" in path.read_text()
 
     def test_of_a_calibration(self):
         texts = [

@@ -20,7 +20,9 @@ from tvm_distir.core.ir.mesh import MeshKey, mesh_key, meshes
 from tvm_distir.core.ir.operators.async_ops import collective_op, is_done
 from tvm_distir.core.ir.operators.ops import call_axes, dist_op_name
 from tvm_distir.core.ir.placement import parse_placement
-from tvm_distir.core.ir.views import first_views
+from tvm_distir.core.ir.views.tilings import (
+    first_views,
+)
 from tvm_distir.support import Steps, unrolled
 
 Axis = tuple[Any, int]

@@ -18,7 +18,9 @@ from tvm_distir.core.ir.operators.compute_ops import COMPUTE_OPS
 from tvm_distir.core.ir.operators.ops import call_axes
 from tvm_distir.core.ir.placement import P, R
 from tvm_distir.core.ir.types import FieldLeaves, is_private, value_types
-from tvm_distir.core.ir.views import moved_axes
+from tvm_distir.core.ir.views.tilings import (
+    moved_axes,
+)
 from tvm_distir.core.ops.call_view import call_view
 from tvm_distir.core.ops.lookup import rule_of
 from tvm_distir.core.ops.match import match_factor

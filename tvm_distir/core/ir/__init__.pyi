@@ -21,6 +21,7 @@ from .mesh import mesh_key as mesh_key
 from .mesh import mesh_names as mesh_names
 from .mesh import mesh_shape as mesh_shape
 from .mesh import meshes as meshes
+from .mesh import same_mesh as same_mesh
 from .module_argument import check_module as check_module
 from .operators import ops as ops
 from .placement import Labels as Labels
@@ -42,6 +43,7 @@ from .segments import segments_of as segments_of
 from .types import TENSOR_TYPES as TENSOR_TYPES
 from .types import FieldLeaves as FieldLeaves
 from .types import as_dtensor as as_dtensor
+from .types import carries_value as carries_value
 from .types import flat_types as flat_types
 from .types import is_object as is_object
 from .types import is_private as is_private

@@ -53,5 +53,6 @@ from .registry import registered_ops as registered_ops
 from .registry import registration_of as registration_of
 from .signature import result_type as result_type
 from .terms import CallSharding as CallSharding
+from .terms import attribute_axes as attribute_axes
 from .terms import sums as sums
 from .transposes import transposed_operands as transposed_operands

@@ -11,7 +11,10 @@ from tvm.relax.distributed import DeviceMesh, DTensorType
 
 from tvm_distir.core.ir.mesh import same_mesh
 from tvm_distir.core.ir.placement import Labels, labels_of, placement_text
-from tvm_distir.core.ir.views import are_views, common_view
+from tvm_distir.core.ir.views.tilings import (
+    are_views,
+    common_view,
+)
 from tvm_distir.support import PropagationError
 
 

@@ -22,7 +22,9 @@ from tvm_distir.core.ir.mesh import mesh_shape
 from tvm_distir.core.ir.operators.names import relax_names
 from tvm_distir.core.ir.placement import R, placement_of
 from tvm_distir.core.ir.types import flat_types, tensor_type
-from tvm_distir.core.ir.views import are_views
+from tvm_distir.core.ir.views.tilings import (
+    are_views,
+)
 from tvm_distir.support import GenericConst
 
 from .call_view import call_view

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tvm_distir.core.ir.placement import Labels
-from tvm_distir.core.ir.views import moved_axes
+from tvm_distir.core.ir.views.tilings import (
+    moved_axes,
+)
 
 from .factor import Factor, Rule
 

@@ -11,8 +11,10 @@ from .declaration import PassInfo as PassInfo
 from .declaration import Rewrite as Rewrite
 from .declaration import info_of as info_of
 from .declaration import module_pass as module_pass
+from .legalize.call_views import with_call_views as with_call_views
 from .legalize.passes import LegalizeRedistribute as LegalizeRedistribute
 from .lower.divisible_dims import dim_text as dim_text
 from .lower.passes import LowerDistIR as LowerDistIR
+from .lower.sharing import described_mesh as described_mesh
 from .propagate.passes import ModuleRewriter as ModuleRewriter
 from .propagate.passes import PropagateSharding as PropagateSharding

@@ -79,27 +79,23 @@ class PartitionSpec(tuple[DimAxes, ...]):
         Raises
         ------
         MeshError
-            DIST0203 an axis is named twice, or several axes of a dim are in another order than in
-            the mesh; DIST0206 an unknown axis.
+            DIST0203 an axis is named twice; DIST0206 an unknown axis.
         """
         labels = [R] * len(mesh.axes)
         for dim, entry in enumerate(self):
             names = (entry,) if isinstance(entry, str) else entry or ()
-            numbers = [mesh.axis_number(name, location) for name in names]
-            if numbers != sorted(numbers):
-                order = ", ".join(name for name in mesh.axis_names if name in names)
-                raise _unread(
-                    f"dim {dim} is sharded by {', '.join(names)}, which is not their order in "
-                    f'the mesh "{mesh.name}"',
-                    f"Write {order}, or name the axes of the mesh in this order.",
-                    location,
-                )
-            for number, name in zip(numbers, names, strict=True):
+            for name in names:
+                number = mesh.axis_number(name, location)
                 if labels[number] != R:
                     problem = f'the mesh axis "{name}" shards dims {labels[number]} and {dim}'
                     raise _unread(problem, "Name each mesh axis once.", location)
                 labels[number] = dim
         return tuple(labels)
+
+    def orders(self, mesh: MeshSpec) -> tuple[tuple[int, ...], ...]:
+        """Return the numbers of the axes of each dim that several axes shard, major first."""
+        several = [entry for entry in self if isinstance(entry, tuple) and len(entry) > 1]
+        return tuple(tuple(mesh.axis_number(name) for name in entry) for entry in several)
 
 
 P = PartitionSpec

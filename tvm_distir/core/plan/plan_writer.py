@@ -13,6 +13,7 @@ from typing import Any
 from tvm_distir.core.plan.schedules.schedule import Schedule, stated
 from tvm_distir.support import PlanError, write_atomically
 
+from .partition_spec import PartitionSpec
 from .schema import SCHEMA_VERSION, MeshSpec, PlanRule, labels_text
 
 
@@ -39,7 +40,8 @@ def plan_dict(plan: PlanFields) -> dict[str, Any]:
         out["mesh"] = dict(meshes[0].axes)
     else:
         out["meshes"] = {mesh.name: _mesh_dict(mesh) for mesh in meshes}
-    out["rules"] = [_rule_dict(rule, len(meshes) > 1) for rule in plan.rules]
+    of_name = {mesh.name: mesh for mesh in meshes}
+    out["rules"] = [_rule_dict(rule, of_name) for rule in plan.rules]
     out |= stated(plan, "recompute", "ring", "regather")
     if plan.schedule is not None:
         out["schedule"] = plan.schedule.to_dict()
@@ -51,14 +53,22 @@ def _mesh_dict(mesh: MeshSpec) -> dict[str, Any]:
     return {"axes": dict(mesh.axes), **ids}
 
 
-def _rule_dict(rule: PlanRule, with_mesh: bool) -> dict[str, Any]:
+def _rule_dict(rule: PlanRule, meshes: Mapping[str, MeshSpec]) -> dict[str, Any]:
     out: dict[str, Any] = {rule.kind: rule.name}
     for key in ("function", "index", "arg"):
         if getattr(rule, key) is not None:
             out[key] = getattr(rule, key)
     out["placement"] = labels_text(rule.placement)
+    if rule.orders:
+        names = meshes[rule.mesh].axis_names
+        spec = PartitionSpec.of_labels(rule.placement, names)
+        stated_axes = {frozenset(names[a] for a in axes): axes for axes in rule.orders}
+        out["placement"] = [
+            [names[a] for a in stated_axes[frozenset(entry)]] if isinstance(entry, tuple) else entry
+            for entry in spec
+        ]
     out |= stated(rule, "stationary", "moving", "segments")
-    return {**out, "mesh": rule.mesh} if with_mesh else out
+    return {**out, "mesh": rule.mesh} if len(meshes) > 1 else out
 
 
 def save_plan(data: Mapping[str, Any], path: str | Path) -> None:

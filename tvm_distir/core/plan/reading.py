@@ -219,16 +219,24 @@ def read_rule(
         raise _wrong(location, problem, f'Add "mesh", one of: {", ".join(meshes)}.')
     [kind], [only, *_] = kinds, [*meshes, DEFAULT_MESH]
     mesh = only if rule.mesh is None else rule.mesh
-    labels = rule.placement
+    labels, orders = rule.placement, tuple[tuple[int, ...], ...]()
     if isinstance(labels, PartitionSpec):
         if not specs:
             return None
         spec = find_mesh(specs, mesh, f'{location} ({kind} "{getattr(rule, kind)}")')
+        orders = labels.orders(spec)
         labels = labels.labels(spec, f"{location}/placement")
+        if kind != "param" and any(list(axes) != sorted(axes) for axes in orders):
+            raise MeshError(
+                "DIST0203",
+                f'a {kind} is sharded by mesh axes in another order than that of the mesh "{mesh}"',
+                location=f"{location}/placement",
+                remedy="State orders of axes in param rules; those of other values are chosen.",
+            )
     try:
         return PlanRule(
             kind, getattr(rule, kind), labels, mesh, rule.stationary, rule.function, rule.index,
-            rule.arg, rule.moving, rule.segments,
+            rule.arg, rule.moving, rule.segments, orders if kind == "param" else (),
         )  # fmt: skip
     except PlanError as error:
         raise error.placed(lambda at: f"{location} ({at})") from None

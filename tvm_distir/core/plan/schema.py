@@ -172,6 +172,9 @@ class PlanRule:
     segments : tuple of int
         The extents of the segments of a fused weight along the sharded dim, in ``param`` rules of
         entries: each device has its part of every segment. Empty: a shard is contiguous.
+    orders : tuple of tuple of int
+        The numbers of the axes of each dim whose order is stated, major first, in ``param`` rules.
+        The order of other dims is chosen (:class:`.OrderAxes`).
     """
 
     kind: str
@@ -184,6 +187,7 @@ class PlanRule:
     arg: int | None = None
     moving: tuple[int, ...] = ()
     segments: tuple[int, ...] = ()
+    orders: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         extras = (self.index, self.arg) != (None, None) or self.moving or self.segments

@@ -13,3 +13,4 @@ from .steps import Step as Step
 from .transfer import element_type as element_type
 from .transfer import local_bytes as local_bytes
 from .transfer import payload_bytes as payload_bytes
+from .view_search import ViewTransition as ViewTransition

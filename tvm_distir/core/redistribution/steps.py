@@ -124,12 +124,17 @@ def exchange_step(before: Labels, after: Labels) -> Step:
 def crossing_axes(before: Labels, after: Labels) -> tuple[int, ...]:
     """Return the axes along which devices send each other blocks in an exchange.
 
-    These are the axes whose labels differ, and those that cut a dim which these cut: along the
+    These are the axes whose labels differ, and those that cut a dim inside of these: along the
     others every device has its blocks already.
     """
     pairs = list(zip(before, after))
-    dims = {d for x, y in pairs if x != y for d in (x, y)}
-    return tuple(a for a, (x, y) in enumerate(pairs) if x != y or (x >= 0 and x in dims))
+    first: dict[int, int] = {}  # by dim, the major axis of those that change
+    for a, (x, y) in enumerate(pairs):
+        if x != y:
+            first.setdefault(x, a)
+            first.setdefault(y, a)
+    inside = (x >= 0 and a > first.get(x, a) for a, (x, _) in enumerate(pairs))
+    return tuple(a for a, ((x, y), i) in enumerate(zip(pairs, inside)) if x != y or i)
 
 
 def can_exchange(before: Labels, after: Labels) -> bool:

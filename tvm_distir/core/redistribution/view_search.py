@@ -14,7 +14,14 @@ from dataclasses import dataclass, fields, replace
 
 from tvm_distir.core.ir.mesh import MeshKey
 from tvm_distir.core.ir.placement import Labels
-from tvm_distir.core.ir.views import Axes, Tiling, View, labels_on, tiling, unordered_labels
+from tvm_distir.core.ir.views.tilings import (
+    Axes,
+    Tiling,
+    View,
+    labels_on,
+    tiling,
+    unordered_labels,
+)
 from tvm_distir.core.ops.dims import size_bytes
 
 from .shards import Bounds, bounds_of

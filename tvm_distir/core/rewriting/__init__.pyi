@@ -4,6 +4,7 @@
 from .calls import called_name as called_name
 from .calls import field_of as field_of
 from .calls import is_redistribute as is_redistribute
+from .calls import is_tensors as is_tensors
 from .calls import leaves_of as leaves_of
 from .calls import location_of as location_of
 from .calls import op_name as op_name

@@ -20,6 +20,7 @@ from tvm_distir.execution.runtime.program.tensors import Array
 from .placing import Axes
 
 REPLICATED, SHARDED, SUM, MAX = "replicated", "sharded", "sum", "max"
+BLOCK = "a block of "
 _BLOCK_ELEMENTS = 1 << 16
 _MOST_STRIDE = 8
 _TOLERANCE = 1e-6
@@ -225,7 +226,7 @@ class Aligner:
             ]
         for name, blocks in self._blocks[shape]:
             if all(_is_among(value.ravel(), blocks) for value in values):
-                return State(f"a block of {name}")
+                return State(BLOCK + name)
         return None
 
 

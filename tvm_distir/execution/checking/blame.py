@@ -57,7 +57,7 @@ class _Blame(OutputWalk):
         if name is None or state.is_right:
             return []
         used = self.collective_axes(name)
-        operand = next(iter(self.known_operands(name)), None)
+        operand = next(iter(self.known_before(name)), None)
         if operand is None or "reduce" not in self.family.operation(name):
             return []
         partial = operand[1].partial
@@ -132,24 +132,25 @@ class _Blame(OutputWalk):
     def first_scaled(self, state: State) -> tuple[str, State | None, State]:
         """Return where the factor of the output arose: a collective if one of these did it."""
         changes: list[tuple[str, State, State]] = []
-        name, seen = self.value, set[str]()
+        name, here, seen = self.value, state, set[str]()
         while name and name not in seen:
             seen.add(name)
-            here, known = self.state(name), self.known_operands(name)
+            known = self.known_before(name)
             chosen = next((k for k in known if k[1].scale != 1), known[0] if known else None)
             if chosen is None:
                 break
-            if here is not None and here.scale != chosen[1].scale:
+            averaged = chosen[1].scale == self.size(chosen[1].partial) * here.scale
+            if here.scale != chosen[1].scale and not averaged:
                 changes.append((name, chosen[1], here))
-            name = chosen[0]
+            name, here = chosen
         collectives = [c for c in changes if self.family.is_collective(c[0])]
         if collectives or changes:
             return (collectives or changes)[0]
-        return self.value, None, state
+        return name if here.scale != 1 else self.value, None, state
 
     def unknown(self) -> list[Finding]:
         """Return findings of an output that stands for no value of the reference."""
-        none = self.before(lambda name: self.state(name) is None)
+        none = self.before(lambda name: self.state(name) is None) or self.before(self.is_block)
         entries = [n for n in none if self.known_operands(n)] or none
         listed = [f for name in entries for f in self.scaled_operands(name)]
         for name in sorted(entries, key=lambda n: (self.rank(n), self.family.order[n])):

@@ -13,15 +13,18 @@ from tvm import ir
 
 from tvm_distir.execution.runtime.program.tensors import Array
 from tvm_distir.execution.verification.input_samples import refuse_nothing_proved
-from tvm_distir.support import EngineError, ModelError
+from tvm_distir.support import EngineError, ModelError, UsageError
 
 from .blame import findings
 from .comparison import RankComparison
 from .output_walk import Finding
+from .proving import prove
 from .repairs import ValueChange
-from .report import DEADLOCK, EQUAL, WRONG, CheckReport
+from .report import DEADLOCK, EQUAL, UNPROVED, WRONG, CheckReport
 from .traced_module import TracedModule
 
+_MOST_BYTES = 1 << 30
+"""Values of all ranks that run where rules do not prove a program."""
 _NO_MEETING = ("DIST0610", "DIST0611")
 
 
@@ -33,6 +36,7 @@ def check(
     micro_batches: Sequence[int] = (),
     inputs: Mapping[str, Any] | None = None,
     seed: int = 0,
+    by: str = "execution",
 ) -> CheckReport:
     """Check whether ranks compute what a single device computes.
 
@@ -41,11 +45,16 @@ def check(
     may be the mean of those of the ranks, and no other output may be a partial sum. A wrong output
     is followed back to the first value that stands for no value of the reference.
 
+    With ``by="rules"`` nothing runs: the sharding rules derive what each value of a rank is, at
+    the sizes of the traces and for all inputs. Where they do not know it, the ranks run if their
+    values are small; else the verdict is ``unproved``.
+
     Parameters
     ----------
     programs, reference : IRModule
         Traces of :func:`tvm_distir.trace_ranks`; the reference of a single rank, with the whole
-        inputs. Their inputs and outputs have the same names.
+        inputs. Their inputs and outputs have the same names. Or modules of other frontends: one
+        of level 5, and as reference one of level 1.
     hints : mapping of str to mapping of str to int, optional
         The dims that mesh axes shard, by input, where sizes leave a choice:
         ``{"x": {"dp": 0}}``.
@@ -55,6 +64,8 @@ def check(
         Whole inputs, instead of seeded ones. Integers and bools are those of the trace, where it
         had values.
     seed : int
+    by : str
+        ``execution`` or ``rules``.
 
     Returns
     -------
@@ -83,10 +94,23 @@ def check(
     >>> td.check(td.trace_ranks(make, 2), td.trace_ranks(make, 1)).equal
     True
     """
+    for count in micro_batches:
+        if count < 1:
+            problem = f"a batch is not {count} micro-batches"
+            remedy = "Give positive numbers."
+            raise UsageError("DIST0152", problem, location="micro_batches", remedy=remedy)
+    if by not in ("execution", "rules"):
+        remedy = 'Say "execution" or "rules".'
+        raise UsageError("DIST0152", f'it is "{by}"', location="by", remedy=remedy)
     module, single = TracedModule(programs), TracedModule(reference)
-    _check_match(module, single, hints or {}, inputs or {})
+    hints = {**module.shardings, **(hints or {})}
+    _check_match(module, single, hints, inputs or {})
+    if by == "rules":
+        proved = prove(module, single, hints, seed)
+        if proved.verdict != UNPROVED or module.value_bytes() > _MOST_BYTES:
+            return proved
     full_inputs = drawn_inputs(single, inputs or {}, seed)
-    compared = RankComparison(module, single, full_inputs, hints or {}, micro_batches)
+    compared = RankComparison(module, single, full_inputs, hints, micro_batches)
     refuse_nothing_proved(list(compared.expected.outputs[0].values()))
     return verdict(compared, seed)
 

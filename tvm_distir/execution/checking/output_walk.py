@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from tvm_distir.core.ir import axis_groups
 from tvm_distir.core.ir.operators import call_axes
 
-from .alignment import State
+from .alignment import BLOCK, State
 from .comparison import Patch, RankComparison, RankFamily, WrongOutput
 from .repairs import REDUCE, REGROUP, ValueChange, group_size
 
@@ -66,6 +66,13 @@ class OutputWalk:
         states = [(n, self.state(n)) for n in self.family.operands.get(name, [])]
         return [(n, s) for n, s in states if s is not None]
 
+    def known_before(self, name: str) -> list[tuple[str, State]]:
+        """Return the operands that are known, or what is known before buffers of several."""
+        known = self.known_operands(name)
+        if known or name not in self.family.values:
+            return known
+        return [k for n in self.family.operands[name] for k in self.known_before(n)]
+
     def finding(self, value: str, text: str, repairs: Repairs) -> Finding:
         """Return a finding in this family."""
         return Finding(self.family, value, text, repairs)
@@ -100,6 +107,8 @@ class OutputWalk:
 
     def regroupings(self, name: str) -> Repairs:
         """Return a collective along other axes, with the factor of an average if sizes differ."""
+        if self.family.operation(name) == "dist.recv":
+            return []
         before = group_size(self.family.values[name])
         listed: Repairs = []
         for axes in self.subsets():
@@ -119,7 +128,8 @@ class OutputWalk:
         """Return the last collective before the output along values that are known."""
         name: str | None = self.value
         while name is not None and not self.family.is_collective(name):
-            name = next((n for n, _ in self.known_operands(name) if n in self.family.values), None)
+            known = [n for n, _ in self.known_operands(name)] or self.family.operands.get(name, [])
+            name = next((n for n in known if n in self.family.values), None)
         return name
 
     def collective_axes(self, name: str) -> list[str]:
@@ -167,6 +177,11 @@ class OutputWalk:
             return 0
         known = self.known_operands(name)
         return 1 if any(s.partial for _, s in known) else 2 if known else 3
+
+    def is_block(self, name: str) -> bool:
+        """Return whether ranks hold blocks of a value, in any order."""
+        state = self.state(name)
+        return state is not None and state.reference.startswith(BLOCK)
 
     def is_local_mean(self, state: State) -> bool:
         """Return whether a factor is the number of ranks that a partial value is averaged over."""

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from tvm import relax
 
 from tvm_distir.execution.runtime.program.tensors import Array
 from tvm_distir.support import ModelError
@@ -77,6 +78,25 @@ def inferred_sharding(
             raise refuse(f"dim {dim} is divided by {factor}: by {which}")
         sharding.update(dict.fromkeys(choices[0], dim))
     return sharding
+
+
+def inferred_shardings(
+    parts: Mapping[str, relax.Var],
+    full: Mapping[str, relax.Var],
+    axes: Axes,
+    hints: Mapping[str, Mapping[str, int]],
+) -> dict[str, Sharding]:
+    """Return the sharding of each input, from the variables of ranks and of the reference."""
+    return {
+        name: inferred_sharding(
+            name,
+            [int(n) for n in var.ty.shape],
+            [int(n) for n in full[name].ty.shape],
+            axes,
+            hints.get(name, {}),
+        )
+        for name, var in parts.items()
+    }
 
 
 def shard(value: Array, sharding: Sharding, axes: Axes, at: Mapping[str, int]) -> Array:

@@ -8,10 +8,11 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tvm_distir.support import MismatchError
+from tvm_distir.support import WrongProgramError
 
 SCHEMA_VERSION = 1
-EQUAL, WRONG, DEADLOCK = "equal", "wrong", "deadlock"
+EQUAL, WRONG, DEADLOCK, UNPROVED = "equal", "wrong", "deadlock", "unproved"
+RULES = "rules"
 NOT_CHECKED = (
     "other sizes than those of the traces",
     "random ops",
@@ -26,14 +27,14 @@ class CheckReport:
     Attributes
     ----------
     verdict : str
-        ``equal``, ``wrong`` or ``deadlock``.
+        ``equal``, ``wrong``, ``deadlock``, or ``unproved`` where rules alone cannot say.
     mesh : dict of str to int
         The axes along which ranks communicate.
     seed : int
     outputs : tuple of str
         The outputs that were compared.
     wrong : tuple of str
-        Those that differ.
+        Those that differ, or that are not proved.
     placements : dict of str to dict of str to int
         Of each input the dim that an axis shards.
     first : str
@@ -47,6 +48,8 @@ class CheckReport:
     chain : tuple of str
         Of an equal program what each result of a collective is, in order.
     not_checked : tuple of str
+    method : str
+        ``execution``, or ``rules``: for all values at the sizes of the traces.
     """
 
     verdict: str
@@ -62,6 +65,7 @@ class CheckReport:
     repair: str = ""
     chain: tuple[str, ...] = ()
     not_checked: tuple[str, ...] = NOT_CHECKED
+    method: str = "execution"
 
     @property
     def equal(self) -> bool:
@@ -70,17 +74,20 @@ class CheckReport:
 
     def __str__(self) -> str:
         axes = ", ".join(f"{axis}={size}" for axis, size in self.mesh.items())
+        by = " by rules" if self.method == RULES else ""
         if self.equal:
-            lines = [f"EQUAL on {axes}: {len(self.outputs)} outputs (seed {self.seed})"]
+            which = "for all inputs" if by else f"(seed {self.seed})"
+            lines = [f"EQUAL{by} on {axes}: {len(self.outputs)} outputs {which}"]
             lines += [f"  {step}" for step in self.chain]
         else:
-            lines = [f"{self.verdict.upper()} on {axes}: {self.problem}"]
+            lines = [f"{self.verdict.upper()}{by} on {axes}: {self.problem}"]
             if self.line:
                 lines.append(f"  at {self.line}")
             if self.repair:
                 lines.append(f"  repair: {self.repair} (then all outputs are equal)")
             if self.wrong:
-                lines.append(f"  wrong outputs: {', '.join(self.wrong)}")
+                which = "open" if self.verdict == UNPROVED else "wrong"
+                lines.append(f"  {which} outputs: {', '.join(self.wrong)}")
         lines.append(f"  not checked: {'; '.join(self.not_checked)}")
         return "\n".join(lines)
 
@@ -97,12 +104,17 @@ class CheckReport:
 
         Raises
         ------
-        MismatchError
-            DIST0692 for another verdict, with the first wrong value and the repair.
+        WrongProgramError
+            DIST0692 for another verdict, with the first wrong value and the repair; DIST0693 where
+            rules alone cannot say.
         """
         if not self.equal:
-            remedy = self.repair or "See the first value that stands for none of the reference."
-            raise MismatchError(
-                "DIST0692", self.problem, location=self.line or self.first, remedy=remedy
+            code = "DIST0693" if self.verdict == UNPROVED else "DIST0692"
+            remedy = "See the first value that stands for none of the reference."
+            if self.verdict == UNPROVED:
+                remedy = "Trace a small model on this mesh, which can run."
+            remedy = self.repair or remedy
+            raise WrongProgramError(
+                code, self.problem, location=self.line or self.first, remedy=remedy
             )
         return self

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +22,9 @@ from tvm_distir.execution.runtime.program.lowered import LoweredProgram
 from tvm_distir.execution.runtime.program.tensors import Array, to_array, to_tensor
 from tvm_distir.execution.verification.float32_reference import widened
 from tvm_distir.models import LINES_ATTR, TRACE_ATTR
-from tvm_distir.support import ModelError, update_type
+from tvm_distir.support import update_type
+
+from .other_modules import as_trace
 
 Feeds = Mapping[int, Mapping[str, Array]]
 """Inputs by rank and name."""
@@ -71,7 +74,7 @@ class TracedModule:
     Parameters
     ----------
     mod : IRModule
-        What ``td.trace_ranks`` returned.
+        What ``td.trace_ranks`` returned, or what :func:`.other_modules.as_trace` takes.
 
     Raises
     ------
@@ -80,11 +83,8 @@ class TracedModule:
     """
 
     def __init__(self, mod: ir.IRModule) -> None:
-        attrs: Any = mod.attrs or {}
-        if TRACE_ATTR not in attrs:
-            problem = "the module was not made of traced ranks"
-            remedy = "Trace the programs with td.trace_ranks."
-            raise ModelError("DIST0365", problem, location="td.check", remedy=remedy)
+        mod, self.shardings = as_trace(mod)
+        attrs: Any = mod.attrs
         self.mod = relax.transform.ToNonDataflow()(widened(mod, WIDE))
         names = attrs[TRACE_ATTR]
         self.output_names = [str(n) for n in names["outputs"]]
@@ -97,6 +97,15 @@ class TracedModule:
             for gv, fn in self.mod.functions.items()
             if isinstance(fn, relax.Function) and IO_ATTR in (fn.attrs or {})
         ]
+
+    def value_bytes(self) -> int:
+        """Return the bytes of all values of all ranks."""
+        return sum(
+            8 * math.prod(int(n) for n in binding.var.ty.shape) * len(code.ranks)
+            for code in self.codes
+            for binding in code.bindings
+            if isinstance(binding.var.ty, relax.TensorType)
+        )
 
     def integers(self, name: str, shape: list[int], random: np.random.Generator) -> Array:
         """Return an input of integers: that of the trace, or indices that all its readers take."""
@@ -116,7 +125,7 @@ class TracedModule:
             tuple(int(d) for d in io["devices"]),
             {str(p["name"]): v for p, v in zip(io["inputs"], fn.params)},
             [binding for block in fn.body.blocks for binding in block.bindings],
-            dict(zip(names, fields or [fn.body.body])),
+            dict(zip(names, fields or [fn.body.body], strict=True)),
             {str(k): str(v) for k, v in fn.attrs[LINES_ATTR].items()},
         )
 

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="Set the number of devices and their system, one of `tvm-distir systems` or a file.",
     )  # fmt: skip
     add_options(
-        parser, AnalysisOptions, ("load", "train"), names=("kernels", "price"),
+        parser, AnalysisOptions, ("load", "train"), names=("kernels", "quantize", "price"),
         without=("micro_batches",),
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="Print JSON instead of text.")

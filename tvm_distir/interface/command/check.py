@@ -5,20 +5,38 @@
 from __future__ import annotations
 
 import argparse
+import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tvm_distir.support import UsageError, option, parse_count, parse_seed, shortened
 
 from .options import add_options, read_options
-from .stages import stopwatch
+from .stages import load_system, stopwatch
 from .terminal import print_result
 
+if TYPE_CHECKING:
+    from tvm import ir
+
+    from tvm_distir.execution import CheckReport
+    from tvm_distir.hardware import System
+    from tvm_distir.interface.report.comparison import Comparison
+
+EXECUTION = "execution"
 PROGRAMS, REFERENCE = "programs.json", "reference.json"
 
 
 def _seed(text: str, _option: str) -> int:
     return parse_seed(text)
+
+
+def _method(text: str, flag: str) -> str:
+    if text not in (EXECUTION, "rules"):
+        problem = f'"{shortened(text)}" is no method'
+        remedy = f"Write {flag} rules, or {flag} {EXECUTION}."
+        raise UsageError("DIST0152", problem, location=flag, remedy=remedy)
+    return text
 
 
 def _hints(items: list[str], flag: str) -> dict[str, dict[str, int]]:
@@ -51,6 +69,12 @@ class CheckOptions:
         one. May be repeated.
     micro_batches : tuple of int
         Set a number of micro-batches, to know the values of one of them. May be repeated.
+    by : str
+        Run the ranks (``execution``, the default), or derive their values at full size by the
+        sharding rules (``rules``).
+    system : str, optional
+        Simulate the ranks on a system, and beside them the reference as a plan with their
+        placements distributes it.
     seed : int
         Set the seed of the random inputs (default: 0).
     json : bool
@@ -63,6 +87,8 @@ class CheckOptions:
     micro_batches: tuple[int, ...] = option(
         "run", "N", _counts, default=(), repeated=True, frequent=True
     )
+    by: str = option("run", "METHOD", _method, default=EXECUTION, frequent=True)
+    system: str | None = option("run", "S", frequent=True)
     seed: int = option("run", "N", _seed, usual="0", frequent=True)
     json: bool = option("run", default=False, frequent=True)
 
@@ -75,10 +101,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Read the traces and check. A fault is printed as a result, then raised (exit code 70)."""
+    """Read the traces and check. A fault is printed as a result, then raised (exit code 1)."""
     options = read_options(arguments, CheckOptions)
-    folder = Path(arguments.folder)
-    with stopwatch().stage("check"):
+    folder, watch = Path(arguments.folder), stopwatch()
+    system = load_system(options.system, watch)
+    with watch.stage("check"):
         from tvm_distir.execution import check
         from tvm_distir.models import read_relax
 
@@ -89,7 +116,33 @@ def run(arguments: argparse.Namespace) -> int:
             hints=options.hints,
             micro_batches=options.micro_batches,
             seed=options.seed,
+            by=options.by,
         )
-    print_result((report.to_json() if options.json else str(report)) + "\n")
+    document, text = report.to_dict(), str(report) + "\n"
+    if system is not None and report.verdict != "deadlock":
+        with watch.stage("simulate"):
+            comparison = _beside_own(programs, reference, report, system)
+        document["comparison"] = comparison.to_dict()
+        text += f"\n{comparison}{_ratios(comparison)}\n"
+    print_result(json.dumps(document, indent=2) + "\n" if options.json else text)
     report.check()
     return 0
+
+
+def _beside_own(
+    programs: ir.IRModule, reference: ir.IRModule, report: CheckReport, system: System
+) -> Comparison:
+    """Simulate the ranks, and the reference as this package distributes it on the same mesh."""
+    from tvm_distir.execution import distributed_reference
+    from tvm_distir.interface.report.comparison import compare
+    from tvm_distir.performance import export, simulate
+
+    modules = distributed_reference(reference, report), programs
+    results = [simulate(export(mod), system, kernels="torch-eager") for mod in modules]
+    return compare(*results, names=("this package", "the ranks"))
+
+
+def _ratios(comparison: Comparison) -> str:
+    sent = [outcome.sent_bytes for outcome in comparison.outcomes]
+    times = f"The ranks take {comparison.ratios[1] or 1:.3g} times the time of this package's plan"
+    return f"{times} and send {sent[1] / sent[0]:.3g} times the bytes." if sent[0] else f"{times}."

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _LEVELS = tuple(LEVELS.values())
 _UNTIL = {"annotated": "annotate", "distributed": "propagate", "legalized": "optimize"}
 """The pass that ends at a level."""
-_FROM = ("annotate", "propagate", "legalize", "lower")
+_FROM = ("annotate", "propagate", "order", "lower")
 """The first pass from each level."""
 
 

@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         StepOptions,
         ("load", "train"),
-        names=("system", "stack", "kernels", "price"),
+        names=("system", "stack", "kernels", "quantize", "price"),
         without=("recompute",),
         required=("system",),
     )
@@ -92,6 +92,9 @@ def _search_plans(arguments: argparse.Namespace, step: StepOptions, devices: int
     path = outputs.reserve_folder(options.folder, "-o", claims=("search.json", "rows.jsonl"))
     system = begin(step, "--compare", None if is_plan else options.compare)
     from tvm_distir.planning import search as searching
+    from tvm_distir.planning import with_weights
+
+    system = with_weights(system, step.quantize, None if step.train else step.model)
 
     folder = None if path is None else _folder(path, arguments, step, options, system)
     model, batch = _model(step)

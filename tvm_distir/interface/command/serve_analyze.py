@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,11 +43,13 @@ class ServingOptions:
     workload : str
         poisson:RATE, burst, closed:USERS or a CSV file, with in=, out=, prefix=, seed=.
     ttft : float, optional
-        Set the 90th percentile of the TTFT.
+        Set the level of the TTFT.
     tpot : float, optional
-        Set the 90th percentile of the TPOT.
+        Set the level of the TPOT.
     e2e : float, optional
         Set that of the time to the last token.
+    percentile : int
+        Set the percentile of the levels: 50, 90 (default) or 99.
     router : str
         Send requests to replicas by round_robin (default), or to the one with the fewest in flight
         (least_requests).
@@ -63,6 +65,7 @@ class ServingOptions:
     ttft: float | None = option("serve", "500ms", _seconds, frequent=True)
     tpot: float | None = option("serve", "30ms", _seconds, frequent=True)
     e2e: float | None = option("serve", "20s", _seconds, frequent=True)
+    percentile: int = option("serve", "P", parse_count, usual="90", frequent=True)
     router: str = option("serve", "R", usual="round_robin")
     draft: str = option("serve", "MODEL", usual="")
     draft_tokens: int = option("serve", "K", _tokens, usual="0")
@@ -73,7 +76,7 @@ class ServingOptions:
         """Return the service levels."""
         from tvm_distir.planning import ServiceLevels
 
-        return ServiceLevels(self.ttft, self.tpot, self.e2e)
+        return ServiceLevels(self.ttft, self.tpot, self.e2e, self.percentile)
 
     def outputs(self) -> Outputs:
         """Return the files of a command, which may read a trace of requests."""
@@ -98,13 +101,15 @@ class AnalyzedServing(ServingOptions):
     kv_dtype : str
         Set the dtype of caches.
     weights : str
-        Set the type of weights: none (default), fp8, nvfp4, int4, ... (a kernel profile).
+        Set the type of weights: none, fp8, fp8-block, int4, ... (default: of the checkpoint).
     prefill_mesh : mapping of str to int, optional
         Fill caches on devices apart, with this mesh.
     prefill_replicas : int
         Set the number of prefill replicas.
     prefill_scheduler : str
         Set the scheduler of the devices apart (default: that of --scheduler).
+    prefill_system : str
+        Set the system of the devices apart (default: that of --system).
     trace : str, optional
         Write the requests and the steps of each replica as a trace that Perfetto opens.
     """
@@ -114,10 +119,11 @@ class AnalyzedServing(ServingOptions):
     scheduler: str = option("serve", "KIND[:k=v,...]", usual="continuous")
     replicas: int = option("serve", "N", parse_count, usual="1", frequent=True)
     kv_dtype: str = option("serve", "T", usual="")
-    weights: str = option("serve", "T", flag="--quantize", usual="none", frequent=True)
+    weights: str = option("serve", "T", flag="--quantize", usual="", frequent=True)
     prefill_mesh: Mapping[str, int] | None = option("serve", "tp=2", parse_mesh)
     prefill_replicas: int = option("serve", "N", parse_count, usual="1")
     prefill_scheduler: str = option("serve", "KIND[:k=v,...]", usual="")
+    prefill_system: str = option("serve", "SYSTEM", usual="")
     trace: str | None = option("serve", "FILE.json")
 
 
@@ -129,12 +135,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(registers=True)
 
 
-def add_served_model(parser: argparse.ArgumentParser) -> None:
-    """Add MODEL, and the options of a system."""
+def add_served_model(parser: argparse.ArgumentParser, repeated: Collection[str] = ()) -> None:
+    """Add MODEL, and the options of a system, of which some may be repeated."""
     parser.add_argument(
         "model", metavar="MODEL", help="A decoder: zoo:NAME?key=value,... or a config.json"
     )
-    add_options(parser, StepOptions, names=("system", "kernels", "price"), required=("system",))
+    names = ("system", "kernels", "price")
+    add_options(parser, StepOptions, names=names, required=("system",), repeated=repeated)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -146,7 +153,7 @@ def run(arguments: argparse.Namespace) -> int:
     system = begin(step, "--strategy", serving.strategy)
     from tvm_distir.planning import request_trace, serve_analyze
 
-    positional = (*("strategy", "mesh", "workload"), *("ttft", "tpot", "e2e", "trace"))
+    positional = ("strategy", "mesh", "workload", "ttft", "tpot", "e2e", "percentile", "trace")
     report = serve_analyze(
         arguments.model,
         serving.strategy,

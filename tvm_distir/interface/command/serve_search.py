@@ -7,18 +7,30 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from tvm_distir.planning import StepOptions
-from tvm_distir.support import option, parse_count
+from tvm_distir.support import UsageError, option, parse_count, parse_number
 
 from .options import add_options, read_options, read_step
 from .resumable import begin
 from .serve_analyze import ServingOptions, add_served_model
 from .terminal import print_result, with_warnings
 
+if TYPE_CHECKING:
+    from tvm_distir.hardware import System
+
 
 def _words(text: str, _option: str) -> list[str]:
     return [word.strip() for word in text.split(",")]
+
+
+def _rate(text: str, option: str) -> float:
+    rate = parse_number(text, option)
+    if rate <= 0:
+        remedy = "Give requests per second, such as 50."
+        raise UsageError("DIST0152", f"{text} is no rate", location=option, remedy=remedy)
+    return rate
 
 
 def _counts(text: str, option: str) -> list[int]:
@@ -31,12 +43,15 @@ class SearchedServing(ServingOptions):
 
     Parameters
     ----------
+    rate : float, optional
+        Find the fewest devices that serve R requests per second within the levels; --system, with
+        a --price each, may be repeated.
     apart : bool
         Try devices apart for prefill and decode.
     kv_dtypes : list of str
         Try dtypes of caches, such as bfloat16,float8_e4m3fn.
     weights : list of str
-        Try types of weights, such as none,fp8,int4.
+        Try types of weights, such as none,fp8,int4 (default: of the checkpoint).
     stages : list of int
         Try numbers of pipeline stages of a replica (default: 1).
     picture : str, optional
@@ -45,11 +60,10 @@ class SearchedServing(ServingOptions):
         Write the front and the tables as an HTML page.
     """
 
+    rate: float | None = option("serve", "R", _rate, frequent=True)
     apart: bool = option("serve", default=False, frequent=True)
     kv_dtypes: list[str] = option("serve", "T,T", _words, flag="--kv-dtype", usual="")
-    weights: list[str] = option(
-        "serve", "T,T", _words, flag="--quantize", usual="none", frequent=True
-    )
+    weights: list[str] = option("serve", "T,T", _words, flag="--quantize", usual="", frequent=True)
     stages: list[int] = option("serve", "1,2", _counts, usual="1")
     picture: str | None = option("serve", "FILE.svg")
     report: str | None = option("serve", "r.html", frequent=True)
@@ -57,8 +71,11 @@ class SearchedServing(ServingOptions):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the sub-command."""
-    add_served_model(parser)
-    parser.add_argument("--devices", required=True, metavar="N", help="Set the number of devices.")
+    add_served_model(parser, repeated=("system", "price"))
+    parser.add_argument(
+        "--devices", metavar="N",
+        help="Set the number of devices; with --rate, that of the largest replica (default: 8).",
+    )  # fmt: skip
     add_options(parser, SearchedServing)
     parser.add_argument("--json", action="store_true", help="Print the report as JSON.")
     parser.set_defaults(registers=True)
@@ -67,36 +84,67 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Search ways of serving and print them."""
     serving = read_options(arguments, SearchedServing)
-    step = read_step(arguments, StepOptions)
-    devices = parse_count(arguments.devices, "--devices")
+    _check(arguments, serving)
     outputs = serving.outputs()
     picture = outputs.reserve(serving.picture, "--picture")
     page = outputs.reserve(serving.report, "--report")
-    system = begin(step, "", None)
+    systems = _systems(arguments)
     from tvm_distir.interface.report.serving_front import front_svg
     from tvm_distir.interface.report.serving_page import serving_page
-    from tvm_distir.planning import Speculation, search_serving
+    from tvm_distir.planning import Speculation, search_fleet, search_serving
 
     guess = Speculation(serving.draft, serving.draft_tokens, serving.acceptance)
+    options: dict[str, Any] = {
+        **{name: getattr(serving, name) for name in ("kv_dtypes", "weights", "router")},
+        "speculation": guess if serving.draft_tokens else None, "stages": serving.stages,
+    }  # fmt: skip
+    model, devices = arguments.model, parse_count(arguments.devices or "8", "--devices")
+    if serving.rate is not None:
+        fleet = search_fleet(
+            model, systems, serving.workload, serving.levels, rate_per_s=serving.rate,
+            devices=devices, disaggregated=serving.apart, **options,
+        )  # fmt: skip
+        known = with_warnings(fleet.to_dict())
+        print_result((json.dumps(known, indent=1) if arguments.json else fleet.text()) + "\n")
+        return 0
+    (system,) = systems
     result = search_serving(
-        str(step.model),
-        devices,
-        system,
-        serving.workload,
-        serving.levels,
-        kv_dtypes=serving.kv_dtypes,
-        weights=serving.weights,
-        apart=serving.apart,
-        speculation=guess if serving.draft_tokens else None,
-        router=serving.router,
-        stages=serving.stages,
+        model, devices, system, serving.workload, serving.levels, apart=serving.apart, **options
     )
-    print_result(
-        json.dumps(with_warnings(result.to_dict()), indent=1) if arguments.json else result.text()
-    )
-    print_result("\n")
-    title = f"{step.model} on {devices} x {system.name}, {serving.workload}"
+    known = with_warnings(result.to_dict())
+    print_result((json.dumps(known, indent=1) if arguments.json else result.text()) + "\n")
+    title = f"{model} on {devices} x {system.name}, {serving.workload}"
     outputs.add(picture, front_svg(result, title))
     outputs.add(page, serving_page(result, title))
     outputs.write()
     return 0
+
+
+def _check(arguments: argparse.Namespace, serving: SearchedServing) -> None:
+    """Refuse options that need --rate, or that do not go with it (UsageError DIST0151)."""
+    fault = None
+    if serving.rate is None and arguments.devices is None:
+        fault = "--devices is missing", "Add --devices N, or --rate R for the fewest."
+    elif serving.rate is None and len(arguments.system) > 1:
+        fault = "several systems are compared at a rate", "Add --rate R."
+    elif serving.rate is not None and (serving.picture or serving.report):
+        fault = "a search at a rate has no front", "Leave out --picture and --report."
+    elif len(_usd(arguments)) != len(arguments.system):
+        fault = "each system has a price, or none has", "Repeat --price for each --system."
+    if fault is not None:
+        location = "tvm-distir serve-search"
+        raise UsageError("DIST0151", fault[0], location=location, remedy=fault[1])
+
+
+def _systems(arguments: argparse.Namespace) -> list[System]:
+    """Return the systems with their prices."""
+    systems = []
+    for name, usd in zip(arguments.system, _usd(arguments), strict=True):
+        single = argparse.Namespace(**{**vars(arguments), "system": name, "price": usd})
+        systems.append(begin(read_step(single, StepOptions), "", None))
+    return systems
+
+
+def _usd(arguments: argparse.Namespace) -> list[str | None]:
+    """Return the values of --price, or None for each system."""
+    return vars(arguments)["price"] or [None] * len(arguments.system)

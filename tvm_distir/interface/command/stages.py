@@ -64,6 +64,7 @@ def study_of(
     with watch.stage("load"):
         from tvm_distir.planning import Study
     with (
+        asked_by("--kernels", "DIST0701"),
         asked_by("--system", "DIST0701"),
         asked_by("--stack", "DIST0701"),
         asked_by("--optimizer", "DIST0351"),

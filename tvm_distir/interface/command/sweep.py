@@ -100,7 +100,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         StepOptions,
         ("train",),
-        names=("dims", "seq", "system", "stack", "kernels"),
+        names=("dims", "seq", "system", "stack", "kernels", "quantize"),
         without=("recompute",),
         required=("system",),
     )
@@ -108,7 +108,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 _SETTINGS = (
-    *("dim", "train", "tensor", "cuts", "decide"),
+    *("dim", "train", "quantize", "tensor", "cuts", "decide"),
     *(declared.key for name, declared in TRAINING.items() if name != "recompute"),
 )
 """Options that determine predictions, which a resumed sweep must repeat."""
@@ -143,6 +143,7 @@ def run(arguments: argparse.Namespace) -> int:
             cuts=options.cuts,
             decide=options.decide,
             dims=step.dims,
+            quantize=step.quantize,
             output=path,
             resume=options.resume,
             settings=settings,

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tvm_distir.planning import StepOptions
-from tvm_distir.support import option, parse_seed
+from tvm_distir.support import option, parse_seed, warn
 
 from .options import (
     add_dispatch,
@@ -78,6 +78,8 @@ def run(arguments: argparse.Namespace) -> int:
     with watch.stage("draw"):
         weights = {} if options.exact else study.source.read_weights()
     local = study.local
+    for note in study.weight_notes:
+        warn(f"{note}; both programs compute in 16 bits")
     with watch.stage("verify"):
         outcome = verify(
             study.step, study.step_plan, engine=chosen, seed=options.seed, exact=options.exact,

@@ -124,7 +124,7 @@ class Comparison:
                     units.size(outcome.peak_memory_bytes),
                     units.size(capacity) if capacity else "-",
                     {True: "yes", False: "NO", None: "-"}[outcome.fits],
-                    units.size(sum(outcome.wire_bytes.values())),
+                    units.size(outcome.sent_bytes),
                 ]
             )
         return ["", "peak memory", "capacity", "fits", "wire bytes"], rows, "lrrlr"

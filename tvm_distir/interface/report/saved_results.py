@@ -81,6 +81,11 @@ class Outcome:
         return max(self.spent_s, key=lambda kind: self.spent_s[kind])
 
     @property
+    def sent_bytes(self) -> int:
+        """Return the bytes that a device sends, at most."""
+        return sum(self.wire_bytes.values())
+
+    @property
     def fits(self) -> bool | None:
         """Return whether the peak is within the memory of a device; None where that is unknown."""
         capacity = self.memory_capacity_bytes

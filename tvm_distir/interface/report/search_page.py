@@ -39,7 +39,7 @@ def search_page(result: SearchResult, title: str, limit_bytes: int) -> str:
         title=title,
         result=result,
         plot=front_plot(result, limit_bytes),
-        plans=[_cells(plan.row) for plan in result.plans],
+        plans=[_cells(group.name, group.first.row) for group in result.shown],
         why=[
             [f"{x.weight} ({x.entry})", x.alike, x.form, x.other, units.difference(x.dearer_s)]
             for x in result.why
@@ -117,9 +117,9 @@ def _ticks(most: float, unit: float = 1.0) -> list[float]:
     return [i * step for i in range(int(most / step) + 1)]
 
 
-def _cells(row: CandidateRow) -> list[str]:
+def _cells(name: str, row: CandidateRow) -> list[str]:
     return [
-        row.candidate.key,
+        f"{name}: {row.candidate.key}" if name else row.candidate.key,
         units.duration(row.time_s or 0.0),
         *("-" if share is None else units.share(share, 1.0) for share in row.shares),
         "-" if row.likely_s is None else units.duration(row.likely_s),

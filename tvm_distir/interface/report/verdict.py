@@ -34,7 +34,7 @@ def check_fits(analysis: Analysis) -> None:
     """Refuse (InfeasibleError DIST0804) a program that needs more memory than a device has."""
     if analysis.fits is False:
         peak, capacity = analysis.peak_memory_bytes, analysis.capacity_bytes or 0
-        verdict, largest = analysis.verdict, ""
+        verdict, largest, types = analysis.verdict, "", ""
         remedy = "Use more devices, a smaller batch, or --recompute in training."
         if verdict is not None:
             buffers = (f"{holder.what} {units.size(holder.bytes)}" for holder in verdict.holders)
@@ -44,6 +44,10 @@ def check_fits(analysis: Analysis) -> None:
                 if verdict.chosen
                 else "Use more devices: no single change of the plan is enough."
             )
+            kinds = [
+                r.name for r in verdict.remedies if r.peak_bytes <= capacity and "--" in r.name
+            ]
+            types = f" Weights of these types fit: {', '.join(kinds)}." if kinds else ""
         tried = next(
             (trial for trial in analysis.trials if trial.part == "fit" and trial.fits), None
         )
@@ -53,7 +57,7 @@ def check_fits(analysis: Analysis) -> None:
         raise InfeasibleError(
             "DIST0804",
             f"a device needs {units.size(peak)} of memory and has {units.size(capacity)}{largest}",
-            location=analysis.hardware.name, remedy=remedy,
+            location=analysis.hardware.name, remedy=remedy + types,
         )  # fmt: skip
 
 

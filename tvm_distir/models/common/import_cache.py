@@ -21,7 +21,7 @@ from tvm_distir.support import CACHE, CacheFile, sources_digest
 LARGE_BYTES = 1 << 16
 """Tensors of an archive that are larger have no influence on the module: they stay weights."""
 _LATER_WINGS = ("transforms/", "performance/", "planning/", "execution/", "interface/")
-_PACKAGES = ("apache-tvm", "torch")
+_PACKAGES = ("apache-tvm", "torch", "transformers")
 
 
 def cached_import(
@@ -43,12 +43,20 @@ def cached_import(
         Imports the archive. Its errors are not cached.
     """
     options = json.dumps([batch, sorted((dims or {}).items()), outputs], default=repr)
-    versions = [f"{name} {_version(name)}" for name in _PACKAGES]
-    key = hashlib.sha256(repr((sources_digest(_LATER_WINGS), versions, options)).encode())
     try:
-        key.update(archive_digest(path))
+        digest = archive_digest(path)
     except (OSError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error):
         return make()  # its error says what is wrong with the archive
+    return cached_content(options, make, digest)
+
+
+def cached_content(
+    content: str, make: Callable[[], ir.IRModule], digest: bytes = b""
+) -> ir.IRModule:
+    """Return the module that a text and a digest determine, cached as that of an archive is."""
+    versions = [f"{name} {_version(name)}" for name in _PACKAGES]
+    key = hashlib.sha256(repr((sources_digest(_LATER_WINGS), versions, content)).encode())
+    key.update(digest)
     file = CacheFile(CACHE / "imports" / f"{key.hexdigest()[:32]}.json.gz")
     mod = file.read(_decoded)
     if mod is None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tvm_distir.support import ModelError, file_fault, shortened
 
-from .published import HUB
+from .published import is_published
 
 ZOO = "zoo:"
 JAX_ARTIFACT = ".jax"
@@ -34,7 +34,7 @@ def model_file(spec: str) -> str | None:
     >>> model_file("m.onnx"), model_file("m.py::Name"), model_file("m.mlir?data=x")
     ('m.onnx', 'm.py', 'm.mlir')
     """
-    if spec.startswith((ZOO, HUB)):
+    if spec.startswith(ZOO) or is_published(spec):
         return None
     name, mark, _ = spec.partition("?")
     if mark and (name.lower().endswith(STABLEHLO) or is_config(name)):

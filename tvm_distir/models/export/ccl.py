@@ -36,6 +36,7 @@ from tvm_distir.core.ir import (
 )
 from tvm_distir.core.ir.attributes import IO_ATTR, WORKER_INDEX_ATTR, WORKERS_ATTR
 from tvm_distir.core.ir.operators import PREFIX, call_axes, free_name
+from tvm_distir.core.ir.views import are_views
 from tvm_distir.core.ops.local import neutral_element
 from tvm_distir.core.passes import Rewrite, module_pass
 from tvm_distir.core.rewriting import (
@@ -143,6 +144,9 @@ class _Writer:
     """
 
     def __init__(self, mod: ir.IRModule, emulate: bool) -> None:
+        if len(meshes(mod)) > 1 and all(are_views(x, meshes(mod)[0]) for x in meshes(mod)):
+            problem = "values on several views of the mesh, and Disco's groups have one order"
+            raise _refusal(problem, "mesh", "Lower the module without the pass `order`.")
         if len(meshes(mod)) != 1:
             problem = f"a program of {len(meshes(mod))} meshes has workers that run other programs"
             raise _refusal(problem, "mesh", "Distribute over one mesh, without pipeline stages.")

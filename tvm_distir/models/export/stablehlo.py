@@ -26,6 +26,7 @@ from tvm_distir.core.ir import (
     segments_of,
 )
 from tvm_distir.core.ir.attributes import IO_ATTR, num_input
+from tvm_distir.core.ir.views import are_views
 from tvm_distir.core.rewriting import gc_paused, plain_calls
 from tvm_distir.support import UsageError, nearest
 
@@ -94,6 +95,10 @@ class _Writer:
         self._mod, self._composites = mod, composites
         self._meshes = meshes(mod)
         self._names, self._axes = mesh_names(mod), mesh_axes(mod)
+        self._first_views = [
+            next(n for n, other in enumerate(self._meshes) if are_views(mesh, other))
+            for mesh in self._meshes
+        ]
         functions = relax_functions(mod)
         self._entries = [str(gv.name_hint) for gv, fn in functions if _io(fn) is not None]
         for gv, fn in functions:
@@ -117,7 +122,10 @@ class _Writer:
             self._function(str(gv.name_hint), fn) for gv, fn in relax_functions(self._mod)
         )
         functions += "".join(self._composites.functions if self._composites else ())
-        lines = [self._mesh(i) for i in self._on_own_devices()]
+        numbers = self._on_own_devices()
+        if self.partitioning != "replicas":
+            numbers = [number for number in numbers if self._first_views[number] == number]
+        lines = [self._mesh(number) for number in numbers]
         replicas = len(self._numbers) if self.partitioning == "replicas" else 1
         partitions = len(self._numbers) if self.partitioning != "replicas" and self._meshes else 1
         notes = f"mhlo.num_partitions = {partitions} : i32, mhlo.num_replicas = {replicas} : i32"
@@ -154,13 +162,16 @@ class _Writer:
         return [[self.number(d) for d in group] for group in axis_groups(mesh, axes)]
 
     def sharding(self, mesh: DeviceMesh, labels: Sequence[int], rank: int) -> str:
-        """Return a sharding such as ``<@mesh, [{"x"}, {}]>``."""
+        """Return a sharding such as ``<@mesh, [{"x"}, {}]>``.
+
+        On a view of a mesh it names the axes of the first view of the module, in its own order.
+        """
         index = mesh_index(self._mod, mesh)
         dims = []
         for dim in range(rank):
             names = [n for n, label in zip(self._axes[index], labels) if label == dim]
             dims.append("{" + ", ".join(map(string, names)) + "}")
-        return f"<{symbol(self._names[index])}, [{', '.join(dims)}]>"
+        return f"<{symbol(self._names[self._first_views[index]])}, [{', '.join(dims)}]>"
 
     def _function(self, name: str, fn: relax.Function) -> str:
         writer = FunctionWriter(name, fn, self, self._composites)
@@ -204,10 +215,10 @@ class _Writer:
 
     def _not_manual(self, io: ir.Map) -> str | None:
         """Return why an entry cannot be a manual computation, or None."""
-        number = int(io["mesh"])
-        sizes = mesh_shape(self._meshes[number])
         for port in [*io["inputs"], *io["outputs"]]:
-            if self._mesh_of(port, io) != number:
+            number = self._mesh_of(port, io)
+            sizes = mesh_shape(self._meshes[number])
+            if self._first_views[number] != self._first_views[int(io["mesh"])]:
                 return f'"{_title(port)}" is on another mesh'
             shape = [int(n) for n in port["shape"]]
             for label, size in zip(self._labels(port), sizes):
@@ -221,8 +232,9 @@ class _Writer:
     def _labels(port: ir.Map) -> Labels:
         return parse_placement(str(port["placement"]))
 
-    def _port(self, port: ir.Map, mesh: DeviceMesh) -> tuple[str, str]:
+    def _port(self, port: ir.Map, io: ir.Map) -> tuple[str, str]:
         """Return the type and sharding of the full array of an input or output."""
+        mesh = self._meshes[self._mesh_of(port, io)]
         shape = [int(n) for n in port["shape"]]
         kind = tensor_text(shape, str(port["dtype"]))
         return kind, self.sharding(mesh, self._labels(port), len(shape))
@@ -234,8 +246,7 @@ class _Writer:
             raise fault(
                 "main", f"no manual computation can express it, as {reason}; write it as replicas"
             )
-        mesh = self._meshes[int(io["mesh"])]
-        ins, outs = ([self._port(p, mesh) for p in io[side]] for side in ("inputs", "outputs"))
+        ins, outs = ([self._port(p, io) for p in io[side]] for side in ("inputs", "outputs"))
         names = [str(port["name"]) for port in io["inputs"]]
         arguments = ", ".join(
             f"%in{i}: {kind} {{sdy.sharding = #sdy.sharding{sharding}}} loc({string(name)})"

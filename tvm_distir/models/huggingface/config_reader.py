@@ -13,16 +13,18 @@ from typing import Any
 
 from tvm_distir.models.zoo.configs import Config, convert_key
 from tvm_distir.models.zoo.decoder_config import DecoderConfig
-from tvm_distir.support import ModelError, nearest, warn
+from tvm_distir.support import ModelError, nearest
 
 from .config_keys import ConfigKeys
-from .family_reader import DECODERS, ENCODERS, decoder_config, encoder_config
-from .quantized_config import KEYS, quantization_note
+from .family_reader import DECODERS, ENCODERS, decoder_config, encoder_config, usual_keys
+from .quantized_config import KEYS
 from .rotary_keys import with_rotary
 
 MODEL_KEYS = ("model_type", "dtype", "torch_dtype", *KEYS)
 """Keys of a multimodal model that hold for its decoder, unless this says otherwise."""
 
+_FOUR_TIMES = ("falcon", "gpt2")
+"""Families whose feed-forward blocks are usually four times as wide as the model."""
 _ACTIVATIONS = {
     "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
@@ -45,13 +47,9 @@ def read_config(data: Any, location: str, keys: Mapping[str, Any] | None = None)
     ------
     ModelError
         DIST0334 for what is no configuration, an unknown ``model_type``, each key that changes
-        the graph and is unknown, by name, and quantized weights whose type cannot be told;
+        the graph and is unknown, by name; ``quantization_config`` is read by
+        :func:`tvm_distir.models.stored_weights.stored_weights`;
         DIST0332 for sizes or a dtype that make no model.
-
-    Warns
-    -----
-    UserWarning
-        For a ``quantization_config``, which is not applied.
     """
     if not isinstance(data, Mapping) or not isinstance(data.get("model_type"), str):
         raise ModelError(
@@ -60,12 +58,14 @@ def read_config(data: Any, location: str, keys: Mapping[str, Any] | None = None)
             location=location,
             remedy="Give the config.json of a model.",
         )
-    reading = ConfigKeys(_of_decoder(data), location)
-    kind = str(reading.data["model_type"])
+    decoder = of_decoder(data)
+    kind = str(decoder["model_type"])
+    reading = ConfigKeys(usual_keys(kind, decoder), location)
     if kind not in MODEL_TYPES:
         raise reading.fault(
             f'the model type "{kind}" is not known',
-            f"{nearest(kind, MODEL_TYPES)} Export it by torch.export or ONNX instead.",
+            f"{nearest(kind, MODEL_TYPES)} Export it by torch.export or ONNX instead, or install "
+            'transformers and the extra: pip install "tvm_distir[torch]" transformers.',
         )
     config: Any = (
         encoder_config(kind, reading)
@@ -96,25 +96,10 @@ def read_config(data: Any, location: str, keys: Mapping[str, Any] | None = None)
     for problem, remedy in config.faults():
         raise ModelError("DIST0332", problem, location=location, remedy=remedy)
     result: Config = config
-    for note in config_notes(data, location, result):
-        warn(f"{location}: {note}", stacklevel=1)
     return result
 
 
-def config_notes(data: Mapping[str, Any], location: str, config: Config) -> tuple[str, ...]:
-    """Return what a ``config.json`` asks for that its configuration does not have, as sentences.
-
-    Raises
-    ------
-    ModelError
-        DIST0334 for quantized weights whose type cannot be told.
-    """
-    reading = ConfigKeys(_of_decoder(data), location)
-    note = quantization_note(reading, getattr(config, "dtype", reading.dtype))
-    return (note,) if note else ()
-
-
-def _of_decoder(data: Mapping[str, Any]) -> Mapping[str, Any]:
+def of_decoder(data: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the keys of the decoder of a multimodal model, or those of any other model."""
     if not isinstance(data.get("text_config"), Mapping):
         return data
@@ -124,7 +109,6 @@ def _of_decoder(data: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _common(reading: ConfigKeys) -> DecoderConfig:
     heads, hidden = reading.number("num_attention_heads"), reading.number("hidden_size")
-    falcon = reading.data["model_type"] == "falcon"
     word = str(reading.get("hidden_activation") or reading.get("hidden_act", "silu"))
     reading.get("hidden_act")
     if word not in _ACTIVATIONS:
@@ -135,7 +119,9 @@ def _common(reading: ConfigKeys) -> DecoderConfig:
         heads=heads,
         kv_heads=reading.number("num_key_value_heads", heads),
         head_dim=reading.number("head_dim", 0),
-        ffn=reading.number("intermediate_size", 4 * hidden if falcon else None),
+        ffn=reading.number(
+            "intermediate_size", 4 * hidden if reading.data["model_type"] in _FOUR_TIMES else None
+        ),
         vocab=reading.number("vocab_size"),
         eps=float(reading.number("rms_norm_eps", 1e-6)),
         activation=_ACTIVATIONS[word],

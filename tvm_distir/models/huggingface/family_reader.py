@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read what the ``config.json`` of each family of models has, as ``families.json`` lists it.
 
-A family *requires* values of keys that it supports with these only, the first by default; *ignores*
-keys that others imply; requires that all *layers* have a kind of attention; and has *fields* of its
-configuration, each a reader of :data:`_READERS` with a key (``a|b``: a, or b where it is missing)
-and a default, which may be a field that was read before: ``=heads``. Its *values* do not depend on
-keys.
+A family has *keys* under other names than most; *requires* values of keys that it supports with
+these only, the first by default; *ignores* keys that others imply; requires that all *layers* have
+a kind of attention; and has *fields* of its configuration, each a reader of :data:`_READERS` with a
+key (``a|b``: a, or b where it is missing) and a default, which may be a field that was read before:
+``=heads``. Its *values* do not depend on keys.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from .config_keys import ConfigKeys
 class ModelFamily(TypedDict, total=False):
     """Describe how the configurations of a family are read."""
 
+    keys: dict[str, str]
     require: dict[str, list[object]]
     ignore: list[str]
     layers: str
@@ -60,6 +61,14 @@ def decoder_config(kind: str, reading: ConfigKeys, common: DecoderConfig) -> Dec
         DIST0334 for a key that is missing, or whose value is not supported.
     """
     return DecoderConfig(**_read(kind, DECODERS, reading, dict(vars(common))))
+
+
+def usual_keys(kind: str, data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the keys of a configuration by the names that most families have."""
+    family = DECODERS.get(kind, {})
+    others = family.get("keys", {}) if not isinstance(family, str) else {}
+    renamed = {theirs: ours for ours, theirs in others.items() if theirs in data}
+    return {renamed.get(key, key): value for key, value in data.items()}
 
 
 def encoder_config(kind: str, reading: ConfigKeys) -> Config:
@@ -121,6 +130,11 @@ _READERS: Mapping[str, Reader] = {
     "text": lambda reading, key, usual, _: str(reading.get(key, usual)),
     "cap": lambda reading, key, *_: float(reading.get(key) or 0.0),
     "field": lambda _, name, usual, known: known[name] or usual,
+    "inverse": lambda reading, key, usual, _: 1 / float(reading.number(key, usual)),
+    "inverse_square": lambda reading, key, usual, _: float(reading.number(key, usual)) ** -2,
+    "routing": lambda reading, key, usual, _: (
+        "softmax" if reading.flag(key, bool(usual)) else "softmax_all"
+    ),
     "classes": _classes,
     "period": _period,
 }
@@ -131,10 +145,6 @@ def _bert(reading: ConfigKeys, known: Fields) -> Fields:
     names = reading.data.get("architectures") or ["BertForMaskedLM"]
     head = next((_BERT_HEADS[name] for name in names if name in _BERT_HEADS), "mlm")
     return {"head": head, "seq": min(512, known["positions"])}
-
-
-def _qwen3_moe(reading: ConfigKeys, _: Fields) -> Fields:
-    return {"routing": "softmax" if reading.flag("norm_topk_prob") else "softmax_all"}
 
 
 def _falcon(reading: ConfigKeys, known: Fields) -> Fields:
@@ -158,7 +168,7 @@ def _deepseek_v2(reading: ConfigKeys, known: Fields) -> Fields:
 
 
 _OTHERS: Mapping[str, Callable[[ConfigKeys, Fields], Fields]] = {
-    "bert": _bert, "falcon": _falcon, "qwen3_moe": _qwen3_moe, "deepseek_v2": _deepseek_v2,
-    "deepseek_v3": _deepseek,
+    "bert": _bert, "falcon": _falcon, "deepseek_v2": _deepseek_v2, "deepseek_v3": _deepseek,
+    "glm4_moe": _deepseek, "dots1": _deepseek,
 }  # fmt: skip
 """Fields of families that depend on several keys."""

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,11 +13,16 @@ import numpy.typing as npt
 
 from tvm_distir.models.zoo.configs import Config
 from tvm_distir.models.zoo.decoder_config import DecoderConfig
-from tvm_distir.support import ModelError
+from tvm_distir.support import ModelError, shipped_data
 
 from .encoder_weights import renamed_weights
 
 Array = npt.NDArray[Any]
+RENAMES: Mapping[str, list[tuple[str, str]]] = shipped_data(__file__, "weight_renames.json")
+"""What replaces parts of names, in order, where a name has a mark, such as ``gpt_neox.``."""
+COMPUTED = ("rotary_emb.inv_freq", *(f".{x}.{y}" for x in ("attn", "self_attn")
+            for y in ("bias", "masked_bias")))  # fmt: skip
+"""Ends of names of what old files hold although it is computed."""
 
 
 def convert_weights(config: Config, state: Mapping[str, Array]) -> dict[str, Array]:
@@ -44,14 +49,13 @@ def convert_weights(config: Config, state: Mapping[str, Array]) -> dict[str, Arr
     if not isinstance(config, DecoderConfig):
         return renamed_weights(config, state)
     out: dict[str, Array] = {}
-    for name, value in _stacked_experts(state).items():
-        if name.endswith("rotary_emb.inv_freq"):  # old files hold what is computed
+    for name, plain, value in _renamed(_stacked_experts(state)):
+        if plain.endswith(COMPUTED):
             continue
-        plain = _plain_name(name)
         if config.tied and plain == "lm_head.weight":
             continue
         stem, _, leaf = plain.rpartition(".")
-        tail = plain.split(".mlp." if ".mlp." in plain else ".self_attn.")[-1]
+        tail = re.split(r"\.mlp\.|\.self_attn\.|\.attn\.", plain)[-1]
         convert = _CONVERSIONS.get(tail)
         if convert is not None:
             out.update(convert(config, stem, np.asarray(value)))
@@ -88,22 +92,17 @@ def _stacked_experts(state: Mapping[str, Array]) -> dict[str, Array]:
     return out
 
 
-def _plain_name(name: str) -> str:
-    """Return the name of a weight as most classes write it; Falcon's have others."""
-    plain = name.removeprefix("model.").replace("block_sparse_moe.", "mlp.")
-    if not name.startswith("transformer."):
-        return plain
-    for theirs, ours in _FALCON_NAMES:
-        plain = plain.replace(theirs, ours)
-    return plain
-
-
-_FALCON_NAMES = (
-    ("transformer.word_embeddings", "embed_tokens"), ("transformer.ln_f", "norm"),
-    ("transformer.h.", "layers."), ("self_attention.dense", "self_attn.o_proj"),
-    ("self_attention.", "self_attn."), ("dense_h_to_4h", "up_proj"),
-    ("dense_4h_to_h", "down_proj"), ("ln_attn", "input_layernorm"), ("ln_mlp", "mlp_layernorm"),
-)  # fmt: skip
+def _renamed(state: Mapping[str, Array]) -> Iterator[tuple[str, str, Array]]:
+    """Yield names, the names that most classes write, and weights; matrices of GPT-2 transposed."""
+    pairs = [pair for mark, pairs in RENAMES.items() if any(mark in n for n in state)
+             for pair in pairs]  # fmt: skip
+    is_gpt2 = any("wte.weight" in name for name in state)
+    for name, value in state.items():
+        value = np.transpose(value) if is_gpt2 and ".c_" in name else value
+        plain = name.removeprefix("model.").replace("block_sparse_moe.", "mlp.")
+        for theirs, ours in pairs:
+            plain = plain.replace(theirs, ours)
+        yield name, plain, value
 
 
 Conversion = Callable[[DecoderConfig, str, Array], dict[str, Array]]
@@ -141,26 +140,26 @@ def _gate_up_bias(_: DecoderConfig, stem: str, value: Array) -> dict[str, Array]
 
 
 def _joint_qkv(config: DecoderConfig, stem: str, value: Array) -> dict[str, Array]:
-    """Split the rows (heads + 2 kv_heads) of Phi 3's projection."""
+    """Split the rows (heads + 2 kv_heads) of Phi 3's projection, and of GPT-2's."""
     width = config.plain_width
     ends = [config.heads * width, (config.heads + config.kv_heads) * width]
-    block = stem.removesuffix(".qkv_proj")
-    names = ("q_proj", "k_proj", "v_proj")
-    parts = np.split(value, ends)
-    return {f"{block}.{name}.weight": part for name, part in zip(names, parts, strict=True)}
+    return _projections(stem, np.split(value, ends))
 
 
 def _grouped_qkv(config: DecoderConfig, stem: str, value: Array) -> dict[str, Array]:
     """Split the rows of Falcon's projection: per key head its queries, the key and the value."""
     width, kv_heads = config.plain_width, config.kv_heads
     queries = config.heads // kv_heads
-    rows = value.reshape(kv_heads, queries + 2, width, -1)
-    block = stem.removesuffix(".query_key_value")
+    rows = value.reshape(kv_heads, queries + 2, width, *value.shape[1:])
     parts = (rows[:, :queries], rows[:, queries : queries + 1], rows[:, queries + 1 :])
-    return {
-        f"{block}.{name}.weight": part.reshape(-1, value.shape[1])
-        for name, part in zip(("q_proj", "k_proj", "v_proj"), parts, strict=True)
-    }
+    return _projections(stem, [part.reshape(-1, *value.shape[1:]) for part in parts])
+
+
+def _projections(stem: str, parts: Sequence[Array]) -> dict[str, Array]:
+    """Name the parts of a joint projection, weights or biases."""
+    block, leaf = stem.rpartition(".")[0], "bias" if parts[0].ndim == 1 else "weight"
+    names = (f"{block}.{letter}_proj.{leaf}" for letter in "qkv")
+    return dict(zip(names, parts, strict=True))
 
 
 def _joint_gate_up(_: DecoderConfig, stem: str, value: Array) -> dict[str, Array]:
@@ -178,7 +177,10 @@ _CONVERSIONS: Mapping[str, Conversion] = {
     "experts.down_proj": _experts_down,
     "experts.gate_up_proj_bias": _gate_up_bias,
     "experts.down_proj_bias": _moved("down_bias", lambda value: value[:, None]),
+    "c_attn.weight": _joint_qkv,
+    "c_attn.bias": _joint_qkv,
     "qkv_proj.weight": _joint_qkv,
     "query_key_value.weight": _grouped_qkv,
+    "query_key_value.bias": _grouped_qkv,
     "gate_up_proj.weight": _joint_gate_up,
 }

@@ -41,7 +41,7 @@ class FunctionBody:
         for argument, param in zip(block.arguments, params):
             expr = param
             if public and shardings is not None:
-                expr = self._placed(operation, expr, argument.attributes)
+                expr = self._placed(operation, expr, argument.attributes, str(param.name))
             values.append(self._write.value(expr))
         results = self.run(block, values)
         try:
@@ -52,16 +52,19 @@ class FunctionBody:
         if public and shardings is not None:
             notes = operation.attributes.get("res_attrs") or []
             for index, attributes in enumerate(notes):
-                full_results[index] = self._placed(operation, full_results[index], attributes)
+                result = full_results[index]
+                full_results[index] = self._placed(operation, result, attributes, f"#{index}")
         return full_results
 
-    def _placed(self, operation: Operation, expr: Expr, attributes: dict[str, Any]) -> Expr:
+    def _placed(
+        self, operation: Operation, expr: Expr, attributes: dict[str, Any], name: str = ""
+    ) -> Expr:
         shardings = self._functions.shardings
         sharding = sharding_of(attributes, f"{self._functions.location}:{operation.line}")
         if sharding is None or shardings is None:
             return expr
         try:
-            return shardings.annotated(self._write.builder, expr, sharding)
+            return shardings.annotated(self._write.builder, expr, sharding, name)
         except UnsupportedOperation as error:
             raise self._functions.fault(operation, str(error)) from error
 

@@ -7,7 +7,12 @@ from __future__ import annotations
 from tvm import ir, relax
 from tvm.relax import BlockBuilder
 
-from tvm_distir.core.ir.attributes import IO_ATTR, NUM_INPUT_ATTR, PARAM_NAMES_ATTR
+from tvm_distir.core.ir.attributes import (
+    AXIS_ORDERS_ATTR,
+    IO_ATTR,
+    NUM_INPUT_ATTR,
+    PARAM_NAMES_ATTR,
+)
 from tvm_distir.models.common.quiet import drop_half_built
 from tvm_distir.models.export.port_attributes import PORT
 from tvm_distir.models.mlir.attributes import read_name
@@ -76,7 +81,11 @@ class Functions:
         for name in self.public:
             program = self._local_program(name)
             signature = names.of(self.by_name[name])
+            self._shardings.orders.clear()
             function = self.translate(name, signature)
+            if self._shardings.orders:
+                orders = {key: [*axes] for key, axes in self._shardings.orders.items()}
+                function = function.with_attr(AXIS_ORDERS_ATTR, orders)
             try:
                 if program is not None:
                     interface = program.interface(function, signature, self._shardings)

@@ -12,12 +12,13 @@ from typing import TypedDict
 from tvm import ir, relax
 from tvm.relax.distributed import DeviceMesh
 
-from tvm_distir.core.ir import flat_types, local_shape, placement_text
+from tvm_distir.core.ir import flat_types, local_shape, mesh_shape, placement_text
+from tvm_distir.core.passes import described_mesh
 from tvm_distir.models.mlir.attributes import unescaped
 from tvm_distir.models.mlir.tree import Argument, Opaque, Operation, RegionBlock, Type
 
 from .argument_names import Signature
-from .shardings import TEXT, WORD, NamedMesh, Shardings
+from .shardings import TEXT, WORD, NamedMesh, Sharding, Shardings
 from .translated_values import UnsupportedOperation, tensor_of_type, typed
 
 MANUAL = "sdy.manual_computation"
@@ -33,6 +34,7 @@ class PortRecord(TypedDict, total=False):
     name: str
     placement: str
     shape: list[int]
+    mesh: dict[str, list[int]]
 
 
 class InterfaceRecord(TypedDict):
@@ -52,15 +54,14 @@ class FullArray:
     title : str
         How errors name the argument or the result.
     shape : tuple of int
-    labels : list of int
-        Per mesh axis, the dim that it shards, or -1.
+    sharding : Sharding
     """
 
     title: str
     shape: tuple[int, ...]
-    labels: list[int]
+    sharding: Sharding
 
-    def port(self, index: int, shard: ir.Type, sizes: Sequence[int]) -> PortRecord:
+    def port(self, index: int, shard: ir.Type, shardings: Shardings) -> PortRecord:
         """Describe the array in ``dist.io``, given the type of its shard.
 
         Raises
@@ -69,11 +70,19 @@ class FullArray:
             The shard has another shape.
         """
         shard_shape, dtype = tensor_of_type(shard)
-        placement = placement_text(self.labels)
-        if tuple(local_shape(self.shape, self.labels, sizes)) != shard_shape:
+        mesh, labels, _ = self.sharding
+        order = self.sharding.order
+        view, labels = shardings.use_view(mesh, order), [labels[a] for a in order]
+        placement = placement_text(labels)
+        if tuple(local_shape(self.shape, labels, mesh_shape(view))) != shard_shape:
             problem = f"a shard {list(shard_shape)} of an array {list(self.shape)}"
             raise UnsupportedOperation(f"{self.title}: {problem}, placed {placement}")
-        return {"dtype": dtype, "index": index, "placement": placement, "shape": [*self.shape]}
+        port: PortRecord = {
+            "dtype": dtype, "index": index, "placement": placement, "shape": [*self.shape],
+        }  # fmt: skip
+        if list(order) != sorted(order):
+            port["mesh"] = described_mesh(view)
+        return port
 
 
 @dataclass(frozen=True)
@@ -103,16 +112,15 @@ class LocalProgram:
         UnsupportedOperation
             A sharding that does not fit the program, with the argument or result that has it.
         """
-        sizes = list(self.mesh.axes.values())
         shardings.used_mesh(self.mesh.name)
         inputs = [
-            self.inputs[i].port(index, param.ty, sizes)
+            self.inputs[i].port(index, param.ty, shardings)
             for index, (i, param) in enumerate(zip(names.order, function.params))
         ]
         for port, i in zip(inputs, names.order):
             port["name"] = names.titles[i]
         types = flat_types(function.body.ty)
-        outputs = [a.port(i, ty, sizes) for i, (a, ty) in enumerate(zip(self.outputs, types))]
+        outputs = [a.port(i, ty, shardings) for i, (a, ty) in enumerate(zip(self.outputs, types))]
         return {"mesh": shardings.number(self.mesh.name), "inputs": inputs, "outputs": outputs}
 
 
@@ -187,7 +195,7 @@ def local_program(function: Operation, shardings: Shardings) -> LocalProgram | N
     if [len(side) for side in sides] != [len(inner.arguments), len(manual.results)]:
         raise UnsupportedOperation(f"a {MANUAL} whose shardings are not as many as its values")
     placed = [[shardings.placed(sharding) for sharding in side] for side in sides]
-    mesh = _single_mesh([mesh for side in placed for mesh, _ in side], manual)
+    mesh = _single_mesh([sharding.mesh for side in placed for sharding in side], manual)
     order = [manual.operands.index(argument.name) for argument in block.arguments]
     arguments = [
         Argument(inner.arguments[i].name, inner.arguments[i].type, {}, outer.location)
@@ -209,11 +217,10 @@ def local_program(function: Operation, shardings: Shardings) -> LocalProgram | N
     operation = Operation("func.func", attributes=attributes, regions=[body], line=function.line)
     types = [argument.type for argument in block.arguments]
     inputs = [
-        _array(f"argument {a.name}", ty, placed[0][i][1])
-        for i, a, ty in zip(order, arguments, types)
+        _array(f"argument {a.name}", ty, placed[0][i]) for i, a, ty in zip(order, arguments, types)
     ]
     outputs = [
-        _array(f"result {number}", manual.result_types[i], placed[1][i][1])
+        _array(f"result {number}", manual.result_types[i], placed[1][i])
         for number, i in enumerate(returned)
     ]
     return LocalProgram(operation, mesh, inputs, outputs)
@@ -242,8 +249,8 @@ def _single_mesh(meshes: Sequence[NamedMesh], manual: Operation) -> NamedMesh:
     return meshes[0]
 
 
-def _array(title: str, kind: Type, labels: list[int]) -> FullArray:
-    return FullArray(title, typed(kind)[0], labels)
+def _array(title: str, kind: Type, sharding: Sharding) -> FullArray:
+    return FullArray(title, typed(kind)[0], sharding)
 
 
 def _shardings(attribute: object) -> list[Opaque]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import tvm_ffi
 from tvm import ir, relax
@@ -23,6 +23,7 @@ from tvm_distir.core.ir import (
     mesh_devices,
     placement_of,
 )
+from tvm_distir.core.ir.views import Axes, Tiling, ordered_axes, view_of
 from tvm_distir.models.mlir.attributes import unescaped
 from tvm_distir.models.mlir.tree import Module, Opaque
 from tvm_distir.support import ModelError, parse_int
@@ -53,6 +54,27 @@ class NamedMesh:
     device_ids: tuple[int, ...] | None = None
 
 
+class Sharding(NamedTuple):
+    """A sharding: the label of each axis of a mesh, and the axes of each dim, major first."""
+
+    mesh: NamedMesh
+    labels: list[int]
+    dims: list[list[int]]
+
+    @property
+    def orders(self) -> list[list[int]]:
+        """Return the axes of the dims that several axes shard."""
+        return [axes for axes in self.dims if len(axes) > 1]
+
+    @property
+    def order(self) -> Axes:
+        """Return an order of the axes of the mesh in which the sharding can be stated."""
+        tiles = Tiling(tuple(map(tuple, self.dims)), frozenset())
+        order = ordered_axes((tuple(self.mesh.axes.values()), ()), [tiles])
+        assert order is not None, "each axis shards at most a single dim"
+        return order
+
+
 class Shardings:
     """Meshes of a module, and the interpretation of its shardings.
 
@@ -61,23 +83,34 @@ class Shardings:
     module : Module
     texts : sequence of str
         The shardings of GSPMD that the module holds.
+
+    Attributes
+    ----------
+    orders : dict
+        The stated orders of axes of the function that is translated, as
+        :data:`tvm_distir.core.ir.attributes.AXIS_ORDERS_ATTR` has them.
     """
 
     def __init__(self, module: Module, texts: Sequence[str]) -> None:
         self._meshes = {mesh.name: mesh for mesh in _meshes(module)}
         self._used: dict[str, DeviceMesh] = {}
+        self.orders: dict[str, list[list[int]]] = {}
         sizes = mesh_of_tiles(texts)
         if sizes and GSPMD_MESH not in self._meshes:
             axes = {f"axis{i}": n for i, n in enumerate(sizes)}
             self._meshes[GSPMD_MESH] = NamedMesh(GSPMD_MESH, axes)
 
-    def annotated(self, builder: BlockBuilder, expr: Expr, sharding: Opaque | str) -> DeviceMesh:
+    def annotated(
+        self, builder: BlockBuilder, expr: Expr, sharding: Opaque | str, name: str = ""
+    ) -> DeviceMesh:
         """Annotate an expression with a sharding, unless the sharding is empty.
 
         Parameters
         ----------
         sharding : Opaque or str
             A sharding of Shardy, or the text of a sharding of GSPMD.
+        name : str
+            The name of a parameter, or ``#`` and the number of a result; empty for other values.
 
         Raises
         ------
@@ -89,7 +122,11 @@ class Shardings:
         )
         if placement is None:
             return expr
-        mesh, labels = placement
+        mesh, labels, dims = placement
+        if name and placement.orders:
+            self.orders[name] = placement.orders
+        elif any(axes != sorted(axes) for axes in dims):
+            raise UnsupportedOperation("axes out of the mesh's order, inside of a function")
         placed = relax.op.distributed.annotate_sharding(
             expr, self._device_mesh(mesh), placement_of(labels)
         )
@@ -111,8 +148,17 @@ class Shardings:
         """Return the number of a mesh among those used."""
         return list(self._used).index(name)
 
-    def placed(self, sharding: Opaque) -> tuple[NamedMesh, list[int]]:
-        """Return the mesh and labels of a fully specified sharding.
+    def use_view(self, mesh: NamedMesh, order: Axes) -> DeviceMesh:
+        """Return the view of a mesh with its axes in an order, and mark it as used."""
+        first, names = self._device_mesh(mesh), [list(mesh.axes)[a] for a in order]
+        view = view_of(first, order)
+        if view is not first:
+            named = NamedMesh("_".join([mesh.name, *names]), {n: mesh.axes[n] for n in names})
+            self._meshes[named.name], self._used[named.name] = named, view
+        return view
+
+    def placed(self, sharding: Opaque) -> Sharding:
+        """Return a fully specified sharding.
 
         Raises
         ------
@@ -124,7 +170,7 @@ class Shardings:
             raise UnsupportedOperation(f"the sharding <{sharding.body}>, which is open")
         return placement
 
-    def _of_sdy(self, sharding: Opaque) -> tuple[NamedMesh, list[int]] | None:
+    def _of_sdy(self, sharding: Opaque) -> Sharding | None:
         named = _NAMED.match(sharding.body)
         name = _unquoted(*named.groups()) if named else ""
         if named is None or name not in self._meshes:
@@ -140,13 +186,13 @@ class Shardings:
         is_open = bool(dims) and all("?" in dim and '"' not in dim for dim in dims)
         if not names or is_open:
             return None  # a mesh without axes, or all dims left to propagation
-        for dim, text in enumerate(dims):
-            positions = [self._axis(name, names, sharding) for name in _axis_words(text)]
-            if positions != sorted(positions):
-                raise UnsupportedOperation(f"axes out of the mesh's order: <{sharding.body}>")
-            for position in positions:
-                labels[position] = dim
-        return mesh, labels
+        positions = [
+            [self._axis(name, names, sharding) for name in _axis_words(text)] for text in dims
+        ]
+        for dim, axes in enumerate(positions):
+            for axis in axes:
+                labels[axis] = dim
+        return Sharding(mesh, labels, positions)
 
     @staticmethod
     def _axis(word: str, names: Sequence[str], sharding: Opaque) -> int:
@@ -154,12 +200,14 @@ class Shardings:
             raise UnsupportedOperation(f'"{word}" of <{sharding.body}>, which is not a full axis')
         return names.index(word)
 
-    def _of_gspmd(self, text: str) -> tuple[NamedMesh, list[int]] | None:
+    def _of_gspmd(self, text: str) -> Sharding | None:
         mesh = self._meshes.get(GSPMD_MESH)
         says = "devices=" in text or "replicated" in text or "maximal" in text
         if mesh is None or not says:
             return None
-        return mesh, labels_of_tiles(text, list(mesh.axes.values()))
+        labels = labels_of_tiles(text, list(mesh.axes.values()))
+        dims = [[a for a, x in enumerate(labels) if x == d] for d in range(max(labels) + 1)]
+        return Sharding(mesh, labels, dims)
 
     def declare(self, mod: ir.IRModule) -> ir.IRModule:
         """Return the module with the meshes that its annotations use."""

@@ -15,6 +15,7 @@ from torch import fx
 from tvm.relax.distributed import DeviceMesh
 
 from tvm_distir.core.ir import axis_groups, device_mesh
+from tvm_distir.support import ModelError
 
 from .rank_collectives import MESSAGES
 from .rank_trace import TracedRank
@@ -116,8 +117,14 @@ def sampled_program(trace: TracedRank, mesh: DeviceMesh) -> SharedProgram:
     groups = {}
     for name, ranks in trace.groups.items():
         axes = lines(mesh, ranks)
-        every = [] if axes is None else axis_groups(mesh, axes)
-        groups[name] = tuple(tuple(int(r) for r in group) for group in every) or (ranks,)
+        if axes is None:
+            problem = f"its group {list(ranks)} is along no axes of the mesh {list(mesh.shape)}"
+            raise ModelError(
+                "DIST0364", f"{problem}: the groups of other ranks are unknown",
+                location=f"rank {trace.rank}", remedy="Give another mesh, or leave out sample.",
+            )  # fmt: skip
+        every = axis_groups(mesh, axes)
+        groups[name] = tuple(tuple(int(r) for r in group) for group in every)
     world = math.prod(mesh.shape)
     return SharedProgram(trace, tuple(range(world)), groups)
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -104,14 +105,14 @@ def _module_paths() -> Iterator[list[str]]:
 
 
 @contextlib.contextmanager
-def _noted(origin: Callable[[], fx.Node | None], paths: list[str]) -> Iterator[None]:
-    """Note in the metadata of each node its line and module, or copy them from another node."""
+def _noted(origin: Callable[[fx.Node], Mapping[str, str]]) -> Iterator[None]:
+    """Note in the metadata of each node its line and module, as a function returns them."""
     tracer: Any = proxy_tensor.PythonKeyTracer
     plain = tracer.create_node
 
     def create(self: Any, *args: Any, **kwargs: Any) -> fx.Node:
         node: fx.Node = plain(self, *args, **kwargs)
-        node.meta.update(_copied(origin()) or _code_position(paths))
+        node.meta.update(origin(node))
         return node
 
     tracer.create_node = create
@@ -121,14 +122,10 @@ def _noted(origin: Callable[[], fx.Node | None], paths: list[str]) -> Iterator[N
         tracer.create_node = plain
 
 
-def _copied(node: fx.Node | None) -> dict[str, str]:
-    return {} if node is None else {k: v for k, v in node.meta.items() if k in (LINE, SCOPE)}
-
-
 def _code_position(paths: list[str]) -> dict[str, str]:
     """Return the innermost line outside of torch and of this package, and the module's path."""
     scope = {SCOPE: paths[-1] if paths else ""}
-    frame: Any = sys._getframe(2)
+    frame: Any = sys._getframe(3)
     while frame is not None and not _is_own(frame.f_code.co_filename):
         frame = frame.f_back
     if frame is None:
@@ -142,8 +139,13 @@ class _Replay(fx.Interpreter):  # type: ignore[misc,unused-ignore]
     running: fx.Node | None = None
 
     def run_node(self, n: fx.Node) -> Any:
-        self.running = n
+        self.running = n if n.op != "output" else None  # views of results are made there
         return super().run_node(n)
+
+    def origin(self, node: fx.Node) -> dict[str, str]:
+        """Return the line and module of the node that runs, or of an operand of the new one."""
+        known = [n for n in (self.running, *node.all_input_nodes) if n and LINE in n.meta]
+        return {k: v for n in known[:1] for k, v in n.meta.items() if k in (LINE, SCOPE)}
 
 
 def _functional(module: fx.GraphModule, args: list[Any]) -> fx.GraphModule:
@@ -153,7 +155,7 @@ def _functional(module: fx.GraphModule, args: list[Any]) -> fx.GraphModule:
     def flat(*values: Any) -> Any:
         return replay.run(*values)
 
-    with _noted(lambda: replay.running, []):
+    with _noted(replay.origin):
         turned = torch.func.functionalize(flat, remove="mutations")
         functional = proxy_tensor.make_fx(
             turned, _decompositions(), tracing_mode="fake", _allow_non_fake_inputs=True
@@ -181,6 +183,7 @@ def trace(rank: int, world: int, make: Maker) -> TracedRank:
             location=f"rank {rank}", remedy="Trace ranks in a process of its own.",
         )  # fmt: skip
     errors: list[Exception] = []
+    hook = sys.excepthook  # a process group replaces it
     for mode in ("fake", "real"):
         dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
         try:
@@ -192,9 +195,22 @@ def trace(rank: int, world: int, make: Maker) -> TracedRank:
             errors.append(error)
         finally:
             dist.destroy_process_group()
+            sys.excepthook = hook
+            _forget_groups()
     problem = f"torch cannot trace it: {reason(errors[0])}"
     remedy = "See which programs can be traced in docs/tasks/check.md."
     raise ModelError("DIST0364", problem, location=f"rank {rank}", remedy=remedy) from errors[0]
+
+
+def _forget_groups() -> None:
+    """Empty the caches of DTensor: the meshes of two ranks are equal, but not their groups."""
+    modules = [m for n, m in sys.modules.items() if n.startswith("torch.distributed.tensor")]
+    for value in [value for module in modules for value in vars(module).values()]:
+        if callable(clear := getattr(value, "cache_clear", None)):
+            clear()
+    if modules:
+        debug = importlib.import_module("torch.distributed.tensor.debug")
+        vars(debug)["_clear_sharding_prop_cache"]()
 
 
 def _refused(rank: int, problem: str) -> ModelError:
@@ -220,7 +236,11 @@ def _traced(rank: int, make: Maker, mode: str) -> TracedRank:
         return [results[name] for name in outputs]
 
     links: Links = []
-    with _module_paths() as paths, _noted(lambda: None, paths), unsharded_parameters(links):
+    with (
+        _module_paths() as paths,
+        _noted(lambda node: _code_position(paths)),
+        unsharded_parameters(links),
+    ):
         first = proxy_tensor.make_fx(flat, tracing_mode=mode, _allow_non_fake_inputs=True)(*leaves)
     link_parameters(first, links, leaves)
     second = _functional(first, [leaf.detach() for leaf in leaves])

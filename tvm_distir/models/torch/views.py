@@ -102,6 +102,8 @@ def _strided(call: AtenCall) -> Expr:
     tensor = source.meta["val"]
     if not tensor.is_contiguous() or int(tensor.storage_offset()):
         raise UnsupportedOperator("a strided view of a tensor that is a view")
+    if offset + sum((n - 1) * s for n, s in zip(shape, strides)) >= math.prod(shape_of(x)):
+        raise UnsupportedOperator("a strided view that reaches beyond its tensor")
     flat = call.reshaped(x, [math.prod(shape_of(x))])
     dense = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
     if all(n == 1 or a == b for n, a, b in zip(shape, strides, dense)):

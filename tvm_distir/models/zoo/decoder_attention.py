@@ -53,8 +53,8 @@ class FlashTables(PositionTables):
 
 def norm(width: int, config: DecoderConfig) -> nn.Module:
     """Return the norm of a configuration over ``width`` elements."""
-    if config.norm == "layer":
-        return LayerNorm(width, config.dtype, config.eps)
+    if config.norm in ("layer", "centered"):
+        return LayerNorm(width, config.dtype, config.eps, biased=config.norm == "layer")
     if config.norm == "plain":
         return LayerNorm(width, config.dtype, config.eps, weighted=False)
     return RmsNorm(width, config.dtype, config.eps, bool(config.norm_offset))

@@ -16,7 +16,7 @@ from .decoder_experts import ExpertSizes
 ATTENTIONS = ("softmax", "flash")
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 ROTARY_SCALINGS = ("none", "linear", "llama3", "yarn")
-NORMS = ("rms", "layer", "plain")
+NORMS = ("rms", "layer", "centered", "plain")
 ROUTINGS = ("softmax", "softmax_all", "sigmoid")
 DISPATCHES = ("permutation", "one_hot")
 
@@ -57,7 +57,7 @@ class DecoderConfig(ExpertSizes, Config):
     tied : int
         1: the head of the model is the token table.
     norm : str
-        ``rms``, ``layer`` (with a bias), or ``plain``: a layer norm without weights.
+        ``rms``, ``layer`` (with a bias), ``centered`` (without), or ``plain``: without weights.
     gated : int
         0: the feed-forward block has no gate.
     parallel, parallel_norms : int
@@ -71,6 +71,8 @@ class DecoderConfig(ExpertSizes, Config):
         1: the results of attention and of the feed-forward block are normalized too.
     embed_scale : int
         1: embeddings are multiplied by the square root of ``hidden``.
+    embed_factor, residual_factor, logit_factor : float
+        Factors of embeddings, of what a block adds, and of logits.
     window, window_period : int
         Tokens that a sliding window sees, 0 for all; every ``window_period``-th layer sees all
         tokens (0: none does).
@@ -100,9 +102,9 @@ class DecoderConfig(ExpertSizes, Config):
     q_rank, kv_rank, nope_dim, rope_dim, v_dim : int
         Multi-head latent attention where ``kv_rank`` is not 0: the ranks of queries (0: full) and
         of keys and values, and widths of a head without and with rotation, and of values.
-    experts, top_k, expert_ffn, shared_ffn : int
+    experts, top_k, expert_ffn, shared_ffn, shared_gate : int
         Experts of a layer (0: none), how many of them work on a token, the width of an expert (0:
-        ``ffn``), and of the expert that works on all tokens (0: none).
+        ``ffn``), and of the expert that works on all tokens (0: none), by a gate of the token (1).
     dense_layers : int
         Layers, the first ones, without experts.
     routing : str
@@ -126,19 +128,14 @@ class DecoderConfig(ExpertSizes, Config):
     """
 
     FLAGS = frozenset(
-        {
-            *("nested", "qkv_bias", "o_bias", "qk_norm", "tied", "norm_offset", "post_norms"),
-            *("embed_scale", "sinks", "rotary_interleaved", "rotary_rounded", "expert_bias"),
-            *("pre_norms", "joint_qk_norm", "gated", "parallel", "ffn_bias", "fused_qkv"),
-        }
+        "nested qkv_bias o_bias qk_norm tied norm_offset shared_gate embed_scale sinks "
+        "rotary_interleaved rotary_rounded post_norms pre_norms joint_qk_norm gated parallel "
+        "ffn_bias fused_qkv expert_bias".split()
     )
     MAY_BE_ZERO = frozenset(
-        {
-            *("head_dim", "window", "window_period", "score_cap", "logit_cap", "query_width"),
-            *("local_theta", "rotary_mscale", "rotary_mscale_all", "q_rank", "kv_rank"),
-            *("nope_dim", "rope_dim", "v_dim", "experts", "expert_ffn", "shared_ffn"),
-            *("dense_layers", "swiglu_limit", "capacity_factor", "positions", "dropout"),
-        }
+        "head_dim window window_period score_cap logit_cap query_width local_theta "
+        "rotary_mscale rotary_mscale_all q_rank kv_rank nope_dim rope_dim v_dim experts "
+        "expert_ffn shared_ffn dense_layers swiglu_limit capacity_factor positions dropout".split()
     )
 
     layers: int = 32
@@ -166,6 +163,9 @@ class DecoderConfig(ExpertSizes, Config):
     norm_offset: int = 0
     post_norms: int = 0
     embed_scale: int = 0
+    embed_factor: float = 1.0
+    residual_factor: float = 1.0
+    logit_factor: float = 1.0
     window: int = 0
     window_period: int = 0
     score_cap: float = 0.0
@@ -193,6 +193,7 @@ class DecoderConfig(ExpertSizes, Config):
     top_k: int = 1
     expert_ffn: int = 0
     shared_ffn: int = 0
+    shared_gate: int = 0
     dense_layers: int = 0
     routing: str = "softmax"
     dispatch: str = "permutation"

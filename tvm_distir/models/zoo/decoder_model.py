@@ -36,6 +36,13 @@ def windowed_mask(position_ids: Tensor, window: int) -> Tensor:
     return emit(relax.op.logical_and(causal_mask(position_ids)._expr, near._expr), "window_mask")
 
 
+def scaled(x: Tensor, factor: float, name: str) -> Tensor:
+    """Multiply by a factor that is not 1."""
+    if factor == 1:
+        return x
+    return nn.op.multiply(x, Tensor.from_scalar(factor, x.dtype), name=name)
+
+
 class TransformerLayer(nn.Module):  # type: ignore[misc]
     """Layer of the transformer, with a feed-forward block or with experts."""
 
@@ -66,6 +73,7 @@ class TransformerLayer(nn.Module):  # type: ignore[misc]
         config = self.config
         read = self.input_layernorm(x) if config.pre_norms else x
         mixed = dropped(self.self_attn(read, position_tables), config.dropout)
+        mixed = scaled(mixed, config.residual_factor, "scaled_attention")
         if config.parallel:
             normed = self.mlp_layernorm(x) if config.parallel_norms == 2 else read
             return nn.op.add(nn.op.add(x, mixed), self._fed(normed))
@@ -77,7 +85,8 @@ class TransformerLayer(nn.Module):  # type: ignore[misc]
         return nn.op.add(x, self.post_feedforward_layernorm(out))
 
     def _fed(self, x: Tensor) -> Tensor:
-        return dropped(self.mlp(x), self.config.dropout)
+        out = dropped(self.mlp(x), self.config.dropout)
+        return scaled(out, self.config.residual_factor, "scaled_mlp")
 
 
 def _norm_names(config: DecoderConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -129,6 +138,7 @@ class Decoder(nn.Module):  # type: ignore[misc]
         if config.embed_scale:
             scale = Tensor.from_scalar(math.sqrt(config.hidden), config.dtype)
             x = nn.op.multiply(x, scale, name="scaled_tokens")
+        x = scaled(x, config.embed_factor, "scaled_tokens")
         if config.positions:
             table = self.embed_positions.weight
             x = nn.op.add(x, nn.op.take(table, position_ids, axis=0, name="places"))
@@ -142,7 +152,7 @@ class Decoder(nn.Module):  # type: ignore[misc]
             logits = nn.op.matmul(self.norm(x), table, name="logits")
         else:
             logits = self.lm_head(self.norm(x))
-        return capped(logits, config.logit_cap)
+        return capped(scaled(logits, config.logit_factor, "scaled_logits"), config.logit_cap)
 
     def _tables(self, position_ids: Tensor) -> dict[bool, tuple[Tensor, ...]]:
         """Return the mask, and the tables of rotation, of layers with and without a window."""

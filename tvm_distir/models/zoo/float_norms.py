@@ -13,16 +13,18 @@ from .transformer_blocks import back_to, emit, in_float32
 
 
 class LayerNorm(nn.Module):  # type: ignore[misc]
-    """Layer norm over the last dim, computed in float32; optionally without weight and bias."""
+    """Layer norm over the last dim, computed in float32; optionally without bias, or weight."""
 
-    def __init__(self, width: int, dtype: str, eps: float = 1e-5, weighted: bool = True) -> None:
+    def __init__(
+        self, width: int, dtype: str, eps: float = 1e-5, weighted: bool = True, biased: bool = True
+    ) -> None:
         super().__init__()
+        self.weight: nn.Parameter = Tensor.from_const(np.ones(width, "float32"))
+        self.bias: nn.Parameter = Tensor.from_const(np.zeros(width, "float32"))
         if weighted:
-            self.weight: nn.Parameter = nn.Parameter((width,), dtype)
-            self.bias: nn.Parameter = nn.Parameter((width,), dtype)
-        else:
-            self.weight = Tensor.from_const(np.ones(width, "float32"))
-            self.bias = Tensor.from_const(np.zeros(width, "float32"))
+            self.weight = nn.Parameter((width,), dtype)
+        if weighted and biased:
+            self.bias = nn.Parameter((width,), dtype)
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:

@@ -183,13 +183,19 @@ class Mixture(nn.Module):  # type: ignore[misc]
             self.down_bias = nn.Parameter((experts, 1, hidden), dtype)
         if config.shared_ffn:
             self.shared_experts = feed_forward(config, config.shared_ffn)
+        if config.shared_gate:
+            self.shared_gate = nn.Linear(hidden, 1, bias=False, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (groups, seq, hidden) to the same shape."""
         gates, indices = self.router(x)
         result = self.mixed(x, gates, indices)
         if self.config.shared_ffn:
-            result = nn.op.add(in_float32(result), in_float32(self.shared_experts(x)))
+            shared = in_float32(self.shared_experts(x))
+            if self.config.shared_gate:
+                gate = nn.op.sigmoid(in_float32(self.shared_gate(x)), name="shared_gate")
+                shared = nn.op.multiply(shared, gate)
+            result = nn.op.add(in_float32(result), shared)
         return back_to(result, x.dtype)
 
     def mixed(self, x: Tensor, gates: Tensor, indices: Tensor) -> Tensor:

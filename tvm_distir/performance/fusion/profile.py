@@ -6,20 +6,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
-
-from annotated_types import Le
 
 from tvm_distir.core.ops import KERNEL_CLASSES
 from tvm_distir.hardware import PROFILES, offered, offered_names
 from tvm_distir.support import (
     Count,
     HardwareError,
-    Positive,
     PositiveCount,
     Text,
     check_version,
@@ -28,6 +25,8 @@ from tvm_distir.support import (
     read_json,
     read_model,
 )
+
+from .weight_kinds import WEIGHTS, Quantization, weight_quantization
 
 SCHEMA_VERSION = 1
 DATA = Path(__file__).parent / "data"
@@ -96,36 +95,6 @@ class FusionRule:
             if fnmatchcase(op, name) and (not qualifier or qualifier in qualifiers()):
                 return True
         return False
-
-
-@dataclass(frozen=True)
-class Quantization:
-    """Products of 16-bit floats whose operands are quantized.
-
-    Attributes
-    ----------
-    bits : float
-        The bits of an element of a quantized operand, its share of the scales included.
-    dtype : str
-        The type of the arithmetic, as the peaks of devices name it; empty: that of the operands.
-    operands : str
-        ``all``; or ``weights``, which are quantized beforehand.
-    passes : int
-        How often a kernel that quantizes an operand reads it: twice where the scale of a whole
-        tensor has to be known first.
-    unchanged : tuple of str
-        Patterns of names of weights that are not quantized, such as ``lm_head*``.
-    copies : bool
-        Whether training steps store quantized copies of what ``all`` quantizes; otherwise they
-        save it in 16 bits.
-    """
-
-    bits: Annotated[Positive, Le(16)]
-    dtype: str = ""
-    operands: Literal["all", "weights"] = "all"
-    passes: PositiveCount = 1
-    unchanged: tuple[Text, ...] = ()
-    copies: bool = True
 
 
 @dataclass(frozen=True)
@@ -212,12 +181,20 @@ class Profile:
         """Return whether each op is a kernel."""
         return self == Profile(self.name, self.description, alternatives=self.alternatives)
 
+    def with_weights(self, text: str) -> Profile:
+        """Return the profile whose products read weights of a kind (HardwareError DIST0701)."""
+        name = f"{self.name}{WEIGHTS}{text}"
+        others = tuple(f"{other}{WEIGHTS}{text}" for other in self.alternatives)
+        quantization = weight_quantization(text, name)
+        return replace(self, name=name, alternatives=others, quantization=quantization)
+
     @staticmethod
     def load(name_or_path: str | Path) -> Profile:
         """Read a profile by its name, or from a JSON file.
 
         Names are those of the package, and those that other packages offer by the entry point
-        group ``tvm_distir.kernels``.
+        group ``tvm_distir.kernels``. ``NAME:weights=KIND`` is a profile whose products read
+        weights of a kind of :mod:`.weight_kinds`.
 
         Raises
         ------
@@ -227,6 +204,9 @@ class Profile:
         DependencyError
             DIST0114 where another package offers the name and has no such profile.
         """
+        base, mark, text = str(name_or_path).partition(WEIGHTS)
+        if mark:
+            return Profile.load(base).with_weights(text)
         path = Path(name_or_path)
         if str(name_or_path) in _own_names():
             path = DATA / f"{name_or_path}.json"

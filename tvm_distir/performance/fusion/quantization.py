@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from fnmatch import fnmatchcase
 
 from tvm_distir.hardware import System
 from tvm_distir.performance.program.parts import Function, Op
@@ -15,8 +14,9 @@ from tvm_distir.support import HardwareError, UsageError
 
 from .dataflow import GRADIENT, Dataflow
 from .kernel_classes import BATCHED, LOGITS
-from .profile import Profile, Quantization
+from .profile import Profile
 from .stored_weights import quantized_bytes, store_quantized
+from .weight_kinds import Quantization
 
 HALF = ("float16", "bfloat16")
 EXPERTS = "relax.dist.expert_matmul"
@@ -63,13 +63,18 @@ def quantized(program: Program, profile: Profile) -> Program:
     new = {name: quantizer.run() for name, quantizer in quantizers.items()}
     if not training:
         operands = {name: quantizer.operands for name, quantizer in quantizers.items()}
-        new = store_quantized(new, operands, chosen.bits)
+        new = store_quantized(new, operands)
     return dataclasses.replace(program, functions=new)
 
 
 def is_training(functions: Mapping[str, Function]) -> bool:
     """Return whether functions belong to a training step: some op waits for a given gradient."""
     return any(Dataflow(fn, False).after_gradients() for fn in functions.values())
+
+
+def multiplies(system: System, dtype: str) -> bool:
+    """Return whether a device has a peak for products of a type; empty: of the operands."""
+    return not dtype or bool({dtype, dtype.split("_")[0]} & system.device.matmul_TFLOPs.keys())
 
 
 def check_products(profile: Profile, system: System) -> None:
@@ -81,8 +86,7 @@ def check_products(profile: Profile, system: System) -> None:
         DIST0705, naming the types that the device lists.
     """
     chosen, peaks = profile.quantization, system.device.matmul_TFLOPs
-    family = "" if chosen is None else chosen.dtype.split("_")[0]
-    if chosen is not None and chosen.dtype and not {chosen.dtype, family} & peaks.keys():
+    if chosen is not None and not multiplies(system, chosen.dtype):
         listed = ", ".join(name for name in peaks if name != "default")
         raise HardwareError(
             "DIST0705",
@@ -110,8 +114,8 @@ class _Quantizer:
 
     Attributes
     ----------
-    operands : dict of int to set of int
-        The values that each product of the new function reads quantized.
+    operands : dict of int to dict of int to float
+        The values that each product of the new function reads quantized, with their bits.
     """
 
     def __init__(self, fn: Function, chosen: Quantization, training: bool) -> None:
@@ -120,7 +124,7 @@ class _Quantizer:
         self.late = self.flow.in_backward()
         self.logits = self._logits()
         self.done: set[int] = set()
-        self.operands: dict[int, set[int]] = {}
+        self.operands: dict[int, dict[int, float]] = {}
 
     def run(self) -> Function:
         """Return the function."""
@@ -134,7 +138,7 @@ class _Quantizer:
                 op = op._replace(
                     dtype=self.chosen.dtype or op.dtype, bytes_read=max(op.bytes_read - saved, 0)
                 )
-                self.operands[len(ops)] = set(operands)
+                self.operands[len(ops)] = {v: self._bits(v) for v in operands}
             ops.append(op)
         return dataclasses.replace(self.fn, ops=tuple(ops))
 
@@ -145,9 +149,9 @@ class _Quantizer:
             return sum(values[v].bytes - self._bytes(v) for v in operands)
         weights = [v for v in operands if self._is_given(v)]
         others = sum(values[v].bytes for v in self.flow.reads(number) if v not in weights)
-        matrix = sum(values[v].bytes // values[v].shape[0] for v in weights)
-        active = max(op.bytes_read - others, 0) // matrix
-        saved = active * (matrix - quantized_bytes(matrix, self.chosen.bits))
+        sizes = {v: values[v].bytes // values[v].shape[0] for v in weights}
+        active = max(op.bytes_read - others, 0) // sum(sizes.values())
+        saved = active * sum(n - quantized_bytes(n, self._bits(v)) for v, n in sizes.items())
         return saved + sum(values[v].bytes - self._bytes(v) for v in operands if v not in weights)
 
     def _is_linear(self, number: int) -> bool:
@@ -179,13 +183,11 @@ class _Quantizer:
 
     def _operands(self, number: int) -> list[int]:
         """Return the operands of a product that are quantized."""
-        values = self.fn.values
         matrices = half_matrices(self.flow, number)
         if self.chosen.operands == "all":
             return matrices
         weights = [v for v in matrices if self._is_given(v)][-1:]
-        names = self.chosen.unchanged
-        return [v for v in weights if not any(fnmatchcase(values[v].name, n) for n in names)]
+        return [v for v in weights if self._bits(v) < 16]
 
     def _is_given(self, value: int) -> bool:
         """Return whether a value is a parameter, or has been gathered from parameters."""
@@ -211,4 +213,8 @@ class _Quantizer:
 
     def _bytes(self, value: int) -> int:
         """Return the bytes of a value once it is quantized, with its scales."""
-        return quantized_bytes(self.fn.values[value].bytes, self.chosen.bits)
+        return quantized_bytes(self.fn.values[value].bytes, self._bits(value))
+
+    def _bits(self, value: int) -> float:
+        """Return the bits of an element of a value once it is quantized."""
+        return self.chosen.bits_of(self.fn.values[value].name)

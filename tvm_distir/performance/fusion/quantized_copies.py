@@ -14,9 +14,10 @@ from tvm_distir.performance.program.program import Program
 
 from .dataflow import GRADIENT, Dataflow
 from .passed_values import RESULT, SLOT, VALUE, PassedValues, ValueKey, ValueUse
-from .profile import Profile, Quantization
+from .profile import Profile
 from .quantization import PRODUCTS, QUANTIZE, half_matrices, is_training
 from .stored_weights import quantized_bytes
+from .weight_kinds import Quantization
 
 
 def with_quantized_copies(program: Program, profile: Profile) -> Program:

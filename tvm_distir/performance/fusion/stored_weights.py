@@ -21,38 +21,37 @@ def quantized_bytes(size: int, bits: float) -> int:
 
 
 def store_quantized(
-    functions: Mapping[str, Function], operands: Mapping[str, Mapping[int, set[int]]], bits: float
+    functions: Mapping[str, Function], operands: Mapping[str, Mapping[int, Mapping[int, float]]]
 ) -> dict[str, Function]:
-    """Return functions whose weights take ``bits`` per element where only quantized products read.
+    """Return functions whose weights have few bits where only quantized products read them.
 
     Parameters
     ----------
     functions : mapping of str to Function
         Of an inference program, grouped into kernels. The elements of the weights have 16 bits.
-    operands : mapping of str to mapping of int to set of int
-        Per function and product the values that are quantized.
-    bits : float
-        Bits of an element, with its share of the scales.
+    operands : mapping of str to mapping of int to mapping of int to float
+        Per function and product the values that are quantized, with the bits of an element, its
+        share of the scales included. Of readers with different bits the most count.
     """
-    narrow: dict[str, set[int]] = {}
+    narrow: dict[str, dict[int, float]] = {}
     for name in call_order(functions):
         fn, flow = functions[name], Dataflow(functions[name], False)
-        quantized, plain = set[int](), {flow.source[value] for value in fn.results}
+        bits = dict.fromkeys((flow.source[value] for value in fn.results), 16.0)
         for number, op in enumerate(fn.ops):
             if number in flow.views:
                 continue
             for at, value in enumerate(op.inputs):
                 if op.kind == "call":
-                    is_narrow = at in narrow[op.callees[0]]
+                    read = narrow[op.callees[0]].get(at, 16.0)
                 else:
-                    is_narrow = flow.source[value] in operands[name].get(number, ())
-                (quantized if is_narrow else plain).add(flow.source[value])
-        narrow[name] = {at for at, value in enumerate(fn.params) if value in quantized - plain}
+                    read = operands[name].get(number, {}).get(flow.source[value], 16.0)
+                bits[flow.source[value]] = max(bits.get(flow.source[value], 0.0), read)
+        narrow[name] = {at: bits[v] for at, v in enumerate(fn.params) if bits.get(v, 16.0) < 16}
     result = {}
     for name, fn in functions.items():
         values = list(fn.values)
-        for value in (fn.params[at] for at in narrow[name]):
-            size = quantized_bytes(values[value].bytes, bits)
-            values[value] = values[value]._replace(bytes=size)
+        for at, few in narrow[name].items():
+            value = fn.params[at]
+            values[value] = values[value]._replace(bytes=quantized_bytes(values[value].bytes, few))
         result[name] = dataclasses.replace(fn, values=tuple(values))
     return result

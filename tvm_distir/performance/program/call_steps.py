@@ -11,8 +11,9 @@ from typing import Any
 from tvm import ir, relax
 
 from tvm_distir.core.collectives import decode_transfer
-from tvm_distir.core.ir import mesh_index, mesh_shape
+from tvm_distir.core.ir import mesh_index, mesh_shape, meshes
 from tvm_distir.core.ir.operators import call_axes
+from tvm_distir.core.ir.views import are_views, moved_axes
 from tvm_distir.core.ops import Kernel, is_packed_call, size_bytes
 from tvm_distir.core.redistribution import payload_bytes
 
@@ -32,8 +33,13 @@ def computation(kernel: Kernel) -> Op:
 
 
 def collective(mod: ir.IRModule, kind: str, call: ir.Call, ty: Any) -> Op:
-    """Return a collective with a result of type ``ty``."""
-    mesh, axes = call.attrs["device_mesh"], call_axes(call)
+    """Return a collective with a result of type ``ty``.
+
+    On a view of a mesh it is of the first view that the module has: its groups are the same.
+    """
+    view = call.attrs["device_mesh"]
+    mesh = next(mesh for mesh in meshes(mod) if are_views(mesh, view))
+    axes = tuple(sorted(moved_axes(call_axes(call), view, mesh)))
     return Op(
         "", "collective", str(call.op.name), collective=kind,
         mesh=mesh_index(mod, mesh), mesh_axes=axes,

@@ -163,20 +163,9 @@ def _use(
     )
     stored = [p for p in states if p.labels[axis] >= 0]
     stage = 3 if divided else (2 if grads else 1) if stored else 0
-    for full in (weights if stage == 3 else []) + (states if stage else []):
-        if _could_be_stored(full, axis, exported.mesh.axes[name]):
-            raise unsupported(
-                f'the axis "{name}" stores others in parts, and "{full.name}" whole', remedy
-            )
     if data == {1}:
         return CONTEXT, stage
     return ZERO if stage else DATA, stage
-
-
-def _could_be_stored(parameter: PlacedParameter, axis: int, size: int) -> bool:
-    """Return whether an axis leaves a parameter whole that it could store in parts."""
-    free = [n for dim, n in enumerate(parameter.shape) if dim not in parameter.labels]
-    return parameter.labels[axis] < 0 and any(n % size == 0 for n in free)
 
 
 def _is_sharded(label: int | None) -> bool:
@@ -208,12 +197,12 @@ def context_method(mod: ir.IRModule, exported: ExportedPlan) -> str:
     if axis in exported.plan.ring:
         return "ring"
     number, size = exported.mesh.axis_number(axis), exported.mesh.axes[axis]
-    ours = set(_value_labels(exported.plan, number).items())
+    ours = set(value_labels(exported.plan, number).items())
     labels = {form: set[tuple[object, int]]() for form in ("all_to_all", "gather")}
     for form, known in labels.items():
         with contextlib.suppress(DistIRError):  # its heads are not divisible, for example
             plan = make_plan(mod, f"context_parallel:axis={axis},form={form}", {axis: size})
-            known.update(_value_labels(plan, 0).items())
+            known.update(value_labels(plan, 0).items())
     for form, known in labels.items():  # ZeRO places arguments too, the same for all forms
         distinct = known.difference(*(other for name, other in labels.items() if name != form))
         if distinct and distinct <= ours:
@@ -224,34 +213,16 @@ def context_method(mod: ir.IRModule, exported: ExportedPlan) -> str:
     )
 
 
-def _value_labels(plan: Plan, axis: int) -> dict[tuple[object, ...], int]:
-    """Return the labels along an axis of the values and arguments that rules place."""
+def value_labels(
+    plan: Plan, axis: int, inner: Collection[str] = ()
+) -> dict[tuple[object, ...], int]:
+    """Return the labels along an axis of the values and arguments that rules place.
+
+    ``inner`` names functions whose parameters are among them.
+    """
     return {
         (rule.kind, rule.name, rule.function, rule.index, rule.arg): label
         for rule in plan.rules
-        if rule.kind != "param" and (label := rule.placement[axis]) is not None
+        if (rule.kind != "param" or rule.function in inner)
+        and (label := rule.placement[axis]) is not None
     }
-
-
-def check_megatron(mod: ir.IRModule, exported: ExportedPlan) -> None:
-    """Refuse (DIST0241) a plan whose weights are sharded otherwise than Megatron-LM shards them."""
-    axis = exported.axis_of(TENSOR)
-    if axis is None:
-        return
-    number = exported.mesh.axis_number(axis)
-    try:
-        reference = make_plan(mod, "megatron", {axis: exported.mesh.axes[axis]})
-    except DistIRError as error:
-        raise unsupported(
-            f"the model is not sharded as Megatron-LM does: {error.what}", error.remedy
-        ) from error
-    expected = {rule.name: rule.placement[0] for rule in reference.rules if rule.kind == "param"}
-    for weight in exported.weights:
-        want = expected.get(weight.name, -1)
-        if want is not None and weight.labels[number] != want:
-            labels = (weight.labels[number], want)
-            source, target = (f"dim {label}" if label >= 0 else "no dim" for label in labels)
-            raise unsupported(
-                f'the plan shards {source} of "{weight.name}" along "{axis}", Megatron-LM {target}',
-                "Export the format jax, which has the placement of every parameter.",
-            )

@@ -10,15 +10,32 @@ from dataclasses import dataclass
 
 from tvm import ir, relax
 
-from tvm_distir.core.ir import is_private, known_shape, labels_of, relax_functions
+from tvm_distir.core.ir import (
+    is_private,
+    known_shape,
+    labels_of,
+    mesh_axes,
+    meshes,
+    relax_functions,
+)
 from tvm_distir.core.ir.attributes import param_names
+from tvm_distir.core.ir.views import order_of
 from tvm_distir.core.passes import AnnotateSharding, PropagateSharding
-from tvm_distir.core.plan import MeshSpec, Plan, PlanRule, data_positions, match_name
+from tvm_distir.core.plan import (
+    MeshSpec,
+    PartitionSpec,
+    Pipeline,
+    Plan,
+    PlanRule,
+    data_positions,
+    match_name,
+)
 from tvm_distir.core.rewriting import all_bindings, entry_of, op_name
 from tvm_distir.planning.strategies.consumers import Consumers
 from tvm_distir.planning.strategies.expert_parallelism import expert_dim
 from tvm_distir.planning.strategies.model_info import entries, tensor_parameters
 from tvm_distir.support import PlanError
+from tvm_distir.transforms import OrderAxes
 
 
 @dataclass(frozen=True)
@@ -32,6 +49,8 @@ class PlacedParameter:
     shape : tuple of int
     labels : tuple of int
         A label per mesh axis.
+    spec : PartitionSpec
+        The mesh axes of each dim, major first.
     is_data : bool
     is_table : bool
         Whether rows of it are looked up, as of an embedding.
@@ -44,6 +63,7 @@ class PlacedParameter:
     name: str
     shape: tuple[int, ...]
     labels: tuple[int, ...]
+    spec: PartitionSpec
     is_data: bool
     is_table: bool
     expert_dim: int | None = None
@@ -122,6 +142,8 @@ def unsupported(problem: str, remedy: str, location: str = "export_plan") -> Pla
 def placed_parameters(mod: ir.IRModule, plan: Plan) -> tuple[PlacedParameter, ...]:
     """Return the parameters of the entry functions with the placements that propagation decides.
 
+    Of a step in stages these are its inputs, without what one stage receives from another.
+
     Parameters
     ----------
     mod : IRModule
@@ -132,20 +154,24 @@ def placed_parameters(mod: ir.IRModule, plan: Plan) -> tuple[PlacedParameter, ..
     names = sorted(str(gv.name_hint) for gv, fn in relax_functions(mod) if not is_private(fn))
     if plan.schedule is None or len(names) == 1:
         names = [entry_of(mod)]
-    placed = PropagateSharding()(AnnotateSharding(plan.by_rules())(mod))
+    placed = OrderAxes()(PropagateSharding()(AnnotateSharding(plan.by_rules())(mod)))
+    home, axes = meshes(placed)[0], mesh_axes(placed)[0]
     parameters: dict[str, PlacedParameter] = {}
-    experts = _expert_dims(mod, names)
+    experts, pipeline = _expert_dims(mod, names), Pipeline.of(mod)
     for function in names:
         before, after = mod[function], placed[function]
         data, tables = set(data_positions(before, function)), _tables(before)
         for number, name in enumerate(param_names(before)):
             ty, shape = after.params[number].ty, known_shape(before.params[number].ty)
-            if shape is None or not hasattr(ty, "placement"):
+            received = pipeline is not None and name not in pipeline.inputs
+            if shape is None or not hasattr(ty, "placement") or received:
                 continue
+            order, labels = order_of(ty.device_mesh, home), labels_of(ty.placement)
             parameters[name] = PlacedParameter(
                 name,
                 shape,
-                tuple(labels_of(ty.placement)),
+                tuple(labels[order.index(a)] for a in range(len(order))),
+                PartitionSpec.of_labels(labels, [axes[a] for a in order]),
                 number in data,
                 before.params[number] in tables,
                 experts.get(name),

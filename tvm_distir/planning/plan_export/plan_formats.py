@@ -14,9 +14,11 @@ from tvm_distir.support import UsageError, nearest
 from tvm_distir.transforms import fused_for
 
 from .axis_uses import describe
+from .deepspeed_config import deepspeed_config
 from .exported_plan import ExportedPlan, placed
+from .megatron_options import megatron_options
 from .python_code import dtensor_code, jax_code
-from .trainer_options import deepspeed_config, megatron_options, torchtitan_options
+from .torchtitan_options import torchtitan_options
 
 PLAN_FORMATS: Mapping[str, Callable[[ir.IRModule, ExportedPlan], str]] = MappingProxyType(
     {

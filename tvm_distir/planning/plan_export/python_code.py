@@ -9,10 +9,11 @@ from collections.abc import Iterable
 
 from tvm import ir
 
-from tvm_distir.core.plan import NONE, PartitionSpec
+from tvm_distir.core.plan import NONE
 
-from .axis_uses import CONTEXT, DATA, TENSOR, ZERO, check_megatron
+from .axis_uses import CONTEXT, DATA, TENSOR, ZERO
 from .exported_plan import ExportedPlan, PlacedParameter, unsupported
+from .reference_plan import check_reference
 
 _SHOWN = 3
 """The most names of intermediate values that a docstring has."""
@@ -42,10 +43,7 @@ def jax_code(mod: ir.IRModule, exported: ExportedPlan) -> str:
     mesh = exported.mesh
     devices = [int(x) for x in mesh.device_ids] or range(mesh.start, mesh.start + mesh.device_count)
     ids = ", ".join(map(str, devices))
-    specs = [
-        f"    {parameter.name!r}: {PartitionSpec.of_labels(parameter.labels, mesh.axis_names)!r},"
-        for parameter in exported.parameters
-    ]
+    specs = [f"    {parameter.name!r}: {parameter.spec!r}," for parameter in exported.parameters]
     return "\n".join(
         [
             f'"""Shardings of a plan of tvm_distir.{_left_to_the_framework(exported)}"""',
@@ -102,7 +100,7 @@ def _left_to_the_framework(exported: ExportedPlan) -> str:
 def dtensor_code(mod: ir.IRModule, exported: ExportedPlan) -> str:
     """Write a function for PyTorch that applies ``parallelize_module`` and ``fully_shard``."""
     _check_dtensor(exported)
-    check_megatron(mod, exported)
+    check_reference(mod, exported)
     tensor = exported.axis_of(TENSOR)
     styles = _styles(exported, tensor) if tensor is not None else []
     replicas, shards = exported.axis_of(DATA), exported.axis_of(ZERO)

@@ -19,18 +19,22 @@ from tvm_distir.hardware import System, main_dtype
 from tvm_distir.models import load_model
 from tvm_distir.performance import Profile, check_products
 from tvm_distir.planning.error_band import StepKind, bits_of
+from tvm_distir.planning.weight_types import weights_line, with_weights
 from tvm_distir.planning.workers import Workers
 from tvm_distir.support import UsageError
 
+from .candidate_row import SOLVED
 from .candidates import Enumeration
 from .constraints import Constraints
 from .first_plans import first_plans
 from .folder import Folder
+from .found_plan import FoundPlan
 from .modules import Make, Source
-from .result import SOLVED, FoundPlan, SearchResult
+from .parallelism import chosen, grouped, parallelism_text
+from .result import SearchResult
 from .search_run import OnProgress, SearchRun
 from .strategy_maker import Compare
-from .trials import Trials
+from .trials import GIVEN, Trials
 
 MARGIN = 0.05
 """The assumed difference between a likely and an actual value, as a share of it."""
@@ -42,6 +46,7 @@ def search(
     system: System | str,
     *,
     batch: int | None = None,
+    quantize: str | None = None,
     train: Mapping[str, Any] | None = None,
     memory_bytes: int | None = None,
     gap: float = 0.01,
@@ -75,6 +80,8 @@ def search(
     system : System or str
     batch : int, optional
         Samples of a whole step, for a callable.
+    quantize : str, optional
+        The type of weights: see :func:`tvm_distir.planning.weight_types.with_weights`.
     train : mapping, optional
         Keywords of ``td.train_step`` (``loss``, ``optimizer`` and so on), to search for a step of
         training the model.
@@ -126,7 +133,7 @@ def search(
     >>> result.complete, result.plans[0].plan.meshes[0].device_count
     (True, 2)
     """
-    resolved = System.required(system)
+    resolved = with_weights(System.required(system), quantize, model if train is None else None)
     check_products(Profile.resolve(resolved.kernels), resolved)
     if isinstance(model, (str, Path)):
         text = str(model)
@@ -149,7 +156,8 @@ def search(
             name, comparison = compare
             if not isinstance(comparison, Plan):
                 baseline = trials.compared(name, comparison, enumeration.meshes())
-            result = _with_baseline(result, baseline, top)
+            result = _with_baseline(result, baseline)
+        result = _grouped(result, source, top)
         best = next((plan.row for plan in result.plans if plan.row is not result.baseline), None)
         if why and best is not None and not result.interrupted:
             result = replace(result, why=trials.why(best.candidate))
@@ -157,7 +165,8 @@ def search(
 
 
 def _described(result: SearchResult, source: Source, devices: int) -> SearchResult:
-    """Return the result with the price of its devices, and the kind of its training step."""
+    """Return the result with its weights, the price of its devices, and its kind of training."""
+    result = replace(result, weights=weights_line(source.system.kernels))
     price = source.system.device.price_per_hour
     if price is not None:
         result = replace(result, price_per_s_usd=price * devices / 3600)
@@ -181,13 +190,31 @@ def _check_counts(enumeration: Enumeration) -> None:
         )
 
 
-def _with_baseline(result: SearchResult, other: FoundPlan | None, top: int) -> SearchResult:
+def _with_baseline(result: SearchResult, other: FoundPlan | None) -> SearchResult:
     """Add the baseline of plans; where it is among the best, mark it there."""
     if other is None:
         return result
     plans = [*result.plans, *([other] if other.row.state == SOLVED else [])]
-    plans = sorted(plans, key=lambda plan: plan.time_s)[:top]
+    plans = sorted(plans, key=lambda plan: plan.time_s)
     return replace(result, baseline=other.row, plans=tuple(plans))
+
+
+def _grouped(result: SearchResult, source: Source, top: int) -> SearchResult:
+    """Return the result with at most so many plans, those of a step of training in groups."""
+    if source.train is None:
+        return replace(result, plans=result.plans[:top])
+
+    def name_of(plan: FoundPlan) -> str:
+        candidate, rules = plan.row.candidate, plan.plan
+        policy = rules.recompute if candidate.recompute == GIVEN else candidate.recompute
+        if candidate.ranks:
+            return ""
+        stages = f"stages/{candidate.stages} " if candidate.stages > 1 else ""
+        name = stages + parallelism_text(source.module(rules.schedule, policy), rules)
+        return name.strip()
+
+    groups = grouped(result.plans, name_of, top)
+    return replace(result, plans=chosen(groups, top), groups=groups)
 
 
 def _load(text: str, batch: int) -> ir.IRModule:

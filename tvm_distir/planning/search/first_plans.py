@@ -16,8 +16,9 @@ from tvm_distir.core.propagation import MemoryMeter, propagate
 from tvm_distir.support import DistIRError, InternalError
 from tvm_distir.transforms import is_training_step
 
+from .candidate_row import SOLVED
 from .candidates import BATCH, Axes, Candidate, Enumeration
-from .result import SOLVED, FoundPlan
+from .found_plan import FoundPlan
 from .strategy_maker import StrategyMaker
 from .trials import Trials
 

@@ -14,8 +14,9 @@ from typing import Any
 from tvm_distir.core.plan import Plan
 from tvm_distir.support import OutputRecord, UsageError, write_atomically
 
+from .candidate_row import SOLVED, CandidateRow
 from .candidates import Candidate
-from .result import SOLVED, CandidateRow, SearchResult
+from .result import SearchResult
 
 SETTINGS = "search.json"
 ROWS = "rows.jsonl"

@@ -14,12 +14,12 @@ from tvm_distir.core.plan import Schedule
 from tvm_distir.hardware import Clock, StepKernels, work_of_step
 from tvm_distir.support import InfeasibleError
 
+from .candidate_row import BOUND, ESTIMATE, MEMORY, SOLVED, CandidateRow
 from .candidates import Candidate, Enumeration
 from .constraints import ANY
 from .estimates import SURE, Estimate, Estimator
 from .infeasible import contradiction
 from .layers import LayerTables
-from .result import BOUND, ESTIMATE, MEMORY, SOLVED, CandidateRow
 from .trials import Task, Trials
 from .uneven_stages import Uneven
 

@@ -50,20 +50,48 @@ _PLACEMENTS = (
 
 
 def plan_table(result: Any) -> DataTable:
-    """Return the plans, the fastest first."""
+    """Return the fastest plan of each group, the fastest first."""
     rows = []
-    for number, plan in enumerate(result.plans, 1):
-        row = plan.row
-        name = " = ".join([row.candidate.key, *plan.also]) + (f" ({row.why})" if row.why else "")
+    for group in result.shown:
+        row, number = group.first.row, result.plans.index(group.first) + 1
+        name = f"{group.name}: {_name(group.first)}" if group.name else _name(group.first)
         rows.append(
-            [number, name, row.parts or None, plan.time_s, *row.shares, row.price_s, row.gap,
+            [number, name, row.parts or None, group.first.time_s, *row.shares, row.price_s, row.gap,
              row.peak_bytes or 0]
         )  # fmt: skip
     if result.price_per_s_usd is None:
         return DataTable("Plans", _PLANS, rows)
-    costs = [plan.time_s * result.price_per_s_usd for plan in result.plans]
+    costs = [group.first.time_s * result.price_per_s_usd for group in result.shown]
     rows = [[*row, cost] for row, cost in zip(rows, costs, strict=True)]
     return DataTable("Plans", (*_PLANS, _DOLLARS), rows)
+
+
+def _name(plan: Any) -> str:
+    """Return the meshes of a plan, and its strategy where it has one."""
+    why = f" ({plan.row.why})" if plan.row.why else ""
+    return " = ".join([plan.row.candidate.key, *plan.also]) + why
+
+
+def _other_plans(result: Any) -> list[str]:
+    """Return a line for each row that stands for several plans."""
+    numbers = {id(plan): number for number, plan in enumerate(result.plans, 1)}
+    lines = []
+    for group in result.shown:
+        if len(group.plans) == 1:
+            continue
+        others = ", ".join(
+            f"{_name(plan)} {units.duration(plan.time_s)}"
+            + (f" (plan {numbers[id(plan)]})" if id(plan) in numbers else "")
+            for plan in group.plans[1:]
+        )
+        line, known = f"plan {numbers[id(group.first)]} is one plan for a trainer with {others}", ""
+        if group.of_trainers is not None:
+            known = (
+                f"; placements that its options do not state gain {units.share(group.gain, 1.0)} "
+                f"over {group.of_trainers.row.why}"
+            )
+        lines.append(line + known)
+    return lines
 
 
 def candidate_table(result: Any) -> DataTable:
@@ -89,7 +117,9 @@ def placement_table(result: Any) -> DataTable:
 def search_headline(result: Any) -> str:
     """Return the number of candidates by outcome, the lower bound, and the baseline."""
     counts = ", ".join(f"{count} {state}" for state, count in sorted(result.space.items()))
-    lines = [f"candidates: {counts}" + ("" if result.complete else " (stopped early)")]
+    lines = [result.weights] if result.weights else []
+    lines += [f"candidates: {counts}" + ("" if result.complete else " (stopped early)")]
+    lines += _other_plans(result)
     if not result.complete and not result.plans:
         lines.append(
             "no plan was simulated in the time limit: use a longer --time-limit (time_limit_s=), "

@@ -10,13 +10,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from tvm_distir.core.plan import Plan
+from tvm_distir.planning.lighter_weights import kinds_that_may_fit, remedy_of
 from tvm_distir.planning.workers import ONE_AT_A_TIME, Lookahead, Workers
 from tvm_distir.support import InfeasibleError
 
+from .candidate_row import LEFT, SOLVED, CandidateRow
 from .candidates import Candidate, Enumeration
 from .folder import Folder
+from .found_plan import FoundPlan
 from .queue import Queue, QueuedCandidate
-from .result import LEFT, SOLVED, CandidateRow, FoundPlan, SearchResult
+from .result import SearchResult
 from .trials import Task, Trials
 
 OnProgress = Callable[[Mapping[str, int], "FoundPlan | None"], None]
@@ -147,7 +150,7 @@ class SearchRun:
             self.rows,
             key=lambda row: (row.state != SOLVED, row.time_s or row.least_s, row.candidate.key),
         )
-        plans = tuple(self.plans[: self.top])
+        plans = tuple(self.plans)
         excluded = dict(self.enumeration.excluded)
         return SearchResult(plans, tuple(rows), excluded, None, self.complete, self.interrupted)
 
@@ -160,12 +163,18 @@ class SearchRun:
             DIST0801.
         """
         least = min(self.rows, key=lambda row: row.needs_bytes or row.peak_bytes or 1 << 62)
+        needs, source, kinds = least.needs_bytes or least.peak_bytes, self.trials.source, []
+        if needs and source.train is None:
+            system, limit = self.trials.system, self.trials.limit
+            devices = least.candidate.devices
+            kinds = kinds_that_may_fit(source.forward(1), system, devices, needs, limit)
         raise InfeasibleError(
             "DIST0801",
             f"none of {len(self.rows)} candidates results in a plan that fits; the smallest is "
             f"{least.candidate.key}: {least.why}",
             location="search",
-            remedy="Use more devices, a smaller batch, or --recompute none,selective,full.",
+            remedy=remedy_of(kinds)
+            + "Use more devices, a smaller batch, or --recompute none,selective,full.",
         )
 
 

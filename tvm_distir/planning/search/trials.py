@@ -17,13 +17,14 @@ from tvm_distir.planning.study import Study, with_attention
 from tvm_distir.support import DistIRError, InternalError, UsageError
 
 from .auto_sharding import LimitedLabeller, ShardedCandidate, labeller_of
+from .candidate_row import MEMORY, REFUSED, SOLVED, CandidateRow
 from .candidates import Candidate, kept_rules
 from .constraints import Constraints
 from .divided_parts import parts_text
+from .found_plan import FoundPlan
 from .memory_faults import reduced_error
 from .min_marginals import MinMarginal, min_marginals
 from .modules import Source
-from .result import MEMORY, REFUSED, SOLVED, CandidateRow, FoundPlan
 from .strategy_maker import Make, StrategyMaker
 
 Task = tuple[Candidate, float, float | None]
@@ -34,6 +35,9 @@ TOO_LARGE = ("DIST0801", "DIST0803")
 
 NOT_SO = ("DIST0236", "DIST0354", "DIST0802")
 """Errors that say that the model cannot be cut so."""
+
+GIVEN = "given"
+"""The policy of recomputation of plans that state several."""
 
 HIDDEN = (0.0, 0.75)
 """Shares of what can be sent beside the work that labels take to be hidden, in sequence;
@@ -218,7 +222,7 @@ class Trials:
                 location=name, remedy="Compare with a plan for the same number of devices.",
             )  # fmt: skip
         axes = tuple(plan.meshes[0].axes.items())
-        word = plan.recompute.get("*", "given" if plan.recompute else "none")
+        word = plan.recompute.get("*", GIVEN if plan.recompute else "none")
         candidate = Candidate(axes, recompute=word)
         if schedule is not None:
             candidate = replace(

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tvm_distir.hardware import System
+from tvm_distir.planning.weight_types import drafted
 from tvm_distir.support import nearest
 
 from .lengths import Ints, workload_fault
@@ -141,7 +142,8 @@ class StepTimes:
     def with_host(self, request_us: float) -> StepTimes:
         """Return the times with those of the host for each request of a step that decodes.
 
-        They are added in the last stage, which samples tokens.
+        They are added in the last stage, which samples tokens. Parts of data parallelism have a
+        host each, which has the requests of its part alone.
         """
         requests = np.rint(self.batches * request_us * 1e6).astype(np.int64)
         decode = self.decode_ps.copy()
@@ -179,8 +181,10 @@ class Speculation:
             problem = "the steps of a draft model are not divided over pipeline stages"
             raise workload_fault(problem, "draft_tokens", "Use a plan without stages.")
         target = Surface(served, self.tokens + 1)
-        draft = Surface(replace(served, model=self.draft or served.model))
-        return speculative(target, draft, self.acceptance, plain)
+        draft = self.draft or served.model
+        system = drafted(served.system, served.model, draft)
+        draft_steps = Surface(replace(served, model=draft, system=system))
+        return speculative(target, draft_steps, self.acceptance, plain)
 
 
 def speculative(target: Surface, draft: Surface, acceptance: float, plain: StepTimes) -> StepTimes:

@@ -13,18 +13,19 @@ import numpy.typing as npt
 from tvm_distir.hardware import PICOSECONDS
 
 from .engine_loop import ServedRequests, seconds
+from .latency import PERCENTILES, QUANTILE, SECTIONS, Latency
+from .lengths import workload_fault
 from .steady_window import Floats, complete_cycles
 
-PERCENTILES = (50, 90, 99)
 HALVES_AGREE = 0.03
 """The most by which the two halves of a window may differ in steady state, as a share."""
-_SECTIONS, _QUANTILE = 10, 2.26
-"""Sections of a window, and the quantile of 97.5 % of Student's t with one degree less."""
+_BEYOND = 100
+"""Requests beyond a percentile that are enough to estimate it."""
 
 
 @dataclass(frozen=True)
 class ServiceLevels:
-    """Service levels: the 90th percentiles that an engine must keep; None: any.
+    """Service levels: the percentiles that an engine must keep; None: any.
 
     Attributes
     ----------
@@ -34,11 +35,25 @@ class ServiceLevels:
         Time per output token after the first.
     e2e_s : float, optional
         Time to the last token.
+    percentile : int
+        One of :data:`PERCENTILES`.
     """
 
     ttft_s: float | None = None
     tpot_s: float | None = None
     e2e_s: float | None = None
+    percentile: int = 90
+
+    def __post_init__(self) -> None:
+        """Refuse a percentile that is not estimated (SimulationError DIST0761)."""
+        if self.percentile not in PERCENTILES:
+            known = f"Use one of {', '.join(map(str, PERCENTILES))}."
+            raise workload_fault(f"no percentile {self.percentile}", "percentile", known)
+
+    @property
+    def fewest(self) -> int:
+        """Return the requests that the percentile needs."""
+        return 100 * _BEYOND // (100 - self.percentile)
 
     def kept(self, latencies: Sequence[Floats]) -> npt.NDArray[np.bool_]:
         """Return which requests keep all levels, from their TTFT, TPOT, time and further ones."""
@@ -47,40 +62,6 @@ class ServiceLevels:
             if most is not None:
                 good &= values <= most
         return good
-
-
-@dataclass(frozen=True)
-class Latency:
-    """Mean and percentiles of a latency, in seconds.
-
-    The errors are those of sampling: half of the 95 % confidence intervals of the percentiles;
-    None where there are too few requests.
-    """
-
-    mean_s: float
-    p50_s: float
-    p90_s: float
-    p99_s: float
-    p90_error_s: float | None = None
-    p99_error_s: float | None = None
-
-    @staticmethod
-    def of(values: Floats) -> Latency:
-        """Summarize values, which are in order of time.
-
-        Errors are those of percentiles of sections of the values, so that they hold for values that
-        depend on those before (Asmussen and Glynn 2007, "Stochastic simulation", ch. III.5).
-        """
-        if not values.size:
-            return Latency(0.0, 0.0, 0.0, 0.0)
-        percentiles = np.percentile(values, PERCENTILES)
-        errors: list[float | None] = [None, None]
-        if values.size >= _SECTIONS**2:
-            parts = [np.percentile(p, PERCENTILES[1:]) for p in np.array_split(values, _SECTIONS)]
-            spread = ((np.array(parts) - percentiles[1:]) ** 2).sum(axis=0)
-            errors = (_QUANTILE * np.sqrt(spread / (_SECTIONS * (_SECTIONS - 1)))).tolist()
-        mean, (p50, p90, p99) = float(values.mean()), percentiles.tolist()
-        return Latency(mean, p50, p90, p99, errors[0], errors[1])
 
 
 @dataclass(frozen=True)
@@ -109,9 +90,9 @@ class ServiceSummary:
     used_pages, peak_pages : float, int
         Pages in use on average over time, and at most.
     preemptions : int
-    offered_per_s, drawn_per_s : float, optional
-        Requests that arrive, per second: by the workload, and as they were drawn. None where they
-        do not arrive by themselves (closed loops and bursts).
+    offered_per_s : float, optional
+        Requests that arrive, per second; None where they do not arrive by themselves (closed loops
+        and bursts).
     capacity_per_s : float, optional
         The most requests per second that can be served: as many as a closed loop in which requests
         always wait.
@@ -137,12 +118,11 @@ class ServiceSummary:
     peak_pages: int
     preemptions: int
     offered_per_s: float | None = None
-    drawn_per_s: float | None = None
     capacity_per_s: float | None = None
     overloaded: bool = False
 
     def broken(self, levels: ServiceLevels) -> list[str]:
-        """Return the names of the levels that the 90th percentiles break.
+        """Return the names of the levels that their percentiles break.
 
         In overload the times that grow with the run break any level.
         """
@@ -154,7 +134,7 @@ class ServiceSummary:
         return [
             name
             for name, latency, most, grows in rows
-            if most is not None and (grows or latency.p90_s > most)
+            if most is not None and (grows or latency.at(levels.percentile) > most)
         ]
 
 
@@ -275,13 +255,13 @@ def _halves_agree(*latencies: Floats) -> bool:
     They may differ by :data:`HALVES_AGREE`, and by what the means of their sections, which vary at
     random, explain.
     """
-    if latencies[0].size < 2 * _SECTIONS:
+    if latencies[0].size < 2 * SECTIONS:
         return False
     for values in latencies:
-        means = np.array([part.mean() for part in np.array_split(values, _SECTIONS)])
+        means = np.array([part.mean() for part in np.array_split(values, SECTIONS)])
         halves = np.split(means, 2)
         first, second = (float(half.mean()) for half in halves)
         noise = np.sqrt(sum(half.var(ddof=1) / half.size for half in halves))
-        if abs(first - second) > max(HALVES_AGREE * max(first, second), _QUANTILE * float(noise)):
+        if abs(first - second) > max(HALVES_AGREE * max(first, second), QUANTILE * float(noise)):
             return False
     return True

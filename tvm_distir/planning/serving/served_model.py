@@ -16,6 +16,7 @@ from tvm_distir.planning.strategies.pipelining import AXIS, PIPELINE
 from tvm_distir.planning.strategies.registry import StrategySpec, parse
 from tvm_distir.planning.strategies.stage_division import even_layers
 from tvm_distir.planning.study import Study
+from tvm_distir.planning.weight_types import settled
 from tvm_distir.support import PlanError, UsageError
 
 _POSITIONS = 16384
@@ -98,7 +99,7 @@ class ServedModel:
     def text(self, batch: int, seq: int, past: int) -> str:
         """Return the MODEL string of a step; tables of learned positions have rows for samples."""
         step = self.step_text(batch, seq, past)
-        learned = not self.config[0].rotary_share and "positions=" not in self.model
+        learned = self.config[0].positions and "positions=" not in self.model
         return step + (f",positions={_POSITIONS}" if learned else "")
 
     def step_text(self, batch: int, seq: int, past: int) -> str:
@@ -147,6 +148,7 @@ class ServedModel:
             mesh=self.mesh,
             system=self.system,
             decide="bytes",
+            quantize=settled(self.system.kernels),
         )
 
     @cached_property

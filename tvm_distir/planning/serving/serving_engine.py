@@ -11,6 +11,8 @@ from functools import cached_property
 import numpy as np
 
 from tvm_distir.hardware import PICOSECONDS
+from tvm_distir.planning.lighter_weights import lighter_kinds
+from tvm_distir.planning.weight_types import with_weights
 
 from .batching import SchedulerOptions, Speculation, StepTimes
 from .engine_loop import EngineLoop, Replicas, ServedRequests
@@ -78,6 +80,15 @@ class ServingEngine:
         most = self.options.requests * self.served.pools
         return min(most, int(self.pages * self.served.page // tokens))
 
+    def lighter_kinds(self, workload: Workload) -> list[str]:
+        """Return the types of weights that leave room for a request of mean length."""
+        system, kinds = self.served.system, []
+        for kind in lighter_kinds(system):
+            served = replace(self.served, system=with_weights(system, kind))
+            if replace(self, served=served, surface=Surface(served)).largest_batch(workload) >= 1:
+                kinds.append(kind)
+        return kinds
+
     def serve(
         self, requests: Requests, replicas: Replicas, users: int = 0, filled: bool = False
     ) -> list[tuple[Ints, ServedRequests]]:
@@ -85,7 +96,7 @@ class ServingEngine:
         system = self.served.system
         host_ps = 0 if filled else round(system.constant("serving_prompt_us") * 1e6)
         loop = EngineLoop(
-            self.times.with_host(system.constant("serving_request_us")),
+            self.times.with_host(system.constant("serving_request_us") / self.served.pools),
             self.options.of_system(system), self.pages, self.served.page, users, filled,
             self.served.pools, replicas, host_ps,
         )  # fmt: skip

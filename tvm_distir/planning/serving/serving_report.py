@@ -9,15 +9,18 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from tvm_distir.hardware import System
+from tvm_distir.planning.lighter_weights import remedy_of
+from tvm_distir.planning.weight_types import weights_line, with_weights
+from tvm_distir.support import SimulationError
 
 from .batching import SchedulerOptions, Speculation
 from .engine_loop import ServedRequests
+from .lengths import workload_fault
 from .levels import ServiceLevels, ServiceSummary
 from .served_model import ServedModel
 from .serving_causes import causes_of
 from .serving_engine import ServingEngine
 from .serving_run import ServingSetup, run_deployment
-from .weight_types import with_weights
 from .workload import Workload
 
 
@@ -31,6 +34,8 @@ class ServingReport:
     devices : int
     summary : ServiceSummary
     levels : ServiceLevels
+    weights : str
+        The type of quantized weights in words; empty where they are not quantized.
     weight_bytes, cache_tokens, largest_batch : int
         Of a device; tokens that the caches of a replica hold; requests of mean length in them.
     alone_ttft_s, alone_tpot_s : float
@@ -58,6 +63,7 @@ class ServingReport:
     usd_per_million_tokens: float | None
     causes: tuple[str, ...]
     advice: tuple[str, ...]
+    weights: str = ""
     served: Sequence[ServedRequests] = field(default=(), repr=False, compare=False)
 
     def __str__(self) -> str:
@@ -83,7 +89,6 @@ class ServingReport:
         s = self.summary
         steady = {True: "steady", False: "not steady", None: "all requests"}[s.steady]
         run = f"{s.requests} requests in {s.window_s:.1f} s of a run of {s.run_s:.1f} s"
-        sampled = f", drawn at {s.drawn_per_s:.3f} per second" if s.drawn_per_s else ""
         lines = []
         if s.overloaded:
             steady = "not steady: TTFT, e2e and queue grow with the run"
@@ -94,7 +99,8 @@ class ServingReport:
         lines += [
             f"{self.model} on {self.devices} devices of {self.system}: {self.plan}",
             f"  workload {self.workload}, scheduler {self.scheduler}",
-            f"  {run} ({steady}){sampled}",
+            *([f"  {self.weights}"] if self.weights else []),
+            f"  {run} ({steady})",
             "",
             "                mean       p50       p90       p99",
         ]
@@ -135,15 +141,19 @@ class ServingReport:
             return []
         parts = []
         for name, latency in (("TTFT", s.ttft), ("TPOT", s.tpot)):
-            if latency.p90_error_s is None or latency.p99_error_s is None:
-                return []
-            shares = [
-                100 * error / value if value else 0.0
-                for error, value in (
-                    (latency.p90_error_s, latency.p90_s), (latency.p99_error_s, latency.p99_s)
+            pairs = (
+                (f"p{k}", latency.at(k), error)
+                for k, error in ((90, latency.p90_error_s), (99, latency.p99_error_s))
+            )
+            parts.append(
+                f"{name} "
+                + ", ".join(
+                    f"{k} unknown (too few requests)"
+                    if error is None
+                    else f"{k} {100 * error / value if value else 0.0:.1f} %"
+                    for k, value, error in pairs
                 )
-            ]  # fmt: skip
-            parts.append(f"{name} p90 {shares[0]:.1f} %, p99 {shares[1]:.1f} %")
+            )
         return [f"  sampling errors (95 %): {'; '.join(parts)}"]
 
 
@@ -170,6 +180,7 @@ def serve_analyze(
     acceptance: float = 0.0,
     router: str = "round_robin",
     prefill_scheduler: SchedulerOptions | str = "",
+    prefill_system: System | str = "",
 ) -> ServingReport:
     """Predict how a model is served.
 
@@ -190,7 +201,7 @@ def serve_analyze(
     kv_dtype : str
         The dtype of caches.
     weights : str
-        The type of weights: see :func:`.weight_types.with_weights`.
+        The type of weights: see :func:`tvm_distir.planning.weight_types.with_weights`.
     prefill_mesh : mapping of str to int, optional
         Mesh of devices apart, that fill caches only.
     prefill_replicas : int
@@ -205,12 +216,15 @@ def serve_analyze(
         with the fewest requests in flight.
     prefill_scheduler : SchedulerOptions or str
         The scheduler of the devices that only fill caches; empty: ``scheduler``.
+    prefill_system : System or str
+        Their system; empty: ``system``.
 
     Raises
     ------
     SimulationError
         DIST0760 for a plan whose steps cannot be predicted, DIST0761 for a workload, scheduler,
-        router or acceptance that is invalid, and for requests that the caches do not hold.
+        router or acceptance that is invalid, for requests that the caches do not hold, and for
+        ``prefill_scheduler`` or ``prefill_system`` without ``prefill_mesh``.
 
     Examples
     --------
@@ -222,7 +236,7 @@ def serve_analyze(
     8
     """
     resolved = System.required(system)
-    resolved = with_weights(resolved, weights)
+    resolved = with_weights(resolved, weights, model)
     work = Workload.parse(workload) if isinstance(workload, str) else workload
     options, filling = (
         SchedulerOptions.parse(text) if isinstance(text, str) else text
@@ -235,14 +249,36 @@ def serve_analyze(
         engine = engine.with_speculation(Speculation(draft, draft_tokens, acceptance))
     filler = None
     if prefill_mesh is not None:
+        filling_system = resolved
+        if prefill_system:
+            filling_system = with_weights(System.required(prefill_system), weights, model)
         filler = ServingEngine.of(
-            ServedModel(model, strategy, prefill_mesh, resolved, kv_dtype), filling
+            ServedModel(model, strategy, prefill_mesh, filling_system, kv_dtype), filling
         )
+    elif prefill_system or prefill_scheduler:
+        problem = "a system or a scheduler of devices apart has no devices"
+        raise workload_fault(problem, "prefill_mesh", "Give a prefill_mesh (--prefill-mesh).")
     deployment = ServingSetup(engine, replicas, filler, prefill_replicas if filler else 0, router)
-    summary, parts = run_deployment(deployment, work, requested)
+    summary, parts = _served(deployment, work, requested)
     report = report_of(deployment, work, requested, summary)
     text = workload if isinstance(workload, str) else work.text
     return replace(report, workload=text, served=parts)
+
+
+def _served(
+    deployment: ServingSetup, work: Workload, levels: ServiceLevels
+) -> tuple[ServiceSummary, list[ServedRequests]]:
+    """Serve a workload; a refusal for memory names the types of weights that fit."""
+    engine = deployment.engine
+    try:
+        return run_deployment(deployment, work, levels)
+    except SimulationError as error:
+        if error.code != "DIST0761" or engine.largest_batch(work) >= 1:
+            raise
+        remedy = remedy_of(engine.lighter_kinds(work)) + error.remedy
+        raise SimulationError(
+            error.code, error.what, location=error.location, remedy=remedy
+        ) from error
 
 
 def report_of(
@@ -252,10 +288,8 @@ def report_of(
     engine = deployment.engine
     inputs = max(2, round(work.mean_input))
     alone_ttft_s, alone_tpot_s = deployment.alone_s(work)
-    price = engine.served.system.device.price_per_hour
-    cost = None
-    if price is not None and summary.output_tokens_per_s > 0:
-        hourly = price * deployment.devices
+    cost, hourly = None, deployment.usd_per_hour
+    if hourly is not None and summary.output_tokens_per_s > 0:
         cost = hourly / 3600 / summary.output_tokens_per_s * 1e6
     groups = deployment.replicas * engine.served.stages
     batch = max(1, round(summary.decoding / groups))
@@ -263,13 +297,14 @@ def report_of(
     causes, advice = causes_of(deployment, levels, summary, alone_ttft_s, alone_tpot_s, decode_s)
     return ServingReport(
         model=engine.served.model,
-        system=engine.served.system.name,
+        system=deployment.system_text,
         plan=deployment.plan_text,
         workload=work.text,
         scheduler=deployment.scheduler_text,
         devices=deployment.devices,
         summary=summary,
         levels=levels,
+        weights=weights_line(engine.served.system.kernels),
         weight_bytes=engine.memory.weight_bytes,
         cache_tokens=engine.pages * engine.served.page,
         largest_batch=engine.largest_batch(work),

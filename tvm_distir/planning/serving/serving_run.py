@@ -10,19 +10,20 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tvm_distir.hardware import PICOSECONDS
-from tvm_distir.support import SimulationError
 
 from .engine_loop import ROUTERS, Replicas, ServedRequests
 from .levels import ServiceLevels, ServiceSummary, summarize
 from .serving_engine import Capacities, ServingEngine
 from .workload import BURST, CLOCK_S, CLOSED, POISSON, Requests, Workload
 
-_REQUESTS, _FEWEST = 4000, 400
-"""Requests of an open run at first, and at least."""
+_REQUESTS, _FEWEST, _MOST_REQUESTS = 4000, 400, 1 << 14
+"""Requests of an open run at first, at least, and when it is prolonged."""
 _BURST = 240
 """Requests of a burst."""
 _TOKENS, _MOST_TOKENS = 1 << 21, 1 << 22
 """Output tokens that limit the requests of an open run at first, and when it is prolonged."""
+_MOST_ROUNDS = 1 << 21
+"""Requests of all rounds that find when users of devices apart ask, about, each at most."""
 _CYCLES, _LIVES = 40, 8
 """Requests of each user of a closed loop, while these are few; lives of requests in a run."""
 
@@ -51,10 +52,31 @@ class ServingSetup:
     @property
     def devices(self) -> int:
         """Return the number of devices."""
-        count = self.engine.served.devices * self.replicas
-        if self.prefill is not None:
-            count += self.prefill.served.devices * self.prefill_replicas
-        return count
+        return self.engine.served.devices * self.replicas + self.fillers
+
+    @property
+    def fillers(self) -> int:
+        """Return the number of devices that only fill caches."""
+        return 0 if self.prefill is None else self.prefill.served.devices * self.prefill_replicas
+
+    @property
+    def system_text(self) -> str:
+        """Return the name of the system, or of both systems."""
+        names = [e.served.system.name for e in (self.prefill, self.engine) if e is not None]
+        return " and ".join(dict.fromkeys(names))
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        """Return the dollars of all devices and an hour, where systems have prices."""
+        total = 0.0
+        for engine, count in ((self.engine, self.replicas), (self.prefill, self.prefill_replicas)):
+            if engine is None:
+                continue
+            usd = engine.served.system.device.price_per_hour
+            if usd is None:
+                return None
+            total += usd * count * engine.served.devices
+        return total
 
     @property
     def plan_text(self) -> str:
@@ -84,16 +106,35 @@ class ServingSetup:
         return summary.ttft.mean_s, summary.tpot.mean_s
 
     def serve(self, requests: Requests, users: int = 0) -> list[ServedRequests]:
-        """Serve requests, which a router sends to the replicas."""
-        replicas = Replicas(self.replicas, self.router)
+        """Serve requests, which a router sends to the replicas.
+
+        Users of a closed loop ask again when they have their answer. With devices apart the times
+        of their requests are a fixed point: what happens after a time changes nothing before it, so
+        that each round knows at least one arrival more, until no arrival changes.
+        """
         if self.prefill is None:
+            replicas = Replicas(self.replicas, self.router)
             return [served for _, served in self.engine.serve(requests, replicas, users)]
+        if not users or users >= len(requests):
+            return self._serve_apart(self.prefill, requests)
+        arrival = requests.arrival_ps[:users]
+        while True:
+            known = replace(requests.some(np.arange(arrival.size)), arrival_ps=arrival)
+            served = self._serve_apart(self.prefill, known)
+            finish = np.sort(np.concatenate([part.finish_ps for part in served]))
+            arrival = np.append(arrival[:users], finish)[: len(requests)]
+            if np.array_equal(known.arrival_ps, arrival):
+                return served
+
+    def _serve_apart(self, prefill: ServingEngine, requests: Requests) -> list[ServedRequests]:
+        """Fill caches, send them, and decode."""
+        replicas = Replicas(self.replicas, self.router)
         fillers = Replicas(self.prefill_replicas, self.router)
         first = np.zeros(len(requests), np.int64)
         start = np.zeros(len(requests), np.int64)
         result: list[ServedRequests] = []
         more = requests.output_tokens > 1
-        for which, part in self.prefill.serve(requests.of_one_token(), fillers):
+        for which, part in prefill.serve(requests.of_one_token(), fillers):
             first[which], start[which], host_ps = part.first_ps, part.start_ps, part.host_ps
             result.append(part.some(np.flatnonzero(~more[which])))
         sent = np.rint(self.transfer_s(requests.input_tokens) * PICOSECONDS).astype(np.int64)
@@ -134,17 +175,19 @@ class ServingSetup:
     def transfer_s(self, tokens: np.ndarray) -> np.ndarray:
         """Return the seconds in which the caches of requests reach the devices that decode.
 
-        The devices of a replica send at once, over the network between nodes; nothing is hidden
-        behind the computation.
+        The devices of a replica send at once, over the network between nodes, of two systems that
+        of the slower one; nothing is hidden behind the computation.
         """
         assert self.prefill is not None
         pairs = min(self.prefill.served.devices, self.engine.served.devices)
         memory = self.engine.memory
         size = tokens * memory.token_bytes * self.engine.served.devices / pairs
-        system = self.engine.served.system
-        net, per_node = system.inter_node, system.intra_node.devices_per_node
-        rate = net.bandwidth_per_nic_GBps * 1e9 * min(1.0, net.nics_per_node / per_node)
-        return np.asarray(net.latency_us * 1e-6 + size / rate)
+        rates, latencies = [], []
+        for system in (self.engine.served.system, self.prefill.served.system):
+            net, per_node = system.inter_node, system.intra_node.devices_per_node
+            rates.append(net.bandwidth_per_nic_GBps * 1e9 * min(1.0, net.nics_per_node / per_node))
+            latencies.append(net.latency_us * 1e-6)
+        return np.asarray(max(latencies) + size / min(rates))
 
 
 def run_deployment(
@@ -155,9 +198,9 @@ def run_deployment(
 ) -> tuple[ServiceSummary, list[ServedRequests]]:
     """Serve a workload until it is steady, and summarize it.
 
-    A run is prolonged until it is as long as several requests live and the halves of its window
-    agree. Where more requests arrive than can be served there is no steady state: what is served
-    is measured while requests wait.
+    A run is prolonged until it is as long as several requests live, the halves of its window agree,
+    and the sampling errors of the percentile of the levels are small. Where more requests arrive
+    than can be served there is no steady state: what is served is measured while requests wait.
 
     Parameters
     ----------
@@ -171,21 +214,20 @@ def run_deployment(
     Raises
     ------
     SimulationError
-        DIST0761 for a request that the caches do not hold, users of devices that are apart, and
-        arrivals over a longer time than the clock has.
+        DIST0761 for a request that the caches do not hold, and arrivals over a longer time than the
+        clock has.
     """
     open_ended = workload.kind in (POISSON, CLOSED) and not workload.count
-    if deployment.prefill is not None and workload.kind == CLOSED:
-        raise SimulationError(
-            "DIST0761", "users of a closed loop cannot be served by devices that are apart",
-            location="workload", remedy="Use poisson:RATE, burst or a trace.",
-        )  # fmt: skip
     rate = workload.rate_per_s
     if rate and capacity_per_s is None:
         capacity_per_s = deployment.capacity_per_s(workload)
     overloaded = bool(rate and capacity_per_s is not None and rate > capacity_per_s)
-    count = _first_count(deployment, workload, overloaded)
-    most_requests = max(count, int(_MOST_TOKENS / workload.mean_output))
+    count = _first_count(deployment, workload, overloaded, levels)
+    most_requests = max(count, int(min(_MOST_REQUESTS, _MOST_TOKENS / workload.mean_output)))
+    if workload.users and deployment.prefill is not None:
+        most_requests = min(most_requests, math.isqrt(_MOST_ROUNDS * workload.users))
+    if workload.kind == POISSON:
+        most_requests = min(most_requests, max(count, _in_clock(workload)))
     while True:
         requests = workload.draw(count)
         served = deployment.serve(requests, workload.users)
@@ -195,31 +237,37 @@ def run_deployment(
             continue
         life, last = summary.e2e.p50_s, int(requests.arrival_ps[-1]) / PICOSECONDS
         enough = not last or last >= _LIVES * life
-        if not open_ended or overloaded or (summary.steady and enough) or 2 * count > most_requests:
+        known = all(x.precise(levels.percentile) for x in (summary.ttft, summary.tpot))
+        done = overloaded or (summary.steady and enough and known)
+        if not open_ended or done or 2 * count > most_requests:
             break
         count = 2 * count if enough else max(2 * count, math.ceil(_LIVES * life * count / last))
         count = min(count, most_requests)
     if rate and capacity_per_s is not None:
         capacity_per_s = max(capacity_per_s, summary.requests_per_s)
-        sampled_per_s = requests.rate_per_s
-        summary = replace(
-            summary, offered_per_s=rate, drawn_per_s=sampled_per_s, capacity_per_s=capacity_per_s
-        )
+        summary = replace(summary, offered_per_s=rate, capacity_per_s=capacity_per_s)
     return summary, served
 
 
-def _first_count(deployment: ServingSetup, workload: Workload, overloaded: bool) -> int:
-    """Return the requests of the first run, of which the 99th percentile needs many."""
+def _first_count(
+    deployment: ServingSetup, workload: Workload, overloaded: bool, levels: ServiceLevels
+) -> int:
+    """Return the requests of the first run, as many as the percentile of the levels needs."""
     if workload.count or workload.kind == BURST:
         return workload.count or _BURST
     most = int(min(_REQUESTS, max(_FEWEST, _TOKENS // workload.mean_output)))
     if workload.kind == CLOSED:
         return max(_LIVES * workload.users, min(most, max(_FEWEST, _CYCLES * workload.users)))
-    most = min(most, max(_FEWEST // 4, int(0.4 * CLOCK_S * workload.rate)))
+    most = min(max(most, levels.fewest), _in_clock(workload))
     if overloaded:
         batch = deployment.engine.largest_batch(workload) * deployment.replicas
         return max(most, _LIVES * batch)
     return most
+
+
+def _in_clock(workload: Workload) -> int:
+    """Return the most requests that arrive while there is time, and at least some."""
+    return max(_FEWEST // 4, int(min(0.4 * CLOCK_S * workload.rate, 1e15)))
 
 
 def most_requests_per_s(deployment: ServingSetup, workload: Workload) -> float:

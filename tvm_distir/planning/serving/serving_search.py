@@ -14,14 +14,28 @@ import itertools
 from collections.abc import Sequence
 
 from tvm_distir.hardware import System
+from tvm_distir.planning.weight_types import with_weights
 
 from .batching import SchedulerOptions, Speculation
 from .lengths import workload_fault
 from .levels import ServiceLevels
 from .serving_choices import ServingSearchResult
 from .serving_trials import ServingTrials
-from .weight_types import with_weights
 from .workload import TRACE, Workload
+
+SCHEDULERS = ("continuous:tokens=512", "continuous:tokens=2048", "continuous:tokens=8192")
+"""Schedulers that are tried by default."""
+
+
+def searched_workload(
+    workload: Workload | str, schedulers: Sequence[SchedulerOptions | str]
+) -> tuple[Workload, list[SchedulerOptions]]:
+    """Read a workload and schedulers; refuse a trace (SimulationError DIST0761)."""
+    work = Workload.parse(workload) if isinstance(workload, str) else workload
+    if work.kind == TRACE:
+        problem = "a trace has its own rate, and the search varies the rate of requests"
+        raise workload_fault(problem, work.path, "Give poisson:1 with in= and out=.")
+    return work, [SchedulerOptions.parse(s) if isinstance(s, str) else s for s in schedulers]
 
 
 def search_serving(
@@ -31,11 +45,7 @@ def search_serving(
     workload: Workload | str,
     levels: ServiceLevels,
     *,
-    schedulers: Sequence[SchedulerOptions | str] = (
-        "continuous:tokens=512",
-        "continuous:tokens=2048",
-        "continuous:tokens=8192",
-    ),
+    schedulers: Sequence[SchedulerOptions | str] = SCHEDULERS,
     kv_dtypes: Sequence[str] = ("",),
     weights: Sequence[str] = ("",),
     apart: bool = False,
@@ -60,7 +70,7 @@ def search_serving(
     kv_dtypes : sequence of str
         Dtypes of caches to try.
     weights : sequence of str
-        Types of weights to try: see :func:`.weight_types.with_weights`.
+        Types of weights to try: see :func:`tvm_distir.planning.weight_types.with_weights`.
     apart : bool
         Whether prefill and decode may have devices of their own.
     speculation : Speculation, optional
@@ -94,13 +104,9 @@ def search_serving(
     'megatron'
     """
     resolved = System.required(system)
-    work = Workload.parse(workload) if isinstance(workload, str) else workload
-    if work.kind == TRACE:
-        problem = "a trace has its own rate, and the search varies the rate of requests"
-        raise workload_fault(problem, work.path, "Give poisson:1 with in= and out=.")
-    options = [SchedulerOptions.parse(s) if isinstance(s, str) else s for s in schedulers]
+    work, options = searched_workload(workload, schedulers)
     search = ServingTrials(model, devices, resolved, work, levels, options, bounds, router, stages)
-    systems = [with_weights(resolved, kind) for kind in weights]
+    systems = [with_weights(resolved, kind, model) for kind in weights]
     for quantized, kv_dtype in itertools.product(systems, kv_dtypes):
         search.engines(quantized, kv_dtype, speculation)
     search.rate(apart)

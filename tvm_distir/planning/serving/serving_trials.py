@@ -12,6 +12,7 @@ import numpy as np
 
 from tvm_distir.hardware import PICOSECONDS, System
 from tvm_distir.models import serving_step
+from tvm_distir.planning.lighter_weights import remedy_of
 from tvm_distir.support import DistIRError, InternalError, SimulationError
 
 from .batching import SchedulerOptions, Speculation
@@ -70,6 +71,8 @@ class ServingTrials:
             if largest < 1:
                 size = engine.memory.weight_bytes / 2**30
                 why = f"memory: {size:.1f} GiB of weights leave no room for a request"
+                remedy = remedy_of(engine.lighter_kinds(self.work)).rstrip(" .")
+                why += f"; {remedy}" if remedy else ""
                 self.result.cuts.append(CutChoice(name, why))
                 continue
             self._engines.append(engine)
@@ -85,18 +88,22 @@ class ServingTrials:
     def _plan_text(self, deployment: ServingSetup) -> str:
         return deployment.plan_text + self._types(deployment.engine.served)
 
+    def _idle(self, deployment: ServingSetup) -> str:
+        idle = self.devices - deployment.devices
+        return f" ({idle} of {self.devices} devices idle)" if idle else ""
+
     def _name(self, deployment: ServingSetup) -> str:
         return f"{self._plan_text(deployment)}; {deployment.scheduler_text}"
 
     def _plans(self) -> Iterator[tuple[str, dict[str, int]]]:
-        """Yield strategies and meshes of a replica.
+        """Yield strategies and meshes of a replica of a divisor of the devices, or a power of two.
 
         Requests are not divided over parts of a replica by data parallelism: the parts do the work
         of as many replicas, which do not wait for each other's steps.
         """
         config, _ = serving_step(ServedModel(self.model, "", {"tp": 1}, self.system).text(1, 1, 0))
         for count, stages in itertools.product(range(1, self.devices + 1), self.stages):
-            if self.devices % count or count % stages:
+            if (self.devices % count and count & (count - 1)) or count % stages:
                 continue
             rest = count // stages
             before, mesh = (["pipeline"], {"pp": stages}) if stages > 1 else ([], {})
@@ -113,28 +120,27 @@ class ServingTrials:
         pending = []
         for deployment in self._deployments(apart):
             bound = most_requests_per_s(deployment, self.work)
-            pending.append((bound / deployment.devices, bound, deployment))
+            pending.append((bound, deployment))
         pending.sort(key=lambda row: -row[0])
-        for _, bound, deployment in pending:
+        for bound, deployment in pending:
             why = self._cut(deployment, bound) if self.bounds else ""
             if not why:
                 capacity = self._capacity_per_s(deployment)
                 bound = min(bound, capacity)
                 why = self._cut(deployment, bound) if self.bounds else ""
             if why:
-                self.result.cuts.append(CutChoice(self._name(deployment), why))
+                name = self._name(deployment) + self._idle(deployment)
+                self.result.cuts.append(CutChoice(name, why))
                 continue
             rate, summary = self._highest(deployment, bound, capacity)
             self.result.choices.append(
                 RatedChoice(
-                    self._plan_text(deployment), deployment.scheduler_text, deployment.devices,
-                    rate, bound, summary,
+                    self._plan_text(deployment) + self._idle(deployment),
+                    deployment.scheduler_text, self.devices, rate, bound, summary,
                 )
             )  # fmt: skip
-            if summary is not None and (
-                self._best is None or rate / deployment.devices > self._best[0]
-            ):
-                self._best = rate / deployment.devices, deployment
+            if summary is not None and (self._best is None or rate / self.devices > self._best[0]):
+                self._best = rate / self.devices, deployment
                 work = self.work.at_rate(rate)
                 self.result.best = report_of(deployment, work, self.levels, summary)
                 self.result.strategy = deployment.engine.served.strategy
@@ -185,7 +191,7 @@ class ServingTrials:
             least = filler.surface.prefill_s(prompt) + host_us * 1e-6
             if least > levels.ttft_s:
                 return f"TTFT of a prompt alone is {least * 1e3:.0f} ms at least"
-        per_device = bound / deployment.devices
+        per_device = bound / self.devices
         if self._best is not None and per_device <= self._best[0]:
             return f"at most {per_device:.3f} requests/s/device, {self._best[0]:.3f} are reached"
         return ""
@@ -217,7 +223,7 @@ class ServingTrials:
                     break
                 work = replace(self.work, kind=CLOSED, users=users)
                 deployment = ServingSetup(engine.with_options(SchedulerOptions(tokens=2048)))
-                summary, _ = run_deployment(deployment, work, ServiceLevels())
+                summary, _ = run_deployment(deployment, work, ServiceLevels(percentile=50))
                 if summary.tpot.mean_s > 0:
                     points.append(
                         FrontPoint(

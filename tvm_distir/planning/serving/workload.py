@@ -190,7 +190,11 @@ class Workload:
         return replace(some, arrival_ps=np.zeros(count, np.int64))
 
     def draw(self, count: int) -> Requests:
-        """Return requests; the same seed gives the same ones, at any rate and with any count.
+        """Return requests; the same seed gives the same ones, at any rate.
+
+        The last of N Poisson arrivals is at N / rate, so that a run has the stated rate and not one
+        that differs from it by chance: given the time of the last one, the others are independent
+        of each other and uniform (Ross 1996, "Stochastic processes", th. 2.3.1).
 
         Raises
         ------
@@ -203,7 +207,8 @@ class Workload:
         arrival = np.zeros(count)
         if self.kind == POISSON:
             with np.errstate(over="ignore"):
-                arrival = np.cumsum(streams[0].exponential(1.0, count)) / self.rate
+                arrival = np.cumsum(streams[0].exponential(1.0, count))
+                arrival *= count / self.rate / arrival[-1]
         inputs, outputs = (
             Lengths.parse(text).draw(count, rng)
             for text, rng in zip((self.input_length, self.output_length), streams[1:], strict=True)

@@ -53,6 +53,10 @@ STRATEGIES = Registry(
 attribute of the package it would take the function's place."""
 
 
+WORDS: Mapping[str, list[str]] = shipped_data(__file__, "strategy_words.json")
+"""Strategies by words of other libraries and papers that name them; the usual meaning first."""
+
+
 @dataclass(frozen=True)
 class StrategySpec:
     """One strategy with its options.
@@ -156,7 +160,7 @@ def find_strategy(name: str) -> StrategyInfo:
     if name not in STRATEGIES:
         raise PlanError(
             "DIST0230", f'there is no strategy "{name}"',
-            location="strategy", remedy=nearest(name, strategy_names()),
+            location="strategy", remedy=_meaning(name) or nearest(name, strategy_names()),
         )  # fmt: skip
     info = getattr(STRATEGIES.load(name), _MARK, None)
     if not isinstance(info, StrategyInfo):
@@ -165,6 +169,16 @@ def find_strategy(name: str) -> StrategyInfo:
         )
         raise STRATEGIES.offered()[name].fault(fault)
     return info
+
+
+def _meaning(name: str) -> str:
+    """Return the strategies that a word of other libraries stands for; empty where none is known.
+
+    Case and separators do not count: ``ZeRO-3`` is ``zero3``.
+    """
+    plain = "".join(c for c in name.casefold() if c.isalnum())
+    known = next((known for word, known in WORDS.items() if word.replace("_", "") == plain), [])
+    return f"Write {' or '.join(known)}." if known else ""
 
 
 def parse(text: str) -> tuple[StrategySpec, ...]:

@@ -24,7 +24,7 @@ _DOWNSTREAM = (
 
 
 def kept_program(
-    subject: object, make: Callable[[], Program], folder: Path | None = None
+    subject: object, make: Callable[[], Program], folder: str | Path | None = None
 ) -> Program:
     """Return the program that ``make`` gives, read from disk where it was made before.
 
@@ -34,11 +34,11 @@ def kept_program(
         An object whose ``repr`` identifies all that the program depends on, except for the sources
         of the package.
     make : callable
-    folder : Path, optional
+    folder : str or Path, optional
         None: :data:`CACHE`.
     """
     key = hashlib.sha256(repr((sources_digest(_DOWNSTREAM), subject)).encode())
-    path = (folder or CACHE) / "programs" / f"{key.hexdigest()[:32]}.json.gz"
+    path = Path(folder or CACHE) / "programs" / f"{key.hexdigest()[:32]}.json.gz"
     file = CacheFile(path)
     program = file.read(lambda data: Program.from_json(gzip.decompress(data).decode()))
     if program is None:

@@ -58,7 +58,7 @@ class ProgramPipeline:
         The costs that decide what strategies leave open: ``bytes``, or ``times`` of the system.
     dims : mapping of str to int
         Sizes of symbolic dims for all rows.
-    cache : Path, optional
+    cache : str or Path, optional
         The folder in which programs are stored; None: the default folder.
     """
 
@@ -69,7 +69,7 @@ class ProgramPipeline:
     cuts: str = "layers"
     decide: str = "bytes"
     dims: Mapping[str, int] = field(default_factory=dict)
-    cache: Path | None = None
+    cache: str | Path | None = None
 
     @cached_property
     def zoo(self) -> tuple[str, dict[str, str]] | None:

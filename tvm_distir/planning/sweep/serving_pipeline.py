@@ -10,6 +10,7 @@ from functools import cached_property
 from tvm_distir.models import CacheConfig, serving_step, split_keys, zoo, zoo_spec
 from tvm_distir.planning.serving.served_model import ServedModel
 from tvm_distir.planning.study import Study
+from tvm_distir.planning.weight_types import settled
 from tvm_distir.support import UsageError
 
 from .configuration import Configuration
@@ -120,6 +121,7 @@ class ServingPipeline(ProgramPipeline):
         return Study(
             step.text, strategy=step.served.strategy, mesh=step.served.mesh, system=self.system,
             decide=self.decide, bucket_bytes=0, ahead_bytes=0,
+            quantize=settled(self.system.kernels),
         )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from tvm_distir.core.rewriting import gc_paused
 from tvm_distir.hardware import System
 from tvm_distir.performance import Profile, check_products
+from tvm_distir.planning.weight_types import with_weights
 from tvm_distir.planning.workers import Workers
 from tvm_distir.support import UsageError, nearest
 
@@ -40,6 +41,7 @@ def sweep(
     cuts: str = "layers",
     decide: str = "bytes",
     dims: Mapping[str, int] | None = None,
+    quantize: str | None = None,
     output: str | Path | None = None,
     resume: bool = False,
     settings: Mapping[str, Any] | None = None,
@@ -77,6 +79,8 @@ def sweep(
         weights; or ``times`` of the system, which change more often between rows.
     dims : mapping of str to int, optional
         Sizes of symbolic dims for all rows.
+    quantize : str, optional
+        The type of weights: see :func:`tvm_distir.planning.weight_types.with_weights`.
     output : path, optional
         A CSV file to which rows are written as they are computed.
     resume : bool
@@ -119,7 +123,7 @@ def sweep(
         if word not in words:
             problem = f'"{word}" is not one of {", ".join(words)}'
             raise UsageError("DIST0152", problem, location=option, remedy=nearest(word, words))
-    resolved = System.required(system)
+    resolved = with_weights(System.required(system), quantize, model if train is None else None)
     check_products(Profile.resolve(resolved.kernels), resolved)
     check_model_given(model, dims or {})
     if serves(model) and train is not None:
@@ -127,9 +131,8 @@ def sweep(
             "DIST0151", "a serving step has no gradients", location=model,
             remedy="Remove entry=serve, or --train.",
         )  # fmt: skip
-    folder = None if cache is None else Path(cache)
     kind = ServingPipeline if serves(model) else ProgramPipeline
-    pipeline = kind(model, resolved, train, tensor, cuts, decide, dims or {}, folder)
+    pipeline = kind(model, resolved, train, tensor, cuts, decide, dims or {}, cache)
     with gc_paused(), Workers(workers, executor) as pool:
         if isinstance(rows, Mapping):
             axes = {name: [str(value) for value in values] for name, values in rows.items()}

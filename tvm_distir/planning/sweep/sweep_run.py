@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tvm_distir.planning.strategies.memory_fit import is_auto
-from tvm_distir.planning.workers import Lookahead, Workers
+from tvm_distir.planning.workers import KILLED, Lookahead, Workers
+from tvm_distir.support import SimulationError
 
 from .configuration import Configuration
 from .csv_output import CsvOutput
@@ -145,7 +146,10 @@ class SweepRun:
             cells = self.outcomes[row]
             assert cells is not None
             following = map(self.table.row, chosen[number:])
-            full = self.lookahead.get(self.table.row(row), following)
+            full = self._through_pipeline(row, following)
+            if full.status.startswith(KILLED):
+                self.progress.notes.append(f"row {row + 1} was not checked: {full.status}")
+                continue
             difference = Difference(row, float(cells[0]), int(cells[1]), full)
             result.append(difference)
             self.progress.checked = len(result)
@@ -172,11 +176,21 @@ class SweepRun:
         configuration = self.table.row(row)
         if configuration not in self._cache:
             following = (self.table.row(other) for other in later if self._is_unknown(other))
-            self._cache[configuration] = self.lookahead.get(configuration, following)
+            self._cache[configuration] = self._through_pipeline(row, following)
         outcome = self._cache[configuration]
         if self._refused is not None and outcome.status != OK:
             self._refused.learn(row, outcome.status)
         return outcome
+
+    def _through_pipeline(self, row: int, following: Iterable[Configuration]) -> RowOutcome:
+        """Return the outcome of a row, which is an error where its process was killed twice."""
+        try:
+            return self.lookahead.get(self.table.row(row), following)
+        except SimulationError as error:
+            if error.code != KILLED:
+                raise
+            problem = f"{KILLED} row {row + 1}: its worker process was killed twice"
+            return RowOutcome(f"{problem} [{error.remedy}]")
 
     def _is_unknown(self, row: int) -> bool:
         """Return whether the outcome of a row is not known from another row."""

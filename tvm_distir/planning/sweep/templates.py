@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from tvm_distir.hardware import PICOSECONDS
 from tvm_distir.performance import Profile, Program, grouped
-from tvm_distir.planning.workers import Lookahead, Workers
+from tvm_distir.planning.workers import KILLED, Lookahead, Workers
 from tvm_distir.support import DistIRError, InternalError, SimulationError
 
 from .outcome import BOUNDS, OK, STRUCTURE, RowOutcome, reason
@@ -169,8 +169,15 @@ class StructureSweep:
 
         for number, members in enumerate(groups):
             following = (task(later) for later in range(number + 1, len(groups)))
-            parts, refusals = lookahead.get(task(number), following)
-            del tasks[number]
+            try:
+                parts, refusals = lookahead.get(task(number), following)
+            except SimulationError as error:
+                if error.code != KILLED:
+                    raise
+                self.notes.append(f"{members.size} rows one by one: {reason(error)}")
+                continue
+            finally:
+                del tasks[number]
             for row, why in refusals:
                 self.refused.learn(int(members[row]), why)
             for part in parts:

@@ -20,6 +20,7 @@ from .tree import PropagationError as PropagationError
 from .tree import SimulationError as SimulationError
 from .tree import UsageError as UsageError
 from .tree import Violation as Violation
+from .tree import WrongProgramError as WrongProgramError
 from .tree import register_with_ffi as register_with_ffi
 from .user_input import MAX_DEVICES as MAX_DEVICES
 from .user_input import MAX_INT as MAX_INT

@@ -206,6 +206,12 @@ class MismatchError(DistIRError):
     exit_code = 70
 
 
+class WrongProgramError(MismatchError):
+    """A program that others distributed gives another result than its reference."""
+
+    exit_code = 1
+
+
 class HardwareError(DistIRError):
     """A system description is missing or wrong."""
 
@@ -243,6 +249,7 @@ _TREE = (
     LoweringError,
     EngineError,
     MismatchError,
+    WrongProgramError,
     HardwareError,
     SimulationError,
     InfeasibleError,

@@ -27,6 +27,7 @@ SPECS = [
     (td.P("tp", "dp"), "S[1], S[0]"),
     (td.P(None, ("dp", "tp")), "S[1], S[1]"),
     (td.P(["dp", "tp"], []), "S[0], S[0]"),
+    (td.P(None, ("tp", "dp")), "S[1], S[1]"),
 ]
 
 
@@ -37,7 +38,8 @@ def test_the_three_notations_give_the_same_rule(spec: td.P, text: str) -> None:
     file: dict[str, Any] = {"schema_version": 1, "mesh": AXES, "rules": {"w.*": lists}}
     rule: dict[str, Any] = {**file, "rules": [{"param": "w.*", "placement": lists}]}
     as_text = td.Plan(mesh=AXES, rules={"w.*": text})
-    assert python == as_text == td.Plan.from_dict(file) == td.Plan.from_dict(rule)
+    assert python == td.Plan.from_dict(file) == td.Plan.from_dict(rule)
+    assert (python == as_text) == (not python.rules[0].orders)
     assert python.rules[0].placement == parse_open_placement(text)
     assert td.Plan.from_dict(python.to_dict()) == python
 
@@ -63,12 +65,13 @@ def test_devices_hold_what_jax_gives_them(spec: td.P, _: str) -> None:
     theirs = jax.sharding.PartitionSpec(*spec)
     plan = td.Plan(mesh=AXES, rules={"w": theirs})
     assert plan == td.Plan(mesh=AXES, rules={"w": spec})
-    labels = plan.rules[0].closed_labels
+    labels, [order] = plan.rules[0].closed_labels, plan.rules[0].orders or [(0, 1)]
     indices = jax.sharding.NamedSharding(mesh, theirs).devices_indices_map((16, 24))
     for coordinates in itertools.product(range(2), range(4)):
         stored = indices[mesh.devices[coordinates]]
         expected = [cut.indices(size)[:2] for cut, size in zip(stored, (16, 24), strict=True)]
-        assert shard_slices((16, 24), labels, (2, 4), coordinates) == expected
+        view = [[row[a] for a in order] for row in (labels, (2, 4), coordinates)]
+        assert shard_slices((16, 24), *view) == expected
 
 
 def _reshaped(devices: Any) -> Any:
@@ -90,7 +93,7 @@ def test_a_plan_by_axes_runs_equal() -> None:
 WRONG = [
     ({"w": td.P("pp")}, "DIST0206", "tp"),
     ({"w": td.P("tp", "tp")}, "DIST0203", "once"),
-    ({"w": td.P(("tp", "dp"))}, "DIST0203", "dp, tp"),
+    ([{"value": "w", "placement": [["tp", "dp"]]}], "DIST0203", "param rules"),
     ({"w": [3]}, "DIST0203", "null"),
     ({"w": [["tp", 3]]}, "DIST0203", "null"),
     ({"w": [""]}, "DIST0203", "null"),

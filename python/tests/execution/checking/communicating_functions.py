@@ -64,3 +64,29 @@ class ScatterRows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Any) -> Any:
         return fc.all_gather_tensor(g, 0, ctx.group), None
+
+
+def turned(x: torch.Tensor, by: int) -> torch.Tensor:
+    """Return the value of the rank that is some ranks before this one in a ring."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    got = torch.empty_like(x)
+    ops = [
+        dist.P2POp(dist.isend, x.contiguous(), (rank + by) % n),
+        dist.P2POp(dist.irecv, got, (rank - by) % n),
+    ]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+    return got
+
+
+class Turn(torch.autograd.Function):
+    """The value of another rank of a ring, whose gradients go back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, by: int) -> Any:
+        ctx.by = by
+        return turned(x, by)
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        return turned(g, -ctx.by), None

@@ -5,72 +5,26 @@
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as fc
 import torch.nn.functional as F
-from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Shard
 
-from .communicating_functions import CopyTo, GatherRows, ReduceFrom, ScatterRows
-
-Tensors = dict[str, torch.Tensor]
-
-
-@dataclass(frozen=True)
-class Case:
-    """A program with its reference.
-
-    ``make(bug, rank)`` is what ``td.trace_ranks`` takes of a rank; ``shapes`` are those of the
-    whole parameters and data.
-    """
-
-    make: Callable[[str, int], Any]
-    reference: Callable[[Tensors, Tensors], Tensors]
-    mesh: dict[str, int]
-    weights: dict[str, tuple[int, ...]]
-    data: dict[str, Any]
-    hints: dict[str, dict[str, int]] = field(default_factory=dict)
-    micro_batches: tuple[int, ...] = ()
-
-    @property
-    def ranks(self) -> int:
-        return math.prod(self.mesh.values())
-
-    def of(self, bug: str = "") -> Callable[[int], Any]:
-        return functools.partial(self.make, bug)
-
-    def single(self, rank: int) -> Any:
-        return self.reference, tensors(self.weights, True), tensors(self.data)
-
-
-def tensors(shapes: dict[str, Any], trained: bool = False) -> Tensors:
-    return {
-        name: torch.ones(shape, requires_grad=trained) if isinstance(shape, tuple) else shape
-        for name, shape in shapes.items()
-    }
-
-
-def divided(shapes: dict[str, Any], **by: tuple[int, int]) -> dict[str, tuple[int, ...]]:
-    """Return shapes with some dims divided: ``a=(dim, n)``."""
-    result = dict(shapes)
-    for name, (dim, n) in by.items():
-        shape = list(shapes[name])
-        shape[dim] //= n
-        result[name] = tuple(shape)
-    return result
-
-
-def grads(loss: torch.Tensor, params: Tensors) -> Tensors:
-    found = torch.autograd.grad(loss, list(params.values()))
-    return {"loss": loss, **{f"grad:{name}": g for name, g in zip(params, found)}}
-
+from .cases import Case, Tensors, divided, grads, tensors
+from .communicating_functions import CopyTo, GatherRows, ReduceFrom, ScatterRows, Turn
+from .module_programs import (
+    BOTH_HINTS,
+    NET_D,
+    NET_W,
+    accumulated_fsdp,
+    dtensor,
+    fsdp,
+    net_reference,
+    tensor_parallel_fsdp,
+)
 
 # Tensor parallel MLP, data parallel besides.
 MLP_W = {"ln": (16,), "a": (16, 32), "b": (32, 16), "c": (16,)}
@@ -113,89 +67,6 @@ def mlp(bug: str, rank: int) -> Any:
 
     weights = divided(MLP_W, a=(1, 2), b=(0, 2))
     return step, tensors(weights, True), tensors(divided(MLP_D, x=(0, 2), y=(0, 2)))
-
-
-# Modules: DTensor tensor parallel, sequence parallel, FSDP2, HSDP.
-class Net(nn.Module):
-    """A block of a residual MLP."""
-
-    def __init__(self, n: int = 16) -> None:
-        super().__init__()
-        self.norm, self.a, self.b = nn.LayerNorm(n), nn.Linear(n, 2 * n), nn.Linear(2 * n, n)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.b(F.gelu(self.a(self.norm(x))))
-
-
-NET_W = {name: tuple(p.shape) for name, p in Net().named_parameters()}
-NET_D = {"x": (8, 4, 16)}
-
-
-def net_reference(p: Tensors, d: Tensors) -> Tensors:
-    with torch.device("meta"):
-        net = Net()
-    return grads((torch.func.functional_call(net, p, (d["x"],)) ** 2).mean(), p)
-
-
-def dtensor(sequence: bool, bug: str, rank: int) -> Any:
-    from torch.distributed.tensor.parallel import (
-        ColwiseParallel,
-        RowwiseParallel,
-        SequenceParallel,
-        parallelize_module,
-    )
-
-    net, mesh = Net(), init_device_mesh("cpu", (4,), mesh_dim_names=("tp",))
-    how: dict[str, Any] = {"a": ColwiseParallel(), "b": RowwiseParallel()}
-    if sequence:
-        how = {
-            "norm": SequenceParallel(),
-            "a": ColwiseParallel(input_layouts=Shard(1)),
-            "b": RowwiseParallel(output_layouts=Shard(1)),
-        }
-    parallelize_module(net, mesh, how)
-    spec = {
-        n: (getattr(p, "device_mesh", None), getattr(p, "placements", None))
-        for n, p in net.named_parameters()
-    }
-    local = {
-        n: (p.to_local() if isinstance(p, DTensor) else p).detach().requires_grad_()
-        for n, p in net.named_parameters()
-    }
-
-    def step(p: Tensors, d: Tensors) -> Tensors:
-        q = {
-            n: v if spec[n][0] is None else DTensor.from_local(v, *spec[n], run_check=False)
-            for n, v in p.items()
-        }
-        y = torch.func.functional_call(net, q, (d["x"],))
-        loss = (y**2).sum() / (8 * 4 * 16)
-        out = grads(loss, p)
-        if sequence and bug != "loss not reduced":
-            out["loss"] = fc.all_reduce(loss, "sum", dist.group.WORLD)
-        if bug == "norm twice":
-            out["grad:norm.weight"] = fc.all_reduce(
-                out["grad:norm.weight"], "sum", dist.group.WORLD
-            )
-        return out
-
-    return step, local, tensors(divided(NET_D, x=(1, 4)) if sequence else NET_D)
-
-
-def fsdp(shape: tuple[int, ...], names: tuple[str, ...], bug: str, rank: int) -> Any:
-    from torch.distributed.fsdp import fully_shard
-
-    net, mesh = Net(), init_device_mesh("cpu", shape, mesh_dim_names=names)
-    fully_shard(net.a, mesh=mesh)
-    fully_shard(net, mesh=mesh)
-
-    def step(p: Tensors, d: Tensors) -> Tensors:
-        loss = (net(d["x"]) ** 2).mean()
-        (loss * 4 if bug == "sum" else loss).backward()
-        return {"loss": loss, **{f"grad:{n}": q.grad.to_local() for n, q in net.named_parameters()}}
-
-    local = {n: q.to_local().detach() for n, q in net.named_parameters()}
-    return step, local, tensors(divided(NET_D, x=(0, 4)))
 
 
 # FSDP by hand.
@@ -305,16 +176,6 @@ def ring(bug: str, rank: int) -> Any:
     init_device_mesh("cpu", (2,), mesh_dim_names=("cp",))
     n = 2
 
-    def turned(x: torch.Tensor) -> torch.Tensor:
-        got = torch.empty_like(x)
-        ops = [
-            dist.P2POp(dist.isend, x.contiguous(), (rank + 1) % n),
-            dist.P2POp(dist.irecv, got, (rank - 1) % n),
-        ]
-        for work in dist.batch_isend_irecv(ops):
-            work.wait()
-        return got
-
     def step(p: Tensors, d: Tensors) -> Tensors:
         def heads(w: torch.Tensor) -> torch.Tensor:
             return (d["x"] @ w).unflatten(-1, (4, 4)).transpose(1, 2)
@@ -324,25 +185,18 @@ def ring(bug: str, rank: int) -> Any:
         total, y = torch.zeros_like(top), torch.zeros_like(q)
         for i in range(n):
             s = q @ k.transpose(-1, -2) / 2
-            new = torch.maximum(top, s.amax(-1, keepdim=True))
+            new = torch.maximum(top, s.amax(-1, keepdim=True)).detach()
             weight, old = (s - new).exp(), (top - new).exp()
             if bug == "no rescaling":
                 old = torch.ones_like(old)
             total, y, top = total * old + weight.sum(-1, keepdim=True), y * old + weight @ v, new
             if i + 1 < n:
-                k, v = turned(k), (v if bug == "values stay" else turned(v))
+                k, v = Turn.apply(k, 1), (v if bug == "values stay" else Turn.apply(v, 1))
         y = (y / total).transpose(1, 2).flatten(-2)
-        return {"y": y @ p["o"]}
+        out = grads(((y @ p["o"]) ** 2).sum() / (2 * 8 * 16), p)
+        return {n: fc.all_reduce(t, "sum", dist.group.WORLD) for n, t in out.items()}
 
-    return step, tensors(ATT_W), tensors(divided(ATT_D, x=(1, 2)))
-
-
-def ring_reference(p: Tensors, d: Tensors) -> Tensors:
-    def heads(w: torch.Tensor) -> torch.Tensor:
-        return (d["x"] @ w).unflatten(-1, (4, 4)).transpose(1, 2)
-
-    s = torch.softmax(heads(p["q"]) @ heads(p["k"]).transpose(-1, -2) / 2, -1)
-    return {"y": (s @ heads(p["v"])).transpose(1, 2).flatten(-2) @ p["o"]}
+    return step, tensors(ATT_W, True), tensors(divided(ATT_D, x=(1, 2)))
 
 
 # Experts: tokens are sent to the ranks of their experts, a fixed number to each.
@@ -353,7 +207,7 @@ EXP_D = {"x": (16, 16)}
 def experts_reference(p: Tensors, d: Tensors) -> Tensors:
     h = d["x"].unflatten(0, (4, 4))  # the tokens of four ranks; token i goes to expert i
     y = torch.einsum("tec,ecd->ted", h, p["w"]).flatten(0, 1)
-    return grads((torch.tanh(y) ** 2).mean(), p)
+    return grads(((torch.tanh(y) - d["x"]) ** 2).mean(), p)
 
 
 def experts(bug: str, rank: int) -> Any:
@@ -366,7 +220,7 @@ def experts(bug: str, rank: int) -> Any:
     def step(p: Tensors, d: Tensors) -> Tensors:
         y = sent(d["x"]) @ p["w"][0]
         y = y if bug == "not sent back" else sent(y)
-        loss = (torch.tanh(y) ** 2).mean()
+        loss = ((torch.tanh(y) - d["x"]) ** 2).mean()
         out = grads(loss if bug == "sum" else loss / 4, p)
         return {**out, "loss": fc.all_reduce(out["loss"], "sum", group)}
 
@@ -564,12 +418,18 @@ CASES = {
         functools.partial(fsdp, (2, 2), ("dp", "shard")), net_reference, {"dp": 2, "shard": 2},
         NET_W, NET_D, {n: {"shard": 0} for n in NET_W},
     ),
+    "FSDP2 accumulated": Case(
+        accumulated_fsdp, net_reference, {"dp": 4}, NET_W, NET_D, micro_batches=(2,)
+    ),
+    "DTensor and FSDP2": Case(
+        tensor_parallel_fsdp, net_reference, {"dp": 2, "tp": 2}, NET_W, NET_D, BOTH_HINTS
+    ),
     "tensor parallel and sharded": Case(
         both, hand_reference, {"dp": 2, "tp": 2}, HAND_W, MLP_D,
         {**_DATA, "a": {"dp": 0, "tp": 1}, "b": {"tp": 0, "dp": 0}},
     ),
     "all-to-all attention": Case(ulysses, attention_reference, {"cp": 4}, ATT_W, ATT_D),
-    "ring attention": Case(ring, ring_reference, {"cp": 2}, ATT_W, ATT_D),
+    "ring attention": Case(ring, attention_reference, {"cp": 2}, ATT_W, ATT_D),
     "experts": Case(experts, experts_reference, {"ep": 4}, EXP_W, EXP_D),
     "vocabulary parallel": Case(vocabulary, vocabulary_reference, {"tp": 4}, VOC_W, VOC_D),
     "buckets": Case(buckets, mlp_reference, {"dp": 4}, MLP_W, MLP_D),

@@ -145,6 +145,21 @@ def test_a_sample_stands_for_all_ranks() -> None:
     assert td.check(sampled, td.trace_ranks(make, 1)).equal
 
 
+def test_a_sample_whose_group_is_off_the_mesh_is_refused() -> None:
+    def make(rank: int) -> Any:
+        groups = [dist.new_group([0, 3]), dist.new_group([1, 2])]
+
+        def step(p: Any, d: Any) -> Any:
+            y = d["x"] * 1.0
+            dist.all_reduce(y, group=groups[rank in (1, 2)])
+            return {"y": y}
+
+        return step, {}, {"x": torch.ones(2)}
+
+    with pytest.raises(ModelError, match=r"DIST0364 rank 0: its group \[0, 3\] is along no axes"):
+        td.trace_ranks(make, RANKS, mesh={"a": 2, "b": 2}, sample=0)
+
+
 def _refused(body: Callable[[Any], Any]) -> str:
     def make(rank: int) -> Any:
         return (lambda p, d: {"y": body(d["x"].clone())}), {}, {"x": torch.ones(4, 4)}
@@ -173,6 +188,8 @@ def test_what_has_no_meaning_is_refused_by_name() -> None:
     assert 'DIST0364 rank 0: the result "y" is no tensor' in _refused(lambda x: 1.0)
     assert _refused(lambda x: F.dropout(x, 0.5)).startswith("DIST0360 bernoulli")
     assert _refused(lambda x: x[: int(x.sum())]).startswith("DIST0364 rank 0")
+    beyond = _refused(lambda x: torch.as_strided(x, (3, 2), (6, 1), 4))
+    assert "a strided view that reaches beyond its tensor" in beyond
 
 
 def _shaped(names: tuple[str, str], device: str, sends: bool) -> Callable[[int], Any]:

@@ -15,6 +15,9 @@ import tvm
 from tvm import ir
 
 import tvm_distir as td
+from tvm_distir.execution import distributed_reference
+from tvm_distir.execution.checking.checking import drawn_inputs
+from tvm_distir.execution.checking.traced_module import TracedModule
 from tvm_distir.interface.command.app import main
 
 TRACES = Path(__file__).parent / "traces"
@@ -95,8 +98,10 @@ def test_a_reference_of_several_ranks_is_refused() -> None:
 
 def test_another_module_is_refused() -> None:
     mod = td.zoo.build("mlp", {"batch": 4, "layers": 1, "hidden": 8})
-    with pytest.raises(td.support.errors.ModelError, match="DIST0365"):
+    with pytest.raises(td.support.errors.ModelError, match=r"DIST0366 input .head\.bias"):
         td.check(mod, stored(f"{MLP}_reference"))
+    with pytest.raises(td.support.errors.ModelError, match=r"DIST0365 td\.check"):
+        td.check(tvm.IRModule(), stored(f"{MLP}_reference"))
 
 
 def test_the_command_prints_the_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,13 +110,50 @@ def test_the_command_prints_the_verdict(tmp_path: Path, capsys: pytest.CaptureFi
     words = ["check", str(tmp_path), "--json"]
     for name, axes in HINTS.items():
         words += ["--hint", name + ":" + ",".join(f"{a}={d}" for a, d in axes.items())]
-    assert main(words) == 70
+    assert main(words) == 1
     output = capsys.readouterr()
     report = json.loads(output.out)
     assert report["verdict"] == "wrong"
     assert report["repair"] == "sum mm1 over tp"
     assert output.err.startswith("DIST0692 programs.py:")
     assert main([*words[:2], "--hint", "x"]) == 2
+
+
+def _folder(path: Path) -> list[str]:
+    """Write a right program to a folder, and return the words that check it by rules."""
+    for name, kind in (("programs", "right"), ("reference", "reference")):
+        shutil.copy(TRACES / f"{MLP}_{kind}.json", path / f"{name}.json")
+    words = ["check", str(path), "--by", "rules"]
+    for name, axes in HINTS.items():
+        words += ["--hint", name + ":" + ",".join(f"{a}={d}" for a, d in axes.items())]
+    return words
+
+
+def test_the_command_compares_with_a_plan_of_the_package(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*_folder(tmp_path), "--system", "h100"]
+    assert main(words) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("EQUAL by rules on dp=2, tp=2: 5 outputs for all inputs")
+    assert "The ranks take 1.04 times the time of this package's plan and send 3.1" in text
+    assert main([*words, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [r["name"] for r in report["comparison"]["results"]] == ["this package", "the ranks"]
+    assert main([*words[:-1], "h1000"]) == 2
+    assert main(["check", str(tmp_path), "--by", "proof"]) == 2
+
+
+def test_the_plan_of_the_package_computes_the_reference() -> None:
+    reference = stored(f"{MLP}_reference")
+    report = td.check(stored(f"{MLP}_right"), reference, hints=HINTS, by="rules")
+    single = TracedModule(reference)
+    inputs = drawn_inputs(single, {}, 0)
+    ours = distributed_reference(reference, report)
+    results = td.run(ours, [inputs[name].astype("float32") for name in single.codes[0].inputs])
+    expected = single.run({0: inputs}).outputs[0]
+    for value, want in zip(results, expected.values(), strict=True):
+        assert np.allclose(value, want, 1e-4, 1e-5)
 
 
 def test_hints_of_an_input_are_joined(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -71,6 +71,16 @@ def test_integers_of_ranks_are_shards(added: int) -> None:
     assert report.equal == (added == 0)
 
 
+def test_blocks_in_another_order_are_found() -> None:
+    def make(rank: int) -> Any:
+        rows = 4 // dist.get_world_size()
+        return (lambda p, d: {"y": d["x"].flip(0) * 2}), {}, {"x": torch.ones(rows, 4)}
+
+    report = td.check(td.trace_ranks(make, 2), td.trace_ranks(make, 1), by="rules")
+    assert report.problem.startswith("flip (flip) is the first value that stands for none")
+    assert "x = x (sharded along dim 0 over axis0)" in report.problem
+
+
 def test_a_reference_that_is_not_finite_is_refused() -> None:
     def make(rank: int) -> Any:
         return (lambda p, d: {"y": d["x"].log()}), {}, {"x": torch.ones(4, 4)}

@@ -25,7 +25,7 @@ from tvm_distir.models.tvmscript import from_tvmscript
 from tvm_distir.support.config.record import RECORD
 
 PLAN = ["--plan", "plan.json", "--system", "dgx-a100"]
-STAGES = ("load", "plan", "annotate", "propagate", "legalize", "optimize", "lower")
+STAGES = ("load", "plan", "annotate", "propagate", "order", "legalize", "optimize", "lower")
 
 
 @pytest.fixture

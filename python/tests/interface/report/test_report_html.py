@@ -16,8 +16,9 @@ from tests.interface.report.report_samples import GIB, events, sample
 from tvm_distir.interface.report.html import to_html
 from tvm_distir.interface.report.model import Analysis, ReportLane
 from tvm_distir.interface.report.search_page import search_page
+from tvm_distir.planning.search.candidate_row import CandidateRow
 from tvm_distir.planning.search.candidates import Candidate
-from tvm_distir.planning.search.result import CandidateRow, SearchResult
+from tvm_distir.planning.search.result import SearchResult
 
 VOID = {"meta", "input", "br", "img", "link", "hr"}
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&"

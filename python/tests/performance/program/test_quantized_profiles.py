@@ -22,7 +22,7 @@ from tvm_distir.transforms.attention.passes import FuseAttention
 BATCH, SEQ, HIDDEN, FFN, HEADS, KV_HEADS = 2, 32, 64, 96, 4, 2
 TOKENS, KV = BATCH * SEQ, HIDDEN * KV_HEADS // HEADS
 TRAINING = ("fused-fp8", "fused-fp8-block", "fused-mxfp8", "fused-nvfp4")
-WEIGHTS = ("fused-int8-weights", "fused-int4-weights")
+WEIGHTS = ("fused:weights=int8", "fused:weights=int4")
 MODEL = (
     f"zoo:llama?layers=1,seq={SEQ},hidden={HIDDEN},ffn={FFN},heads={HEADS},"
     f"kv_heads={KV_HEADS},vocab=512,dtype=bfloat16"

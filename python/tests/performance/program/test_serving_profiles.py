@@ -18,7 +18,7 @@ from tvm_distir.performance.program.program import Program
 from tvm_distir.performance.simulation.simulator import simulate
 from tvm_distir.planning.serving.served_model import ServedModel
 
-BITS = {"serving-fp8": 8.0, "serving-nvfp4": 4.5, "serving-int4": 4.125}
+BITS = {"serving:weights=fp8": 8.0, "serving:weights=nvfp4": 4.5, "serving:weights=int4": 4.125}
 
 
 def step(family: str = "llama3", strategy: str = "megatron", **mesh: int) -> Program:
@@ -105,7 +105,7 @@ def test_experts_that_get_no_tokens_are_not_read_in_any_type() -> None:
     program = served.study(2, 1, 0).program
     wide, narrow = (
         [op for fn in grouped(program, name).functions.values() for op in fn.ops]
-        for name in ("serving", "serving-fp8")
+        for name in ("serving", "serving:weights=fp8")
     )
     experts = [
         (old, new)

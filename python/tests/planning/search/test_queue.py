@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from tests.planning.search.systems import QUICK
+from tvm_distir.planning.search.candidate_row import BOUND, LEFT, MEMORY, CandidateRow
 from tvm_distir.planning.search.candidates import Candidate
 from tvm_distir.planning.search.queue import Queue, QueuedCandidate
-from tvm_distir.planning.search.result import BOUND, LEFT, MEMORY, CandidateRow
 from tvm_distir.planning.search.search_run import SearchRun
 
 

@@ -14,9 +14,10 @@ import pytest
 from tests.planning.search.systems import A100
 from tvm_distir.core.solver.problem import INFINITE
 from tvm_distir.hardware.auto_sharding.edge_builder import _undominated
+from tvm_distir.planning.search.candidate_row import BOUND, SOLVED, CandidateRow
 from tvm_distir.planning.search.candidates import Candidate, Enumeration
 from tvm_distir.planning.search.constraints import Constraints
-from tvm_distir.planning.search.result import BOUND, SOLVED, CandidateRow, SearchResult
+from tvm_distir.planning.search.result import SearchResult
 from tvm_distir.planning.search.stage_partition import partition_stages, shared_out
 
 

@@ -11,10 +11,13 @@ from tvm_distir.core.plan import mesh_text
 from tvm_distir.hardware import System
 from tvm_distir.planning.serving.batching import SchedulerOptions
 from tvm_distir.planning.serving.levels import ServiceLevels
+from tvm_distir.planning.serving.served_model import ServedModel
+from tvm_distir.planning.serving.serving_engine import ServingEngine
 from tvm_distir.planning.serving.serving_report import serve_analyze
 from tvm_distir.planning.serving.serving_search import search_serving
 from tvm_distir.planning.serving.serving_trials import ServingTrials
 from tvm_distir.planning.serving.workload import Workload
+from tvm_distir.support.errors.tree import SimulationError
 
 SCHEDULERS = ("continuous:tokens=64", "prefill_first:tokens=512")
 WORK = "poisson:1,in=64,out=uniform:1-16,seed=3"
@@ -46,6 +49,47 @@ def test_a_search_lists_what_can_be_analyzed(model):
         assert report.summary.requests > 0
         plan = report.plan.rpartition(" x ")[0]
         assert sum(name.rpartition(" x ")[0] == plan for name in known) == len(SCHEDULERS)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_devices_that_no_replica_needs_are_idle():
+    """Two of three devices serve by a plan of two, with a third of their rate per device."""
+    three, two = (searched("zoo:llama3?size=tiny", devices, bounds=False) for devices in (3, 2))
+    rates = [
+        {
+            choice.scheduler: choice.requests_per_s
+            for choice in result.choices
+            if choice.plan.startswith("megatron tp=2 x 1")
+        }
+        for result in (three, two)
+    ]
+    assert rates[0] == rates[1]
+    assert {choice.plan for choice in three.choices} == {
+        "megatron tp=1 x 3", "megatron tp=2 x 1 (1 of 3 devices idle)",
+    }  # fmt: skip
+    assert [cut.plan for cut in three.cuts] == ["megatron tp=3"]  # three do not divide its heads
+    assert {choice.devices for choice in three.choices} == {3}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    ("model", "strategy", "mesh"),
+    [
+        ("llama3", "megatron", {"tp": 1}),
+        ("mixtral", "expert_parallel", {"ep": 2}),
+    ],
+)
+def test_data_parallelism_serves_no_more_than_replicas(model, strategy, mesh):
+    """Why a search does not try it: its parts do the work of replicas, and wait for each other."""
+    text, work = f"zoo:{model}?size=tiny,layers=2", Workload.parse(WORK)
+    options = SchedulerOptions(tokens=512)
+    plans = (f"data_parallel+{strategy}", {"dp": 2, **mesh}), (strategy, mesh)
+    parts, replica = (
+        ServingEngine.of(ServedModel(text, plan, sizes, System.load(SYSTEM)), options)
+        for plan, sizes in plans
+    )
+    assert parts.served.devices == 2 * replica.served.devices
+    assert parts.capacity_per_s(work) <= 1.02 * 2 * replica.capacity_per_s(work)
 
 
 def test_experts_and_their_widths_are_divided_together():
@@ -111,6 +155,19 @@ def test_requests_of_one_token_are_served_by_devices_apart():
     tokens = sum(int(part.requests.output_tokens.sum()) for part in report.served)
     made = sum(int(part.steps[:, 2].sum()) for part in report.served)
     assert tokens == made + 100
+
+
+def test_devices_apart_have_a_system_of_their_own():
+    """A slower one fills caches later, and tokens after the first come as before."""
+    model, plan = "zoo:llama3?size=tiny", ("megatron", {"tp": 1})
+    work, apart = "closed:2,in=8192,out=16", {"prefill_mesh": {"tp": 1}}
+    plain = serve_analyze(model, *plan, "dgx-h100", work, **apart)
+    other = serve_analyze(model, *plan, "dgx-h100", work, prefill_system="dgx-a100", **apart)
+    assert other.system == "dgx-a100 and dgx-h100"
+    assert other.summary.ttft.mean_s > plain.summary.ttft.mean_s
+    assert other.summary.tpot.mean_s == pytest.approx(plain.summary.tpot.mean_s, rel=0.2)
+    with pytest.raises(SimulationError, match="DIST0761 prefill_mesh"):
+        serve_analyze(model, *plan, "dgx-h100", work, prefill_system="dgx-a100")
 
 
 def test_overload_is_said_first():

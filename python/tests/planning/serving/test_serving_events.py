@@ -256,9 +256,25 @@ def test_a_shared_prefix_is_computed_once():
 
 def test_the_same_seed_gives_the_same_requests_at_any_rate():
     work = Workload.parse("poisson:3,in=lognormal:200:0.5,out=uniform:1-90,seed=5")
-    a, b = work.draw(40), work.at_rate(6).draw(60)
-    np.testing.assert_array_equal(a.input_tokens, b.input_tokens[:40])
-    np.testing.assert_allclose(a.arrival_ps, 2 * b.arrival_ps[:40], atol=2)
+    a, b, more = work.draw(40), work.at_rate(6).draw(40), work.draw(60)
+    np.testing.assert_array_equal(a.input_tokens, b.input_tokens)
+    np.testing.assert_array_equal(a.input_tokens, more.input_tokens[:40])
+    np.testing.assert_allclose(a.arrival_ps, 2 * b.arrival_ps, atol=2)
+    scale = more.arrival_ps[0] / a.arrival_ps[0]
+    np.testing.assert_allclose(scale * a.arrival_ps, more.arrival_ps[:40], rtol=1e-9)
+
+
+@pytest.mark.parametrize("count", [1, 9, 1000])
+def test_a_run_offers_its_rate(count):
+    """By the last of the arrivals; the others are uniform before it (Kolmogorov and Smirnov)."""
+    arrivals = [
+        Workload.parse(f"poisson:8,seed={seed}").draw(count).arrival_ps / 1e12 for seed in range(40)
+    ]
+    for times in arrivals:
+        assert times[-1] == pytest.approx(count / 8)
+    pooled = np.sort(np.concatenate([times[:-1] for times in arrivals])) / (count / 8)
+    steps = np.arange(1, pooled.size + 1) / max(pooled.size, 1)
+    assert (np.abs(pooled - steps) < 1.63 / np.sqrt(max(pooled.size, 1))).all()
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,7 @@ LEVELS = [
     ServiceLevels(ttft, tpot) for ttft in (0.004, 0.02, None) for tpot in (0.0006, 0.001, None)
 ]
 SPACES = list(itertools.product(LENGTHS, LEVELS, (False, True), (1, 2)))[:50]
-"""``scripts/checks/serving_laws.py`` searches all of them, the test each fifth."""
+"""``scripts/checks/serving_laws.py`` searches all of them, the test each ninth."""
 
 
 @contextmanager
@@ -153,7 +153,8 @@ def fitted_once():
     known, make = {}, ServingEngine.of
 
     def of(served, options):
-        key = (served.model, served.strategy, tuple(served.mesh.items()))
+        system = served.system.name, served.system.device.price_per_hour
+        key = (served.model, served.strategy, tuple(served.mesh.items()), system)
         if key not in known:
             known[key] = make(served, options)
         return known[key].with_options(options)
@@ -170,7 +171,7 @@ def known_engines():
 
 
 def test_the_best_is_that_of_exhaustive_search(known_engines):
-    assert compare_with_exhaustive(SPACES[::5]) > 0
+    assert compare_with_exhaustive(SPACES[::9]) > 0
 
 
 def compare_with_exhaustive(spaces):
@@ -210,11 +211,6 @@ def test_a_report_says_why_levels_break(known_engines):
     assert report.broken == ["TTFT", "TPOT"]
     assert len(report.causes) == len(report.advice) == 2
     assert "queue" in report.text()
-    with pytest.raises(SimulationError, match="DIST0761"):
-        serve_analyze(
-            "zoo:llama3?size=tiny", "megatron", {"tp": 1}, SYSTEM, "closed:3,in=9,out=4",
-            prefill_mesh={"tp": 1},
-        )  # fmt: skip
 
 
 def test_devices_apart_keep_prompts_from_those_that_decode(known_engines):

@@ -12,7 +12,7 @@ import pytest
 import tvm_distir as td
 from tests.transforms.training.pipeline_models import tower
 from tvm_distir.planning.strategies.composition import make_plan
-from tvm_distir.planning.strategies.memory_fit import fitted
+from tvm_distir.planning.strategies.memory_fit import evenly_cut, fitted
 from tvm_distir.support.errors.tree import InfeasibleError
 
 GIB = 2**30
@@ -67,6 +67,36 @@ def test_an_estimate_without_the_plan_refuses_nothing() -> None:
         make(message)
     step, _ = fitted(make, planned, message, "dgx-a100")
     assert least < peak(step) <= bound
+
+
+@pytest.mark.parametrize(
+    ("strategy", "mesh"),
+    [
+        ("fsdp", {"dp": 8}),
+        ("hsdp", {"pod": 2, "dp": 4}),
+        ("fsdp+context_parallel:form=gather", {"dp": 2, "cp": 2}),
+    ],
+)
+def test_a_policy_is_found_wherever_full_recomputation_fits(
+    strategy: str, mesh: dict[str, int]
+) -> None:
+    """The memory of full recomputation is enough."""
+    model = td.zoo.gpt(size="tiny", layers=1, hidden=128, batch=32, seq=64)
+
+    def make(recompute: Any) -> Any:
+        return td.train_step(model, optimizer="adam", recompute=recompute, system="dgx-a100")
+
+    def planned(step: Any) -> Any:
+        return make_plan(step, strategy, mesh)
+
+    def peak(step: Any) -> int:
+        local = td.distribute(step, planned(step), system="dgx-a100")
+        return td.simulate(td.export(local), "dgx-a100").peak_memory_bytes
+
+    least = peak(make("full"))
+    text = evenly_cut(f"auto:memory_gib={least / GIB!r}", 8)
+    step, _ = fitted(make, planned, text, "dgx-a100")
+    assert peak(step) <= least
 
 
 def test_what_no_choice_holds_is_said_by_name() -> None:

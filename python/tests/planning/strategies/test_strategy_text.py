@@ -16,7 +16,7 @@ from tvm_distir.core.plan.plan import Plan
 from tvm_distir.core.plan.schema import MeshSpec, PlanRule
 from tvm_distir.interface.command import main
 from tvm_distir.planning import strategies as strategy
-from tvm_distir.planning.strategies.registry import StrategySpec, parse
+from tvm_distir.planning.strategies.registry import WORDS, StrategySpec, parse
 from tvm_distir.support.errors.tree import DependencyError, DistIRError, MeshError, PlanError
 
 if TYPE_CHECKING:
@@ -89,6 +89,17 @@ def test_wrong_texts_are_refused(text: str, code: str, remedy: str) -> None:
     assert info.value.code == code
     assert remedy in info.value.remedy
     assert info.value.location
+
+
+@pytest.mark.parametrize("word", sorted(WORDS))
+def test_words_of_other_libraries_point_to_strategies(word: str) -> None:
+    """In any spelling of theirs; what the remedy names is read."""
+    with pytest.raises(PlanError) as info:
+        parse(word.upper().replace("_", "-"))
+    assert info.value.code == "DIST0230"
+    assert info.value.remedy == f"Write {' or '.join(WORDS[word])}."
+    for text in WORDS[word]:
+        assert parse(text)
 
 
 def test_a_users_strategy_composes_with_the_built_in_ones(columns: object) -> None:

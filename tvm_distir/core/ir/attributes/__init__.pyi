@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 from .keys import ACCUMULATE_PHASE as ACCUMULATE_PHASE
+from .keys import AXIS_ORDERS_ATTR as AXIS_ORDERS_ATTR
 from .keys import BACKWARD_PHASE as BACKWARD_PHASE
 from .keys import CODEGEN_ATTR as CODEGEN_ATTR
 from .keys import COMPLETE_ATTR as COMPLETE_ATTR
@@ -36,5 +37,6 @@ from .readers import open_axes_of as open_axes_of
 from .readers import opened_labels as opened_labels
 from .readers import param_names as param_names
 from .readers import phase_of as phase_of
+from .readers import stated_orders as stated_orders
 from .readers import training_notes as training_notes
 from .readers import with_annotated as with_annotated

@@ -27,6 +27,10 @@ OPEN_AXES_ATTR = "dist.open_axes"
 """Level 2: per annotated variable the mesh axes its annotation leaves open; ``~axis`` where it
 stays a partial sum (:func:`~.readers.open_axes_of`)."""
 
+AXIS_ORDERS_ATTR = "dist.axis_orders"
+"""Levels 2 and 3: the mesh axes of each dim whose order is stated, major first, by the name of a
+parameter, or ``#`` and the number of a flat result."""
+
 BRANCH_ATTR = "dist.branch"
 """Private function: the branch of an ``If`` that it was, as ``main_y:then``."""
 

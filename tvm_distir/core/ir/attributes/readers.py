@@ -13,6 +13,7 @@ from tvm.relax import Function
 
 from tvm_distir.core.ir.arrays import unpack
 from tvm_distir.core.ir.attributes.keys import (
+    AXIS_ORDERS_ATTR,
     DONATED_ATTR,
     NUM_INPUT_ATTR,
     OPEN_AXES_ATTR,
@@ -47,7 +48,11 @@ def training_notes(fn: relax.Function, key: str) -> dict[str, Any]:
 
 
 def with_annotated(
-    fn: Function, body: Expr, stationary: Sequence[str], open_axes: Mapping[str, Sequence[int]]
+    fn: Function,
+    body: Expr,
+    stationary: Sequence[str],
+    open_axes: Mapping[str, Sequence[int]],
+    orders: Mapping[str, Sequence[Sequence[int]]] | None = None,
 ) -> relax.Function:
     """Return a function with another body, which holds further annotated variables.
 
@@ -59,8 +64,13 @@ def with_annotated(
         Names of the variables that may not be communicated.
     open_axes : mapping of str to sequence of int
         The mesh axes that the annotation of each variable leaves open.
+    orders : mapping of str to sequence of sequence of int, optional
+        The mesh axes of dims whose order is stated (:data:`AXIS_ORDERS_ATTR`), by parameter.
     """
     attrs = dict(fn.attrs or {})
+    if orders:
+        stated = {name: [list(axes) for axes in dims] for name, dims in orders.items()}
+        attrs[AXIS_ORDERS_ATTR] = {**attrs.get(AXIS_ORDERS_ATTR, {}), **stated}
     if stationary:
         attrs[STATIONARY_ATTR] = [*attrs.get(STATIONARY_ATTR, []), *stationary]
     if open_axes:
@@ -72,6 +82,15 @@ def with_annotated(
 def open_axes_of(labels: Sequence[int | None]) -> list[int]:
     """Return the axes that an annotation leaves open, as :data:`OPEN_AXES_ATTR` has them."""
     return [~a if x == P else a for a, x in enumerate(labels) if x is None or x == P]
+
+
+def stated_orders(fn: relax.Function) -> dict[str, list[tuple[int, ...]]]:
+    """Return the orders of mesh axes that are stated of parameters (:data:`AXIS_ORDERS_ATTR`)."""
+    attrs: Any = fn.attrs or {}
+    return {
+        str(name): [tuple(int(a) for a in axes) for axes in dims]
+        for name, dims in attrs.get(AXIS_ORDERS_ATTR, {}).items()
+    }
 
 
 def opened_labels(labels: Sequence[int | None], open_axes: Sequence[int]) -> tuple[int | None, ...]:

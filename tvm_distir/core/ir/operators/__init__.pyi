@@ -21,6 +21,7 @@ from .attention_ops import attention_bias_gradient as attention_bias_gradient
 from .attention_ops import attention_operands as attention_operands
 from .attention_ops import attention_sinks as attention_sinks
 from .attention_ops import nn_attention_options as nn_attention_options
+from .compute_ops import COMPUTE_OPS as COMPUTE_OPS
 from .grouped_ops import EXPERT_MATMUL_OP as EXPERT_MATMUL_OP
 from .grouped_ops import GROUPED_MATMUL_OP as GROUPED_MATMUL_OP
 from .grouped_ops import GROUPED_OUTER_OP as GROUPED_OUTER_OP

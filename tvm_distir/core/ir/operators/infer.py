@@ -23,7 +23,10 @@ from tvm_distir.core.ir.placement import (
     placement_text,
 )
 from tvm_distir.core.ir.types import static_shape
-from tvm_distir.core.ir.views import are_views, relabelled
+from tvm_distir.core.ir.views.tilings import (
+    are_views,
+    relabelled,
+)
 from tvm_distir.support import MeshError
 
 Infer = Callable[[ir.Call, Any], Any]

@@ -57,7 +57,9 @@ class Annotator:
             blocks = [relax.BindingBlock([])]
         self.escaping = _vars_in(relax.SeqExpr(blocks[1:], fn.body.body))
         body = unrolled(self._sequence(blocks, fn.body.body))
-        return with_annotated(fn, body, self.stationary, self.open_axes)
+        stated = {i: rule.orders for i, rule in self.targets.params.items() if rule.orders}
+        orders = {str(params[i].name): stated[i] for i in sorted(stated)}
+        return with_annotated(fn, body, self.stationary, self.open_axes, orders)
 
     def _sequence(self, blocks: Sequence[relax.BindingBlock], result: Expr) -> Steps[relax.SeqExpr]:
         """Annotate a body; the parameters first, where this is the first block of all."""

@@ -20,7 +20,11 @@ from tvm_distir.core.ir.operators import ops
 from tvm_distir.core.ir.operators.compute_ops import COMPUTE_OPS
 from tvm_distir.core.ir.placement import labels_of
 from tvm_distir.core.ir.types import as_dtensor, flat_types, relax_functions
-from tvm_distir.core.ir.views import ModuleViews, family, relabelled
+from tvm_distir.core.ir.views.module_views import ModuleViews
+from tvm_distir.core.ir.views.tilings import (
+    family,
+    relabelled,
+)
 from tvm_distir.core.ops.call_view import call_view
 from tvm_distir.core.rewriting.calls import (
     called_name,

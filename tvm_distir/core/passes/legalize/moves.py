@@ -16,8 +16,8 @@ from tvm_distir.core.ir.mesh import mesh_key, same_mesh
 from tvm_distir.core.ir.operators import ops
 from tvm_distir.core.ir.placement import Labels, P, labels_of, placement_text
 from tvm_distir.core.ir.types import known_shape, static_shape
-from tvm_distir.core.ir.views import (
-    ModuleViews,
+from tvm_distir.core.ir.views.module_views import ModuleViews
+from tvm_distir.core.ir.views.tilings import (
     family,
     mesh_of,
     moved_axes,

@@ -10,8 +10,10 @@ from functools import partial
 from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
+from tvm_distir.core.ir.attributes.readers import stated_orders
 from tvm_distir.core.ir.operators.ops import dist_op_name
-from tvm_distir.core.ir.views import ModuleViews
+from tvm_distir.core.ir.types import relax_functions
+from tvm_distir.core.ir.views.module_views import ModuleViews
 from tvm_distir.core.ops.call_view import is_transfer
 from tvm_distir.core.ops.class_memo import class_facts, class_memo
 from tvm_distir.core.passes.cost_model import CostModel
@@ -80,6 +82,7 @@ def LegalizeRedistribute(
 
 def legalize(mod: ir.IRModule, planner: Planner) -> ir.IRModule:
     """Apply :func:`LegalizeRedistribute`."""
+    _refuse_stated_orders(mod)
     mod = with_call_views(mod)
     members = read_module(mod, ordered=False)
     transferring = _transferring(members)
@@ -106,6 +109,19 @@ def legalize(mod: ir.IRModule, planner: Planner) -> ir.IRModule:
         renamed.get(gv, gv): done.get(str(gv.name_hint), fn) for gv, fn in mod.functions.items()
     }
     return views.module(result)
+
+
+def _refuse_stated_orders(mod: ir.IRModule) -> None:
+    """Refuse a module whose parameters have stated orders of axes that it does not have yet."""
+    for gv, fn in relax_functions(mod):
+        for name, orders in stated_orders(fn).items():
+            if any(list(axes) != sorted(axes) for axes in orders):
+                raise LevelError(
+                    "DIST0451",
+                    "the order of mesh axes that its placement states is not applied yet",
+                    location=f"{gv.name_hint}/{name}",
+                    remedy="Run OrderAxes before LegalizeRedistribute.",
+                )
 
 
 def _transferring(members: Sequence[Member]) -> set[str]:

@@ -12,7 +12,9 @@ from tvm.relax.distributed import DeviceMesh, DTensorType
 
 from tvm_distir.core.ir.mesh import MeshKey, mesh_key
 from tvm_distir.core.ir.types import flat_types
-from tvm_distir.core.ir.views import family
+from tvm_distir.core.ir.views.tilings import (
+    family,
+)
 from tvm_distir.core.ops.class_memo import ClassMemo, class_memo
 from tvm_distir.core.rewriting.repeated_bindings import Templates
 from tvm_distir.support import LoweringError, memoized

@@ -59,14 +59,15 @@ class MessageEndpoints:
             raise unfit(
                 pipeline.functions[0], "the module is not at level 5", "Lower the module first."
             )
-        self.ports = {name: read_ports(mod[name]) for name in pipeline.functions}
+        known = meshes(mod)
+        self.ports = {name: read_ports(mod[name], known) for name in pipeline.functions}
         mesh_of: dict[int, int] = {}
         for note, rank in zip(pipeline.stages, self.rank_of, strict=True):
             mesh = self.ports[note.function].mesh
             if mesh_of.setdefault(rank, mesh) != mesh:
                 raise unfit(note.function, "the stages of a rank are on two meshes", "Use one.")
         self.of_rank = [mesh_of[rank] for rank in range(pipeline.schedule.stages)]
-        self.meshes = rank_meshes(meshes(mod), self.of_rank, pipeline.schedule.devices)
+        self.meshes = rank_meshes(known, self.of_rank, pipeline.schedule.devices)
         names = mesh_names(mod)
         many = len(self.meshes) > 1
         self.names = [f"{names[k]}_{r}" if many else names[k] for r, k in enumerate(self.of_rank)]
@@ -87,7 +88,7 @@ class MessageEndpoints:
     ) -> None:
         """Reject values that are read on a stage's mesh in another placement (DIST0512)."""
         mesh = self.meshes[self.rank_of[stage]]
-        if source.labels(mesh) != read.labels(mesh):
+        if source.axes(mesh) != read.axes(mesh):
             raise unfit(
                 f"{self.pipeline.stages[stage].function}/{slot}",
                 f'it is produced as "{source.placement}" and read as "{read.placement}" '

@@ -4,7 +4,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tvm import ir
+from tvm.relax.distributed import DeviceMesh
 
 from tvm_distir.core.ir import (
     AXES_ATTR,
@@ -14,8 +17,15 @@ from tvm_distir.core.ir import (
     mesh_axes,
     mesh_devices,
     meshes,
+    same_mesh,
 )
 from tvm_distir.core.ir.attributes import PIPELINE_ATTR
+from tvm_distir.core.ir.views import (
+    Axes,
+    are_views,
+    order_of,
+    view_of,
+)
 from tvm_distir.core.passes import Rewrite, module_pass
 from tvm_distir.core.plan import Pipeline, programs
 
@@ -55,6 +65,13 @@ def ExpandSchedule() -> Rewrite:
     return expand_schedule
 
 
+def _other_views(known: Sequence[DeviceMesh], number: int) -> list[Axes]:
+    """Return the orders of axes of the other views of a mesh that a module has."""
+    home = known[number]
+    others = (mesh for mesh in known if are_views(mesh, home) and not same_mesh(mesh, home))
+    return list(dict.fromkeys(order_of(mesh, home) for mesh in others))
+
+
 def expand_schedule(mod: ir.IRModule) -> ir.IRModule:
     """Apply :func:`ExpandSchedule`."""
     pipeline = Pipeline.of(mod)
@@ -74,9 +91,15 @@ def expand_schedule(mod: ir.IRModule) -> ir.IRModule:
     functions.update(renamed.functions())
     axes = mesh_axes(mod)
     attrs = {str(k): v for k, v in mod.attrs.items() if k != PIPELINE_ATTR}
-    attrs[AXES_ATTR] = [axes[k] for k in endpoints.of_rank]
-    attrs[NAMES_ATTR] = endpoints.names
+    known, names = list(endpoints.meshes), list(endpoints.names)
+    of_mesh = [list(axes[k]) for k in endpoints.of_rank]
+    for rank, number in enumerate(endpoints.of_rank):
+        for order in _other_views(meshes(mod), number):
+            known.append(view_of(endpoints.meshes[rank], order))
+            of_mesh.append([axes[number][a] for a in order])
+            names.append("_".join([endpoints.names[rank], *of_mesh[-1]]))
+    attrs[AXES_ATTR], attrs[NAMES_ATTR] = of_mesh, names
     attrs[DEVICE_NUM_ATTR] = 1 + max(int(mesh_devices(mesh).max()) for mesh in endpoints.meshes)
     out = ir.IRModule(functions, attrs=ir.make_node("ir.DictAttrs", **attrs))
-    out.update_global_info(MESH_INFO, endpoints.meshes)
+    out.update_global_info(MESH_INFO, known)
     return out

@@ -71,7 +71,8 @@ class RankProgram:
     def _declare(self, number: int, slot_name: str, var: Var) -> None:
         """Declare a parameter of the full step; micro-batched data have all rows."""
         placement, ty = self.endpoints.read(number, slot_name), var.ty
-        item = placement.item(self.pipeline.inputs.index(slot_name), plain_name(slot_name))
+        name = plain_name(slot_name)
+        item = placement.item(self.pipeline.inputs.index(slot_name), name, self.mesh)
         if slot_name in self.pipeline.sliced:
             parts = placement.parts(0, self.mesh)
             if parts * int(ty.shape[0]) != placement.shape[0]:
@@ -109,7 +110,8 @@ class RankProgram:
             for slot in body.results:
                 if slot in pipeline.outputs and self.home[slot] == number:
                     placement = self.endpoints.made(number, slot)
-                    items.append(placement.item(pipeline.outputs.index(slot), plain_name(slot)))
+                    number_of_output, title = pipeline.outputs.index(slot), plain_name(slot)
+                    items.append(placement.item(number_of_output, title, self.mesh))
                     outputs.append(writer.result(number, slot))
         return self._function(outputs, items)
 

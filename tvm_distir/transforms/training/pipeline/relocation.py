@@ -11,8 +11,17 @@ from tvm.relax import Expr
 from tvm.relax.distributed import DeviceMesh
 from tvm.relax.utils import copy_with_new_vars
 
-from tvm_distir.core.ir import is_private, mesh_key, relax_functions
+from tvm_distir.core.ir import (
+    is_private,
+    relax_functions,
+    same_mesh,
+)
 from tvm_distir.core.ir.operators import dist_op_name
+from tvm_distir.core.ir.views import (
+    are_views,
+    order_of,
+    view_of,
+)
 from tvm_distir.core.rewriting import (
     all_bindings,
     callers_closure,
@@ -52,7 +61,7 @@ class RelocatedFunctions:
         target_meshes: Sequence[DeviceMesh],
     ) -> None:
         self.mod, self.target_meshes = mod, target_meshes
-        self.source = [mesh_key(known[number]) for number in of_rank]
+        self.source = [known[number] for number in of_rank]
         communicating = {
             str(gv.name_hint)
             for gv, fn in relax_functions(mod)
@@ -65,14 +74,16 @@ class RelocatedFunctions:
         self._sums = ContinuedAccumulation()
 
     def _check_meshes(self, names: Collection[str]) -> None:
-        """Refuse collectives on a mesh of no stage: a view, which has no counterpart on a rank."""
+        """Refuse collectives on a mesh that is no view of the mesh of a stage."""
         for name in sorted(names):
             for binding in all_bindings(self.mod[name].body):
                 value = binding.value
-                if _has_mesh(value) and mesh_key(value.attrs[_MESH]) not in self.source:
+                if _has_mesh(value) and not any(
+                    are_views(value.attrs[_MESH], mesh) for mesh in self.source
+                ):
                     raise LoweringError(
                         "DIST0512",
-                        "a collective works on a view of the mesh of its stage",
+                        "a collective works on a mesh of no stage",
                         location=location_of(name, binding.var, value),
                         remedy="Place the values of a pipelined step on the meshes of its stages.",
                     )
@@ -80,7 +91,7 @@ class RelocatedFunctions:
     def module(self, rank: int) -> ir.IRModule:
         """Return the module of the functions of a rank."""
         if rank not in self._modules:
-            if mesh_key(self.target_meshes[rank]) == self.source[rank]:
+            if same_mesh(self.target_meshes[rank], self.source[rank]):
                 self._modules[rank] = self.mod
             else:
                 self._modules[rank] = self._moved(rank)
@@ -93,7 +104,8 @@ class RelocatedFunctions:
             for gv, fn in moving
         }
         functions = {gv: fn for name, (gv, fn) in self.known.items() if name not in self.moving}
-        functions.update((env[gv], _on(self.target_meshes[rank], fn, env)) for gv, fn in moving)
+        ends = self.source[rank], self.target_meshes[rank]
+        functions.update((env[gv], _on(ends, fn, env)) for gv, fn in moving)
         return ir.IRModule(functions, global_infos=self.mod.global_infos)
 
     def going_on(self, gv: ir.GlobalVar, rank: int) -> ir.GlobalVar:
@@ -115,22 +127,31 @@ def _has_mesh(value: Expr) -> bool:
 
 
 def _on(
-    mesh: DeviceMesh, fn: relax.Function, env: Mapping[ir.GlobalVar, ir.GlobalVar]
+    ends: tuple[DeviceMesh, DeviceMesh],
+    fn: relax.Function,
+    env: Mapping[ir.GlobalVar, ir.GlobalVar],
 ) -> relax.Function:
-    """Return a function whose collectives run on another mesh."""
+    """Return a function whose collectives run on the second of two meshes, or on its views."""
     fn = copy_with_new_vars(fn)
     blocks = [
-        type(block)([relax.VarBinding(b.var, _moved(b.value, mesh, env)) for b in block.bindings])
+        type(block)([relax.VarBinding(b.var, _moved(b.value, ends, env)) for b in block.bindings])
         for block in fn.body.blocks
     ]
     return with_body(fn, list(fn.params), blocks, fn.body.body, bool(fn.is_pure))
 
 
-def _moved(value: Expr, mesh: DeviceMesh, env: Mapping[ir.GlobalVar, ir.GlobalVar]) -> Expr:
+def _moved(
+    value: Expr,
+    ends: tuple[DeviceMesh, DeviceMesh],
+    env: Mapping[ir.GlobalVar, ir.GlobalVar],
+) -> Expr:
     value = substitute(value, env)
     if not _has_mesh(value):
         return value
     attrs = {str(k): v for k, v in value.attrs.items()}
+    source, mesh = ends
+    if are_views(attrs[_MESH], source):
+        mesh = view_of(mesh, order_of(attrs[_MESH], source))
     attrs[_MESH] = mesh
     nodes = ir.make_node("ir.DictAttrs", **attrs)
     return make_call(value.op, list(value.args), nodes, value.ty_args, value.ty, value.span)

@@ -12,8 +12,20 @@ from typing import Any
 from tvm import relax
 from tvm.relax.distributed import DeviceMesh
 
-from tvm_distir.core.ir import mesh_devices, mesh_shape, parse_placement, unpack
+from tvm_distir.core.ir import (
+    mesh_devices,
+    mesh_shape,
+    parse_placement,
+    same_mesh,
+    unpack,
+)
 from tvm_distir.core.ir.attributes import IO_ATTR
+from tvm_distir.core.ir.views import (
+    Axes,
+    order_of,
+    view_of,
+)
+from tvm_distir.core.passes import described_mesh
 from tvm_distir.support import MeshError
 
 
@@ -29,15 +41,18 @@ class IoPlacement:
     placement : str
     index_range : tuple of int
         The range of its indices, as ``dist.io`` has it; empty where it holds none.
+    order : tuple of int
+        The axes of the stage's mesh, in the order of the view on which the entry is placed.
     """
 
     shape: tuple[int, ...]
     dtype: str
     placement: str
     index_range: tuple[int, ...] = field(default=(), compare=False)
+    order: Axes = ()
 
-    def item(self, index: int, name: str) -> dict[str, Any]:
-        """Return the entry as an item of another ``dist.io``."""
+    def item(self, index: int, name: str, mesh: DeviceMesh) -> dict[str, Any]:
+        """Return the entry as an item of the ``dist.io`` of an entry on a mesh."""
         item = {
             "index": index,
             "name": name,
@@ -45,17 +60,21 @@ class IoPlacement:
             "dtype": self.dtype,
             "placement": self.placement,
         }
+        view = view_of(mesh, self.order)
+        if not same_mesh(view, mesh):
+            item["mesh"] = described_mesh(view)
         return {**item, "index_range": list(self.index_range)} if self.index_range else item
 
-    def labels(self, mesh: DeviceMesh) -> tuple[int, ...]:
-        """Return the labels along the axes of more than a single device."""
-        labels = zip(mesh_shape(mesh), parse_placement(self.placement), strict=True)
-        return tuple(label for size, label in labels if size > 1)
+    def axes(self, mesh: DeviceMesh) -> tuple[Axes, ...]:
+        """Return the axes of the stage's mesh that divide each dim, from major to minor."""
+        sizes, labels = mesh_shape(mesh), parse_placement(self.placement)
+        divided = [(a, d) for a, d in zip(self.order, labels, strict=True) if sizes[a] > 1]
+        return tuple(tuple(a for a, d in divided if d == k) for k in range(len(self.shape)))
 
     def parts(self, dim: int, mesh: DeviceMesh) -> int:
         """Return the number of shards of a dim."""
         labels = parse_placement(self.placement)
-        sizes = mesh_shape(mesh)
+        sizes = mesh_shape(view_of(mesh, self.order))
         return math.prod(n for n, label in zip(sizes, labels, strict=True) if label == dim)
 
 
@@ -76,9 +95,17 @@ class StageInterface:
     outputs: dict[int, IoPlacement]
 
 
-def read_ports(fn: relax.Function) -> StageInterface:
-    """Read ``dist.io`` of a stage's function."""
+def read_ports(fn: relax.Function, known: Sequence[DeviceMesh]) -> StageInterface:
+    """Read ``dist.io`` of a stage's function in a module with some meshes."""
     io = fn.attrs[IO_ATTR]
+    mesh = known[int(io["mesh"])]
+    home_order = tuple(range(len(mesh_shape(mesh))))
+
+    def order(item: Any) -> Axes:
+        if "mesh" not in item:
+            return home_order
+        shape, devices = ([int(n) for n in item["mesh"][key]] for key in ("shape", "devices"))
+        return order_of(DeviceMesh(shape, devices), mesh)
 
     def placements(side: str) -> dict[int, IoPlacement]:
         return {
@@ -87,6 +114,7 @@ def read_ports(fn: relax.Function) -> StageInterface:
                 str(item["dtype"]),
                 str(item["placement"]),
                 tuple(int(n) for n in item["index_range"]) if "index_range" in item else (),
+                order(item),
             )
             for item in unpack(io[side])
         }

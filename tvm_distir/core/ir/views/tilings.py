@@ -12,26 +12,19 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from tvm import ir
 from tvm.relax.distributed import DeviceMesh
 
-from .mesh import (
-    AXES_ATTR,
-    MESH_INFO,
-    NAMES_ATTR,
+from tvm_distir.core.ir.mesh import (
     MeshKey,
-    mesh_axes,
     mesh_key,
-    mesh_names,
     mesh_shape,
-    meshes,
     same_mesh,
 )
-from .placement import Labels, P, R
+from tvm_distir.core.ir.placement import Labels, P, R
 
 Axes = tuple[int, ...]
 
@@ -114,6 +107,17 @@ def moved_axes(axes: Iterable[int], source: DeviceMesh, target: DeviceMesh) -> f
     return frozenset(other.axes.index(view.axes[a]) for a in axes)
 
 
+def order_of(mesh: DeviceMesh, source: DeviceMesh) -> Axes:
+    """Return the axes of a mesh in the order that a view of it has, as numbers of the mesh."""
+    first, view = family(source), family(mesh)
+    return tuple(first.axes.index(a) for a in view.axes)
+
+
+def view_of(mesh: DeviceMesh, order: Axes) -> DeviceMesh:
+    """Return the view of a mesh with its axes in an order; the mesh itself in its own order."""
+    return mesh if order == tuple(range(len(order))) else mesh_of(mesh_key(mesh), order)
+
+
 def tiling(view: View, labels: Sequence[int], ndim: int) -> Tiling:
     """Return the tiles of labels along the axes of a view."""
     sizes, dims = view.family[0], []
@@ -174,6 +178,18 @@ def common_view(
         if None not in rows:
             return mesh, [row for row in rows if row is not None]
     base = views[0].family
+    axes = ordered_axes(base, tiles)
+    if axes is None:
+        return None
+    rows = [labels_on(View(base, axes), x) for x in tiles]
+    return mesh_of(base, axes), [row for row in rows if row is not None]
+
+
+def ordered_axes(base: MeshKey, tiles: Sequence[Tiling]) -> Axes | None:
+    """Return the least changed order of a family's axes in which tilings can be stated.
+
+    None where two of them have mesh axes in opposite orders.
+    """
     before = {pair for x in tiles for axes in x.dims for pair in itertools.pairwise(axes)}
     order: list[int] = []
     while len(order) < len(base[0]):
@@ -182,58 +198,4 @@ def common_view(
         if not free:
             return None
         order.append(free[0])
-    rows = [labels_on(View(base, tuple(order)), x) for x in tiles]
-    return mesh_of(base, tuple(order)), [row for row in rows if row is not None]
-
-
-class ModuleViews:
-    """The meshes of a module, and the views that a pass adds to them.
-
-    Parameters
-    ----------
-    mod : IRModule
-    """
-
-    def __init__(self, mod: ir.IRModule) -> None:
-        self._mod, self._meshes = mod, meshes(mod)
-        self._first_new = len(self._meshes)
-
-    def declared(self, mesh: DeviceMesh) -> DeviceMesh:
-        """Return the module's mesh that is the same, which is added where there is none."""
-        for other in self._meshes:
-            if same_mesh(mesh, other):
-                return other
-        self._meshes.append(mesh)
-        return mesh
-
-    def orders(self, *preferred: DeviceMesh) -> tuple[Axes, ...]:
-        """Return the orders of axes of the views of a mesh, first those of some of its views.
-
-        Of a mesh with at most three axes all orders; of others those that the module has.
-        """
-        base = family(preferred[0]).family
-        views = [family(mesh) for mesh in (*preferred, *self._meshes)]
-        known = [view.axes for view in views if view.family == base]
-        count = len(base[0])
-        every = itertools.permutations(range(count)) if count <= MOST_ORDERED_AXES else ()
-        return tuple(dict.fromkeys([*known, *every]))
-
-    def module(self, functions: Mapping[ir.GlobalVar, ir.Expr]) -> ir.IRModule:
-        """Return the module with other functions, which declares the added views."""
-        mod = self._mod
-        if len(self._meshes) == self._first_new:
-            return ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
-        attrs, infos = dict(mod.attrs or {}), dict(mod.global_infos)
-        axes, names = mesh_axes(mod), mesh_names(mod)
-        known = [family(mesh) for mesh in self._meshes]
-        for view in known[self._first_new :]:
-            number = next(i for i, x in enumerate(known) if x.family == view.family)
-            axes.append([axes[number][known[number].axes.index(a)] for a in view.axes])
-            names.append("_".join([names[number], *axes[-1]]))
-        infos[MESH_INFO] = self._meshes
-        attrs[AXES_ATTR] = axes
-        if NAMES_ATTR in attrs:
-            attrs[NAMES_ATTR] = names
-        return ir.IRModule(
-            functions, attrs=ir.make_node("ir.DictAttrs", **attrs), global_infos=infos
-        )
+    return tuple(order)

@@ -1,0 +1,81 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Orders of mesh axes that JAX states, through StableHLO in and out, compared with JAX."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tvm_distir as td
+from tvm_distir.core.ir import parse_placement, shard_slices
+from tvm_distir.support import ModelError
+
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+jax = pytest.importorskip("jax", reason="the extra jax is not installed")
+
+SHAPE = (24, 6)
+
+
+def update(w: Any, m: Any) -> Any:
+    n = m + w * 2
+    return w - n, n
+
+
+@pytest.fixture(scope="module")
+def shardings() -> list[Any]:
+    if len(jax.devices()) < 8:
+        pytest.skip("JAX was started with fewer devices")
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("dp", "tp"))
+    specs = [("tp", None), (("tp", "dp"), None)]
+    return [jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec)) for spec in specs]
+
+
+@pytest.fixture(scope="module")
+def imported(shardings: list[Any]) -> Any:
+    tensor = jax.ShapeDtypeStruct(SHAPE, "float32")
+    step = jax.jit(update, in_shardings=shardings, out_shardings=tuple(shardings))
+    return td.from_stablehlo(jax.export.export(step)(tensor, tensor).mlir_module())
+
+
+def slices_of(port: Any, sizes: tuple[int, ...], devices: list[int]) -> dict[int, Any]:
+    """What each device holds, by ``dist.io``."""
+    if "mesh" in port:
+        sizes, devices = (tuple(int(n) for n in port["mesh"][k]) for k in ("shape", "devices"))
+    labels = parse_placement(str(port["placement"]))
+    return {
+        device: shard_slices(SHAPE, labels, sizes, np.unravel_index(number, sizes))
+        for number, device in enumerate(devices)
+    }
+
+
+@pytest.mark.parametrize("rounds", [1, 2], ids=["imported", "exported_and_imported_again"])
+def test_devices_hold_what_jax_gives_them(imported: Any, shardings: Any, rounds: int) -> None:
+    local = td.distribute(imported)
+    assert sorted(re.findall(r"R\.dist\.(\w+)", local.script())) == ["all_gather", "local_slice"]
+    if rounds == 2:
+        local = td.from_stablehlo(td.to_stablehlo(local))
+    for side in ("inputs", "outputs"):
+        for port, sharding in zip(local["main"].attrs["dist.io"][side], shardings, strict=True):
+            ours = slices_of(port, (2, 4), list(range(8)))
+            for device, cuts in sharding.devices_indices_map(SHAPE).items():
+                theirs = [cut.indices(size)[:2] for cut, size in zip(cuts, SHAPE, strict=True)]
+                assert ours[device.id] == theirs
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(SHAPE).astype("float32") for _ in range(2)]
+    for ours, theirs in zip(td.run(local, arrays), update(*arrays), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_constraint_inside_of_a_function_in_another_order_is_refused(shardings: Any) -> None:
+    def constrained(x: Any) -> Any:
+        return jax.lax.with_sharding_constraint(x * 2, shardings[1]) + 1
+
+    tensor = jax.ShapeDtypeStruct(SHAPE, "float32")
+    text = jax.export.export(jax.jit(constrained, in_shardings=shardings[0]))(tensor).mlir_module()
+    with pytest.raises(ModelError, match=r"DIST0372 .*out of the mesh's order"):
+        td.from_stablehlo(text)

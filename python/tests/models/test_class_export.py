@@ -1,0 +1,93 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Configurations of unknown families are exported from their class of `transformers`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tvm_distir as td
+from tests.models.drawn_weights import drawn_weights
+from tvm_distir.models import stored_weights
+from tvm_distir.models.huggingface import class_export
+from tvm_distir.support import ModelError
+
+torch = pytest.importorskip("torch", reason="the extra torch")
+transformers = pytest.importorskip("transformers", reason="transformers")
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 48, "vocab_size": 64, "max_position_embeddings": 64, "pad_token_id": 0,
+    "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+KINDS = {
+    "SmolLM3": {},
+    "Cohere2": {"sliding_window": 5},
+    "OPT": {"ffn_dim": 48, "word_embed_proj_dim": 32},
+    "Phi": {},
+}
+
+
+def written(folder: Path, kind: str, **changes: Any) -> tuple[str, Any]:
+    """Write the ``config.json`` of a class, and return its path and its model."""
+    config = getattr(transformers, f"{kind}Config")(**{**SIZES, **KINDS[kind], **changes})
+    config._attn_implementation = "eager"
+    path = folder / "config.json"
+    path.write_text(config.to_json_string(use_diff=False))
+    return str(path), getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_on_two_devices_are_those_of_the_class(tmp_path: Path, kind: str) -> None:
+    path, model = written(tmp_path, kind)
+    drawn = drawn_weights({name: list(w.shape) for name, w in model.named_parameters()})
+    model.load_state_dict({name: torch.from_numpy(w) for name, w in drawn.items()}, strict=False)
+    ids = np.random.default_rng(0).integers(1, 64, (2, 12))
+    with torch.no_grad():
+        expected = model(torch.from_numpy(ids)).logits.numpy()
+    mod = td.load_model(f"{path}?batch=2,seq=12").mod
+    known = {**dict(model.named_buffers()), **dict(model.named_parameters())}
+    names = [str(name) for name in mod["main"].attrs["dist.param_names"]]
+    values = {name: known[name].detach().numpy() for name in names[1:]}
+    plan = td.planning.make_plan(mod, "megatron", {"tp": 2})
+    (result,) = td.run(td.distribute(mod, plan), {names[0]: ids, **values})
+    np.testing.assert_allclose(result, expected, rtol=2e-5, atol=2e-5 * abs(expected).max())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_configuration_is_analyzed_with_its_layers_as_functions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second time the module is read from the cache."""
+    path, _ = written(tmp_path, "SmolLM3", num_hidden_layers=6)
+    options: dict[str, Any] = {"strategy": "megatron", "mesh": {"tp": 2}, "system": "h100"}
+    result = td.analyze(f"{path}?seq=16", batch=4, **options)
+    assert len(result.study.source.mod.get_global_vars()) > 1
+    monkeypatch.setattr(class_export, "_exported", lambda *_: pytest.fail("it is exported again"))
+    assert td.load_model(f"{path}?seq=16", batch=4).mod is not None
+
+
+@pytest.mark.quick
+def test_what_cannot_be_exported_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**SIZES, "model_type": "lama"}))
+    with pytest.raises(ModelError, match=r'DIST0334 .*cannot export the class.*"llama"'):
+        td.load_model(str(path))
+    path.write_text(json.dumps({**SIZES, "model_type": "smollm3"}))
+    with pytest.raises(ModelError, match=r'DIST0334 .*no key "heads".*batch, seq'):
+        td.load_model(f"{path}?heads=8")
+    fp8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    path.write_text(json.dumps({**SIZES, "model_type": "smollm3", "quantization_config": fp8}))
+    with pytest.raises(ModelError, match=r"DIST0334 .*of smollm3 are not known.*--quantize"):
+        stored_weights(str(path))
+    monkeypatch.setattr(class_export, "_MISSING", ["transformers"])
+    with pytest.raises(ModelError, match=r'DIST0334 .*"smollm3" is not known.*distir\[torch\]'):
+        td.load_model(str(path))

@@ -1,0 +1,144 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Prove by sharding rules, without values, that ranks compute what the reference computes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tvm_distir.core.rewriting import op_name
+
+from .alignment import MAX, REPLICATED, SHARDED, SUM, Layout, State
+from .comparison import GRADIENT
+from .layout_rules import COPIES, Layouts
+from .placing import Sharding, inferred_shardings
+from .report import EQUAL, RULES, UNPROVED, WRONG, CheckReport
+from .traced_module import TracedModule
+from .value_terms import Multiple, ReferenceTerms, Uniform, Value, Values, rounded, shape_of
+from .value_walk import RankValueWalk, ReferenceValueWalk, names_of
+
+
+def prove(
+    module: TracedModule,
+    reference: TracedModule,
+    hints: Mapping[str, Mapping[str, int]],
+    seed: int,
+) -> CheckReport:
+    """Return the verdict of the rules; see :func:`.checking.check`."""
+    complete, placements = reference.codes[0].inputs, dict[str, Sharding]()
+    for code in module.codes:
+        placements |= inferred_shardings(code.inputs, complete, module.axes, hints)
+    if len(module.codes) == 1:
+        return _Proof(module, reference, placements).report(seed)
+    problem = f"not proved: the ranks run {len(module.codes)} programs, and the rules know one"
+    names = tuple(reference.output_names)
+    return CheckReport(
+        UNPROVED, dict(module.axes), seed, names, names, placements, problem=problem, method=RULES
+    )
+
+
+class _Proof:
+    """Ranks of a single role beside their reference, by rules.
+
+    Parameters
+    ----------
+    module, reference : TracedModule
+    placements : mapping of str to Sharding
+        Of the inputs.
+    """
+
+    def __init__(
+        self, module: TracedModule, reference: TracedModule, placements: Mapping[str, Sharding]
+    ) -> None:
+        self.axes, self.placements = module.axes, dict(placements)
+        self.code, single = module.codes[0], reference.codes[0]
+        self.terms = ReferenceTerms(reference.mod)
+        complete, parts = {}, {}
+        for name, var in single.inputs.items():
+            indices = "" if str(var.ty.dtype).startswith("float") else name
+            complete[name] = Multiple(self.terms.added(name, shape_of(var.ty), None, indices))
+            parts[name] = Multiple(
+                complete[name].term, 1.0, self._layouts(placements.get(name, {}))
+            )
+        self.reference = ReferenceValueWalk(self.terms, reference.mod, complete)
+        self.reference.read(single)
+        self.ranks = RankValueWalk(self.terms, module, parts)
+        self.ranks.read(self.code)
+        self.expected = {n: self.reference.value(v) for n, v in single.outputs.items()}
+
+    def _layouts(self, sharding: Sharding) -> Layouts:
+        listed, counts = dict.fromkeys(self.axes, COPIES), dict[int, int]()
+        for axis, dim in sharding.items():
+            listed[axis] = Layout(SHARDED, dim, counts.get(dim, 1))
+            counts[dim] = counts.get(dim, 1) * self.axes[axis]
+        return tuple(listed.values())
+
+    def report(self, seed: int) -> CheckReport:
+        """Return the verdict: wrong where an output is known to be another value."""
+        names = tuple(self.expected)
+        values = {n: self.ranks.value(v) for n, v in self.code.outputs.items()}
+        open_ones = [n for n in names if values[n] is None or self.expected[n] is None]
+        wrong = [n for n in names if n not in open_ones and not self._is_right(n, values[n])]
+        verdict, first, problem = EQUAL, "", ""
+        if wrong:
+            verdict, first, problem = WRONG, wrong[0], self._fault(wrong[0], values[wrong[0]])
+        elif open_ones:
+            verdict, (first, problem) = UNPROVED, self._open(open_ones[0])
+        assumed = sorted(self.reference.assumed | self.ranks.assumed)
+        limits = [f"negative elements of {', '.join(assumed)}"] if assumed else []
+        line = self.code.lines.get(first, "")
+        return CheckReport(
+            verdict, dict(self.axes), seed, names, tuple(wrong or open_ones), self.placements,
+            first, "", line, problem, not_checked=(*limits, "random ops"), method=RULES,
+        )  # fmt: skip
+
+    def _is_right(self, name: str, value: Value | Values) -> bool:
+        want = self.expected[name]
+        if not isinstance(value, Multiple) or not isinstance(want, Multiple):
+            return bool(value == want)
+        scale, layouts = value.scale / want.scale, value.layouts
+        is_gradient = name.startswith(GRADIENT)
+        if not is_gradient and not self.terms.terms[want.term].shape:  # the mean of the ranks'
+            for layout, size in zip(layouts, self.axes.values()):
+                scale /= size if layout.kind == SUM else 1
+            layouts = tuple(COPIES if x.kind == SUM else x for x in layouts)
+        if value.term != want.term or rounded(scale) != 1:
+            return False
+        placed = self.placements.get(name.removeprefix(GRADIENT)) if is_gradient else None
+        if placed is not None:
+            return layouts == self._layouts(placed)
+        return all(x.kind in (REPLICATED, SHARDED) for x in layouts)
+
+    def _text(self, value: Value | Values) -> str:
+        if isinstance(value, Uniform):
+            return f"everywhere {value.value:g}"
+        if not isinstance(value, Multiple):
+            return "unknown"
+        layouts = dict(zip(self.axes, value.layouts))
+        scale = rounded(value.scale / self.terms.scales.get(value.term, 1.0))
+        return State(self.terms.terms[value.term].name, layouts, scale).text()
+
+    def _fault(self, name: str, value: Value | Values) -> str:
+        want = self.expected[name]
+        text = f"{name} is {self._text(value)}, not {self._text(want)}"
+        if not isinstance(value, Multiple):
+            return text
+        axes = [a for a, x in zip(self.axes, value.layouts) if x.kind in (SUM, MAX)]
+        if axes:
+            text += f": a reduction over {'+'.join(axes)} is missing"
+        elif isinstance(want, Multiple) and value.term == want.term:
+            text += f": scaled by {value.scale / want.scale:g}"
+        return text
+
+    def _open(self, name: str) -> tuple[str, str]:
+        """Return the first value before an output that the rules do not know, and why."""
+        output = self.code.outputs[name]
+        first = self.ranks.unknown.get(str(getattr(output, "name", "")), "")
+        for binding in self.code.bindings:
+            if str(binding.var.name) == first:
+                states = [
+                    f"{n} = {self._text(self.ranks.values[n])}" for n in names_of(binding.value)
+                ]
+                op = op_name(binding.value)
+                return first, f"not proved at full size: {first} ({op}) [{'; '.join(states)}]"
+        return name, f"not proved at full size: the reference's {name}"

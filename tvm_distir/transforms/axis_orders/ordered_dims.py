@@ -1,0 +1,157 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The dims of a module's tensors that several mesh axes shard, and which are tied to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from tvm import ir
+from tvm.relax.distributed import DTensorType
+
+from tvm_distir.core.ir import handle, labels_of, static_shape
+from tvm_distir.core.ir.views import Axes, Tiling, View, family, tiling
+from tvm_distir.support import PropagationError
+
+NONE = -1
+
+
+@dataclass(frozen=True, eq=False)
+class PlacedTensor:
+    """A tensor of the module.
+
+    Attributes
+    ----------
+    ty : DTensorType
+    view : View
+        The view on which its type places it.
+    tiles : Tiling
+        The tiles in the order of the view.
+    dims : tuple of int
+        The number of the order of each dim, :data:`NONE` for a dim that has none.
+    """
+
+    ty: DTensorType
+    view: View
+    tiles: Tiling
+    dims: tuple[int, ...]
+
+
+class OrderedDims:
+    """The dims that have an order of axes, by number.
+
+    Attributes
+    ----------
+    axes : list of tuple of int
+        The axes of the family that shard each dim, as the module orders them.
+    """
+
+    def __init__(self) -> None:
+        self.axes: list[Axes] = []
+        self._parents: list[int] = []
+        self._fixed: list[int] = []
+        self._stated: dict[int, tuple[Axes, str]] = {}
+        self._types: dict[int, tuple[PlacedTensor, list[int], bool]] = {}
+
+    def root(self, number: int) -> int:
+        """Return the number that stands for a dim and all that is tied to it."""
+        parents = self._parents
+        while parents[number] != number:
+            parents[number] = number = parents[parents[number]]
+        return number
+
+    def state(self, tensor: PlacedTensor, order: Axes, location: str) -> None:
+        """State the order of the axes of its mesh that shard a dim of a parameter."""
+        sizes, axes = tensor.view.family[0], [tensor.view.axes[a] for a in order]
+        for number, known in zip(tensor.dims, tensor.tiles.dims, strict=True):
+            if number != NONE and set(known) <= set(axes):
+                single = [a for a in known if sizes[a] == 1]
+                ordered = (*(a for a in axes if a in known and a not in single), *single)
+                self._stated[number] = ordered, location
+
+    def stated(self) -> dict[int, Axes]:
+        """Return the stated orders by root.
+
+        Raises
+        ------
+        PropagationError
+            DIST0405 where tied dims have other orders.
+        """
+        result: dict[int, Axes] = {}
+        fixed = {self.root(number) for number in self._fixed}
+        for number, (axes, location) in self._stated.items():
+            root = self.root(number)
+            required = self.axes[root] if root in fixed else axes
+            if result.setdefault(root, axes) != axes or required != axes:
+                raise PropagationError(
+                    "DIST0405",
+                    "the order of the mesh axes that shard a dim is stated, and a value that is "
+                    "computed with it, or passed with it, has another",
+                    location=location,
+                    remedy="State the same order for both, or none.",
+                )
+        return result
+
+    def free(self) -> list[int]:
+        """Return the roots whose order may be chosen."""
+        fixed = {self.root(number) for number in self._fixed}
+        orders: dict[int, set[Axes]] = {}
+        for number, axes in enumerate(self.axes):
+            orders.setdefault(self.root(number), set()).add(axes)
+        return [root for root, axes_of in orders.items() if root not in fixed and len(axes_of) == 1]
+
+    def tensor(self, ty: ir.Type) -> PlacedTensor | None:
+        """Return the tensor of a type; None for types without a placement."""
+        if type(ty) is not DTensorType:
+            return None
+        key = handle(ty)
+        if key not in self._types:
+            self._types[key] = _facts(ty)
+        plain, ordered, is_known = self._types[key]
+        if not ordered:
+            return plain
+        first, dims = len(self.axes), list(plain.dims)
+        for number, d in enumerate(ordered, first):
+            dims[d] = number
+            self.axes.append(plain.tiles.dims[d])
+        numbers = range(first, len(self.axes))
+        self._parents += numbers
+        self._fixed += () if is_known else numbers
+        return replace(plain, dims=tuple(dims))
+
+    def tie(
+        self, some: Sequence[PlacedTensor | None], others: Sequence[PlacedTensor | None]
+    ) -> None:
+        """Tie the dims of pairs of tensors; of a pair with another value the orders stay."""
+        for leaf, other in zip(some, others, strict=True):
+            if leaf is None or other is None:
+                self.fix([leaf, other])
+                continue
+            for pair in zip(leaf.dims, other.dims, strict=True):
+                if NONE in pair:
+                    self.keep(pair)
+                else:
+                    self.join(pair)
+
+    def join(self, numbers: Sequence[int]) -> None:
+        """Tie some dims."""
+        for number in numbers[1:]:
+            self._parents[self.root(number)] = self.root(numbers[0])
+
+    def fix(self, leaves: Iterable[PlacedTensor | None]) -> None:
+        """Keep the orders of all dims of some tensors."""
+        self.keep(n for leaf in leaves if leaf is not None for n in leaf.dims)
+
+    def keep(self, numbers: Iterable[int]) -> None:
+        """Keep the orders of some dims."""
+        self._fixed += [number for number in numbers if number != NONE]
+
+
+def _facts(ty: DTensorType) -> tuple[PlacedTensor, list[int], bool]:
+    """Return a tensor without orders, its dims that have one, and whether its shape is known."""
+    view, ndim = family(ty.device_mesh), int(ty.tensor_ty.ndim)
+    tiles = tiling(view, labels_of(ty.placement), ndim)
+    sizes = view.family[0]
+    several = [d for d, axes in enumerate(tiles.dims) if sum(sizes[a] > 1 for a in axes) > 1]
+    return PlacedTensor(ty, view, tiles, (NONE,) * ndim), several, static_shape(ty) is not None

@@ -1,0 +1,262 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Define the pass ``OrderAxes``."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tvm import ir, relax
+from tvm.relax.distributed import DTensorType
+from tvm.relax.op.distributed import redistribute
+
+from tvm_distir.core.ir import (
+    R,
+    as_dtensor,
+    carries_value,
+    flat_types,
+    handle,
+    labels_of,
+    mesh_key,
+    mesh_shape,
+    meshes,
+    relax_functions,
+)
+from tvm_distir.core.ir.attributes import AXIS_ORDERS_ATTR, PARTIAL_ATTR, stated_orders
+from tvm_distir.core.ir.operators import ops
+from tvm_distir.core.ir.views import (
+    ModuleViews,
+    family,
+    mesh_of,
+    moved_axes,
+)
+from tvm_distir.core.ops import attribute_axes
+from tvm_distir.core.passes import Rewrite, module_pass, with_call_views
+from tvm_distir.core.rewriting import (
+    all_bindings,
+    called_name,
+    callees_first,
+    field_of,
+    is_redistribute,
+    make_binding,
+    make_call,
+    make_var,
+    retyped,
+    tuple_of,
+    typed,
+    with_body,
+    with_functions,
+)
+from tvm_distir.support import GenericConst
+
+from .order_choice import OrderChoice, Orders, stated_view, tiles_of
+from .order_problem import OrderProblem
+from .ordered_dims import NONE, PlacedTensor
+
+_is = operator.is_
+
+
+@module_pass("distributed")
+def OrderAxes() -> Rewrite:
+    """Choose which of the mesh axes that shard a dim together is major.
+
+    Placements on a mesh shard a dim by its axes in order. Where a value is read in another order,
+    a redistribution is a general exchange over both axes. This pass places values on views of the
+    mesh (:mod:`tvm_distir.core.ir.views`), so that redistributions between them send the fewest
+    bytes: a weight that ``tp`` shards and its optimizer state that ``dp`` shards inside of that
+    are a slice and an ``all_gather`` along ``dp`` apart. Orders that change no byte stay as they
+    are. A module that has views already is left as it is.
+
+    Returns
+    -------
+    pass : tvm.transform.Pass
+        It raises PropagationError DIST0401 or DIST0405 for a call whose placements follow no rule.
+    """
+
+    def order(mod: ir.IRModule) -> ir.IRModule:
+        if not _has_orders(mod):
+            return mod
+        problem = OrderProblem(mod)
+        choice = OrderChoice(problem)
+        orders = choice.run()
+        if not orders:
+            return _without_statements(mod)
+        return with_call_views(_without_statements(_Rewriter(mod, choice, orders).module()))
+
+    return order
+
+
+def _without_statements(mod: ir.IRModule) -> ir.IRModule:
+    """Return a module whose types have the orders that were stated of its parameters."""
+    functions = dict(mod.functions.items())
+    for gv, fn in relax_functions(mod):
+        if stated_orders(fn):
+            functions[gv] = fn.without_attr(AXIS_ORDERS_ATTR)
+    return with_functions(mod, functions)
+
+
+def _has_orders(mod: ir.IRModule) -> bool:
+    """Return whether several axes shard a dim of a value, and no mesh is a view of another."""
+    known = meshes(mod)
+    if len({family(mesh).family for mesh in known}) < len({mesh_key(mesh) for mesh in known}):
+        return False
+    seen: set[int] = set()
+    for _, fn in relax_functions(mod):
+        for var in (*fn.params, *(binding.var for binding in all_bindings(fn.body))):
+            for ty in flat_types(var.ty):
+                if type(ty) is not DTensorType or handle(ty) in seen:
+                    continue
+                seen.add(handle(ty))
+                sizes, labels = mesh_shape(ty.device_mesh), labels_of(ty.placement)
+                dims = [d for d, size in zip(labels, sizes, strict=True) if d != R and size > 1]
+                if len(set(dims)) < len(dims):
+                    return True
+    return False
+
+
+class _Rewriter:
+    """A writer of a module whose values are on the views that state their orders.
+
+    Parameters
+    ----------
+    mod : IRModule
+    choice : OrderChoice
+    orders : mapping of int to tuple of int
+        The order of each root that differs from the module's.
+    """
+
+    def __init__(self, mod: ir.IRModule, choice: OrderChoice, orders: Orders) -> None:
+        self.mod, self.choice, self.orders = mod, choice, orders
+        self.problem, self.views = choice.problem, ModuleViews(mod)
+        self.env: dict[ir.Expr, ir.Expr] = {}
+        self._types: dict[PlacedTensor, ir.Type] = {}
+
+    def module(self) -> ir.IRModule:
+        """Return the new module."""
+        functions = dict(self.mod.functions.items())
+        for gv, fn in callees_first(self.mod):
+            new = self._function(str(gv.name_hint), fn)
+            if new is fn:
+                continue
+            self.env[gv] = retyped(gv, relax.FuncType([p.ty for p in new.params], new.ret_ty))
+            del functions[gv]
+            functions[self.env[gv]] = new
+        return self.views.module(functions)
+
+    def _function(self, name: str, fn: relax.Function) -> relax.Function:
+        params = [self._var(param) for param in fn.params]
+        blocks = [self._block(block) for block in fn.body.blocks]
+        result, attrs = self._expr(fn.body.body), fn.attrs
+        before = [*fn.params, *fn.body.blocks, fn.body.body]
+        if all(new.same_as(old) for new, old in zip([*params, *blocks, result], before)):
+            return fn
+        if attrs and PARTIAL_ATTR in attrs:
+            leaves = {
+                "params": [leaf for param in fn.params for leaf in self.problem.leaves[param]],
+                "results": self.problem.results[name],
+            }
+            attrs = ir.make_node(
+                "ir.DictAttrs", **{**dict(attrs), PARTIAL_ATTR: self._partial(fn, leaves)}
+            )
+        return with_body(fn, params, blocks, result, bool(fn.is_pure), attrs)
+
+    def _partial(
+        self, fn: relax.Function, leaves: Mapping[str, Sequence[PlacedTensor | None]]
+    ) -> dict[str, dict[str, list[int]]]:
+        """Return the axes along which parameters and results are partial, on their views."""
+        moved: dict[str, dict[str, list[int]]] = {}
+        for side, of_side in leaves.items():
+            moved[side] = {}
+            for number, axes in attribute_axes(fn, side).items():
+                leaf = of_side[number]
+                mesh = None if leaf is None else self._type(leaf).device_mesh
+                new = axes if leaf is None else moved_axes(axes, leaf.ty.device_mesh, mesh)
+                moved[side][str(number)] = sorted(new)
+        return moved
+
+    def _block(self, block: relax.BindingBlock) -> relax.BindingBlock:
+        before = block.bindings[:]
+        bindings = [self._binding(binding) for binding in before]
+        return block if all(map(_is, bindings, before)) else type(block)(bindings)
+
+    def _binding(self, binding: relax.Binding) -> relax.Binding:
+        old, bound = binding.value, binding.var
+        value, var = self._value(bound, old), self._var(bound)
+        if value is old and var is bound:
+            return binding
+        if isinstance(binding, relax.MatchCast):
+            return relax.MatchCast(var, value, var.ty)
+        return make_binding(var, value)
+
+    def _var(self, var: relax.Var) -> relax.Var:
+        before = var.ty
+        ty = self._retyped(before, iter(self.problem.leaves[var]))
+        if ty is not before:
+            self.env[var] = make_var(var.name, ty, isinstance(var, relax.DataflowVar))
+        return self.env.get(var, var)
+
+    def _retyped(self, ty: ir.Type, leaves: Iterator[PlacedTensor | None]) -> ir.Type:
+        if isinstance(ty, relax.TupleType):
+            before = ty.fields[:]
+            fields = [self._retyped(field, leaves) for field in before]
+            return ty if all(map(_is, fields, before)) else relax.TupleType(fields)
+        leaf = next(leaves) if carries_value(ty) else None
+        if leaf is None or all(number == NONE for number in leaf.dims):
+            return ty
+        new = self._type(leaf)
+        return ty if new.same_as(ty) else new
+
+    def _type(self, leaf: PlacedTensor) -> ir.Type:
+        """Return the type of a tensor on the view that states its orders."""
+        if leaf not in self._types:
+            tiles = tiles_of(leaf.tiles, self.choice.roots(leaf), self.orders)
+            (view, labels), ty = stated_view(leaf, tiles), leaf.ty
+            if view != leaf.view:
+                mesh = self.views.declared(mesh_of(view.family, view.axes))
+                ty = as_dtensor(ty.tensor_ty, mesh, labels)
+            self._types[leaf] = ty
+        return self._types[leaf]
+
+    def _expr(self, expr: Any) -> Any:
+        """Return an expression of normal form that is no call."""
+        if isinstance(expr, relax.Tuple):
+            before = expr.fields[:]
+            fields = [self._expr(field) for field in before]
+            return expr if all(map(_is, fields, before)) else tuple_of(fields)
+        if isinstance(expr, relax.TupleGetItem):
+            source = expr.tuple_value
+            new = self._expr(source)
+            return expr if new is source else field_of(new, int(expr.index))
+        if isinstance(expr, GenericConst):
+            leaf, before = self.problem.constants.get(handle(expr)), expr.ty
+            ty = before if leaf is None else self._retyped(before, iter([leaf]))
+            return expr if ty is before else GenericConst(expr.value, ty)
+        return self.env.get(expr, expr)
+
+    def _branch(self, branch: relax.SeqExpr) -> relax.SeqExpr:
+        blocks = [self._block(block) for block in branch.blocks]
+        body = self._expr(branch.body)
+        return typed(relax.SeqExpr(blocks, body), body.ty)
+
+    def _value(self, var: relax.Var, value: Any) -> Any:
+        if isinstance(value, relax.If):
+            branches = [self._branch(x) for x in (value.true_branch, value.false_branch)]
+            return typed(relax.If(self._expr(value.cond), *branches), branches[0].ty)
+        if not isinstance(value, ir.Call):
+            return self._expr(value)
+        leaves, before, before_ty = self.problem.leaves[var], value.args[:], var.ty
+        ty = self._retyped(before_ty, iter(leaves))
+        args = [self._expr(arg) for arg in before]
+        if value.op not in self.env and ty is before_ty and all(map(_is, args, before)):
+            return value
+        if is_redistribute(value) and isinstance(ty, DTensorType):
+            return typed(redistribute(args[0], ty.device_mesh, ty.placement), ty)
+        if called_name(value) == "relax.dist.partial":
+            attrs, mesh = value.attrs, ty.device_mesh
+            axes = moved_axes((int(a) for a in attrs["mesh_axes"]), attrs["device_mesh"], mesh)
+            return typed(ops.partial(args[0], mesh, sorted(axes), str(attrs["op"])), ty)
+        of_types = iter(leaves)
+        types = [self._retyped(t, of_types) for t in value.ty_args]
+        return make_call(self.env.get(value.op, value.op), args, value.attrs, types, ty, value.span)
