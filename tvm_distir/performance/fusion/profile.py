@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -30,6 +31,10 @@ from .weight_kinds import WEIGHTS, Quantization, weight_quantization
 
 SCHEMA_VERSION = 1
 DATA = Path(__file__).parent / "data"
+
+
+_FORMER = re.compile(r"(serving|fused)-(fp8|fp8-block|nvfp4|int4|int8)(?:-weights)?")
+"""Earlier names of profiles with weights of a kind."""
 
 
 @dataclass(frozen=True)
@@ -217,11 +222,15 @@ class Profile:
             path = source
         elif not os.path.exists(path):
             known = profile_names()
+            former = _FORMER.fullmatch(str(name_or_path))
+            hint = nearest(str(name_or_path), known)
+            if former is not None:
+                hint = f'It is written "{former[1]}{WEIGHTS}{former[2]}".'
             raise HardwareError(
                 "DIST0701",
                 f"there is no kernel profile {str(name_or_path)!r}, nor a file of that name",
                 location="kernels",
-                remedy=f"{nearest(str(name_or_path), known)} Available: {', '.join(known)}.",
+                remedy=f"{hint} Available: {', '.join(known)}.",
             )
         return Profile.from_dict(read_json(path, _no_json, repeated=_wrong), str(path))
 

@@ -17,6 +17,7 @@ from tvm_distir.performance.program.parts import Function, Op, Value
 from tvm_distir.performance.program.program import Program
 from tvm_distir.performance.simulation.simulator import simulate
 from tvm_distir.planning.serving.served_model import ServedModel
+from tvm_distir.support import HardwareError
 
 BITS = {"serving:weights=fp8": 8.0, "serving:weights=nvfp4": 4.5, "serving:weights=int4": 4.125}
 
@@ -153,3 +154,17 @@ def test_what_lies_around_products_of_experts_takes_no_time_of_its_own() -> None
     assert not any(name.startswith("rms_norm") for name in changed["deepseek"])
     assert {"dispatched", "returned", "combined"}.isdisjoint(changed["mixtral"])
     assert changed["mixtral"]
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("name", "new"),
+    [
+        ("serving-fp8-block", "serving:weights=fp8-block"),
+        ("fused-int4-weights", "fused:weights=int4"),
+    ],
+)
+def test_earlier_names_of_profiles_are_refused_with_the_new_ones(name: str, new: str) -> None:
+    with pytest.raises(HardwareError, match=f'DIST0701 .*written "{new}"'):
+        Profile.load(name)
+    assert Profile.load(new).name == new
