@@ -66,7 +66,7 @@ def test_the_rate_is_of_what_its_unit_says(capsys):
 
 
 def test_a_decoder_with_few_positions_runs_forward(capsys):
-    answer = asked(capsys, GPT, "--gpus", "h100")
+    answer = asked(capsys, f"{GPT},positions=64", "--gpus", "h100")
     assert answer["question"] == "forward" and answer["fits"]
     assert answer["refused"][0].startswith("DIST0332 ")
 

@@ -13,8 +13,10 @@ from tvm import ir, relax
 
 import tvm_distir as td
 from tests.transforms.training.pipeline_models import tower
+from tvm_distir.core.ir import meshes
 from tvm_distir.core.ir.operators.async_ops import is_done, started_op
 from tvm_distir.core.ir.operators.ops import call_axes
+from tvm_distir.core.ir.views import are_views, moved_axes
 from tvm_distir.execution.verification.random_inputs import draw_inputs
 from tvm_distir.planning.strategies.composition import make_plan
 from tvm_distir.transforms.optimize.overlap_choice import OverlapChoice
@@ -44,7 +46,10 @@ def overlapped(mod: ir.IRModule) -> dict[str, int]:
                 continue
             waits = behind is not None and is_done(behind.value)
             if not (waits and behind.value.args[0].same_as(binding.var)):
-                name = f"{kind} {','.join(map(str, call_axes(binding.value)))}"
+                view = binding.value.attrs["device_mesh"]
+                first = next(mesh for mesh in meshes(mod) if are_views(mesh, view))
+                axes = sorted(moved_axes(call_axes(binding.value), view, first))
+                name = f"{kind} {','.join(map(str, axes))}"
                 counts[name] = counts.get(name, 0) + 1
     return counts
 

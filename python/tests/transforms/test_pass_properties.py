@@ -146,6 +146,7 @@ ELSEWHERE = {
     "WriteAttention": "test_ring_attention.py: it changes modules with attention only",
     "SerializePipeline": "test_stages.py: it changes steps in stages only",
     "ExpandSchedule": "test_stages.py: it changes steps in stages only",
+    "OrderAxes": "test_axis_orders.py: it changes modules with several axes on a dim only",
     "GatherAtStart": "test_first_gathers.py: it changes steps that gather new weights only",
     "DonateInputs": "test_donate_inputs.py: it changes steps that append to caches only",
     "PrefetchGathers": "test_optimize_prefetch.py: it changes steps for a system only",

@@ -12,9 +12,10 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax import Expr, Var
 
-from tvm_distir.core.ir import is_private, known_shape, mesh_key
+from tvm_distir.core.ir import is_private, known_shape
 from tvm_distir.core.ir.attributes import PIPELINE_ATTR
 from tvm_distir.core.ir.operators import REDUCTIONS, call_axes
+from tvm_distir.core.ir.views import family
 from tvm_distir.core.passes import Rewrite, module_pass
 from tvm_distir.core.plan import Pipeline, StageNote
 from tvm_distir.core.redistribution import local_bytes
@@ -212,11 +213,12 @@ class _Buckets(Editor):
 
 
 def _key(var: Var, value: ir.Call, kind: str, run: Key) -> Key:
+    view = family(value.attrs["device_mesh"])
     return (
         run,
         kind,
-        mesh_key(value.attrs["device_mesh"]),
-        call_axes(value),
+        view.family,
+        tuple(view.axes[axis] for axis in call_axes(value)),
         str(value.attrs["op"]) if kind in REDUCTIONS else "",
         str(var.ty.dtype),
     )

@@ -4,15 +4,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tvm import ir, relax
 from tvm.relax import Var
+from tvm.relax.distributed import DeviceMesh
 
-from tvm_distir.core.ir import is_private
+from tvm_distir.core.ir import is_private, meshes
 from tvm_distir.core.ir.attributes import IO_ATTR, STAGE_KIND_ATTR
 from tvm_distir.core.ir.operators import call_axes, started_op
+from tvm_distir.core.ir.views import are_views, moved_axes
 from tvm_distir.core.plan import ACTIVATION, GRADIENT, data_positions
 
 from .call_sites import CallSites, laid_out
@@ -36,7 +38,8 @@ class OverlapChoice:
 
     def __init__(self, mod: ir.IRModule) -> None:
         self.calls = CallSites(mod)
-        self.axes = _data_axes(self.calls)
+        self.meshes = meshes(mod)
+        self.axes = self._data_axes()
         self.weights = {
             str(gv.name_hint): self.calls.early_params(gv) for gv in self.calls.functions
         }
@@ -67,29 +70,43 @@ class OverlapChoice:
                     item = type(value) is relax.TupleGetItem and value.tuple_value in available
                     if item or laid_out(value, available):
                         available.add(var)
-            elif not self.axes.isdisjoint(call_axes(value)):
+            elif not self.axes.isdisjoint(
+                self._on_first_view(call_axes(value), value.attrs["device_mesh"])
+            ):
                 if kind not in _OF_WEIGHTS_ONLY or value.args[0] in known:
                     chosen.add(var)
             elif kind == "all_gather" and value.args[0] in known_early:
                 chosen.add(var)
         return chosen
 
-
-def _data_axes(calls: CallSites) -> set[int]:
-    """Return the mesh axes that divide the inputs of a module that are data."""
-    axes: set[int] = set()
-    for gv, fn in calls.functions.items():
-        if not fn.attrs or IO_ATTR not in fn.attrs:
-            continue
-        roles = (
-            [str(r) for r in fn.attrs[STAGE_KIND_ATTR]["params"]]
-            if STAGE_KIND_ATTR in fn.attrs
-            else []
-        )
-        for position in data_positions(fn, str(gv.name_hint)):
-            role = roles[position].partition(":")[0] if position < len(roles) else ""
-            if role in (ACTIVATION, GRADIENT):
+    def _data_axes(self) -> set[int]:
+        """Return the mesh axes that divide the inputs of a module that are data."""
+        axes: set[int] = set()
+        for gv, fn in self.calls.functions.items():
+            if not fn.attrs or IO_ATTR not in fn.attrs:
                 continue
-            labels = str(fn.attrs[IO_ATTR]["inputs"][position]["placement"]).split(", ")
-            axes.update(axis for axis, label in enumerate(labels) if label.startswith("S["))
-    return axes
+            roles = (
+                [str(r) for r in fn.attrs[STAGE_KIND_ATTR]["params"]]
+                if STAGE_KIND_ATTR in fn.attrs
+                else []
+            )
+            for position in data_positions(fn, str(gv.name_hint)):
+                role = roles[position].partition(":")[0] if position < len(roles) else ""
+                if role in (ACTIVATION, GRADIENT):
+                    continue
+                io = fn.attrs[IO_ATTR]
+                port = io["inputs"][position]
+                labels = str(port["placement"]).split(", ")
+                shards = [axis for axis, label in enumerate(labels) if label.startswith("S[")]
+                axes.update(self._on_first_view(shards, self._mesh_of(port, io)))
+        return axes
+
+    def _mesh_of(self, port: Mapping[str, Any], io: Mapping[str, Any]) -> DeviceMesh:
+        if "mesh" not in port:
+            return self.meshes[int(io["mesh"])]
+        return DeviceMesh(*([int(n) for n in port["mesh"][key]] for key in ("shape", "devices")))
+
+    def _on_first_view(self, axes: Iterable[int], mesh: DeviceMesh) -> frozenset[int]:
+        """Return the axes of a mesh as numbers of its first view in the module."""
+        first = next(other for other in self.meshes if are_views(mesh, other))
+        return moved_axes(axes, mesh, first)

@@ -11,6 +11,7 @@ import pytest
 from tvm import relax
 
 import tvm_distir as td
+from tests.unordered import distribute_unordered
 from tvm_distir.execution.runtime.program.io_layout import np_dtype
 
 LARGE = {"bfloat16": 256.0, "float16": 2048.0}
@@ -44,7 +45,7 @@ def program_of(dtype: str, move: str) -> Any:
         {"value": "y", "placement": placement},
     ]
     plan = {"schema_version": 1, "mesh": {"k": 4, "m": 2}, "rules": rules}
-    return td.distribute(product(dtype, rows), plan)
+    return distribute_unordered(product(dtype, rows), plan)
 
 
 def operands(dtype: str, move: str) -> tuple[list[Any], Any]:

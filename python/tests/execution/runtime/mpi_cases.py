@@ -12,6 +12,7 @@ from tvm import relax
 import tvm_distir as td
 from tests.child_processes import load_two_meshes
 from tests.execution.runtime.level5_modules import Level5, arrival
+from tests.unordered import distribute_unordered
 from tvm_distir.core.ir.operators import ops
 from tvm_distir.execution.verification.random_inputs import draw_inputs
 from tvm_distir.planning import strategies as strategy
@@ -29,7 +30,8 @@ def gpt(axes: dict[str, int] | None = None) -> Case:
 def moe(axes: dict[str, int], strategies: str) -> Case:
     """A layer with experts, whose tokens go to them and back."""
     mod = td.load_model("zoo:moe?size=tiny,layers=1,hidden=32,ffn=24,vocab=67,batch=12").mod
-    return td.distribute(mod, strategy.make_plan(mod, strategies, axes)), draw_inputs(mod, seed=4)
+    plan = strategy.make_plan(mod, strategies, axes)
+    return distribute_unordered(mod, plan), draw_inputs(mod, seed=4)
 
 
 def cube() -> Case:

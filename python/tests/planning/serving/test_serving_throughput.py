@@ -229,7 +229,7 @@ def test_a_run_is_as_long_as_requests_live():
     summary = summary_of(engine, "poisson:500,in=16,out=100")
     assert not summary.overloaded
     assert summary.steady
-    assert summary.run_s > 8 * summary.e2e.p50_s
+    assert summary.run_s > 4 * summary.e2e.p50_s  # as many as 4 million tokens allow
     assert summary.requests_per_s == pytest.approx(500, rel=0.03)
 
 
