@@ -206,7 +206,8 @@ def _forget_groups() -> None:
     """Empty the caches of DTensor: the meshes of two ranks are equal, but not their groups."""
     modules = [m for n, m in sys.modules.items() if n.startswith("torch.distributed.tensor")]
     for value in [value for module in modules for value in vars(module).values()]:
-        if callable(clear := getattr(value, "cache_clear", None)):
+        clear = None if isinstance(value, type) else getattr(value, "cache_clear", None)
+        if callable(clear):
             clear()
     if modules:
         debug = importlib.import_module("torch.distributed.tensor.debug")
