@@ -34,6 +34,12 @@ SIZES = ((4, 6), (8, 1100))  # with their header, and after it
 TIMEOUT_S = 20.0
 
 
+def say(text: str) -> None:
+    """Print a line by a single write, so that lines of ranks do not run into each other."""
+    sys.stdout.flush()
+    os.write(1, f"{text}\n".encode())
+
+
 def draw(rank: int, shape: tuple[int, ...], dtype: str) -> Any:
     """Inexact values: another order of summation gives other bits."""
     rng = np.random.default_rng([rank, *shape])
@@ -87,7 +93,7 @@ def collectives() -> None:
         if dtype == dtypes[0]:
             _in_flight(fabric, rank, groups, shape)
     world.exchange(b"", fabric.check, lambda late: f"the end for {late}")
-    print(f"rank {rank}: {count} right", flush=True)
+    say(f"rank {rank}: {count} right")
 
 
 def _in_flight(
@@ -135,7 +141,7 @@ def messages() -> None:
     if not same_bits(got, mine):
         raise AssertionError(f"rank {rank} got other bits")
     world.exchange(b"", fabric.check, lambda late: f"the end for {late}")
-    print(f"rank {rank}: messages right", flush=True)
+    say(f"rank {rank}: messages right")
 
 
 def faults(*kinds: str) -> None:
@@ -145,14 +151,14 @@ def faults(*kinds: str) -> None:
         try:
             fault(kind)
         except Exception as err:
-            print(f"rank {mpi_world.world(TIMEOUT_S).rank} {kind}: {err!r}", flush=True)
+            say(f"rank {mpi_world.world(TIMEOUT_S).rank} {kind}: {err!r}")
     fault(last)
 
 
 def fault(kind: str) -> None:
     """Let rank 2 of 4 go wrong in a collective of all; the others wait for it."""
     world = mpi_world.world(1.5 if kind == "absent" else TIMEOUT_S)
-    print("maps", *mapped_segments(), flush=True)
+    say(" ".join(["maps", *mapped_segments()]))
     fabric = MpiFabric(world, range(world.size))
     group = (tuple(range(world.size)),)
     call, x = Collective("all_reduce", group, (("op", "sum"),)), np.ones((4, 4), "float32")
@@ -165,7 +171,7 @@ def fault(kind: str) -> None:
         fabric.fail(world.rank, err)
         mpi_world.forget_world()
         if isinstance(err, Aborted) and fabric.failure:
-            print(f"rank {world.rank} heard of rank {fabric.failure[0]}", flush=True)
+            say(f"rank {world.rank} heard of rank {fabric.failure[0]}")
             raise fabric.failure[1] from None
         raise
 
@@ -219,7 +225,7 @@ def _run_module(case: str) -> None:
     virtual = td.run(mod, inputs, engine="virtual", outputs="sharded")
     for mine, all_of in zip(parts, virtual, strict=True):
         assert all(same_bits(mine.parts[r], all_of.parts[r]) for r in mine.parts)
-    print(f"rank {rank}: {case} right, {len(engine.collectives)} collectives", flush=True)
+    say(f"rank {rank}: {case} right, {len(engine.collectives)} collectives")
 
 
 def recovers() -> None:
@@ -233,11 +239,11 @@ def recovers() -> None:
     try:
         MpiEngine(60).run(mod, inputs if rank != 1 else inputs[:-1])
     except td.support.EngineError as err:
-        print(f"rank {rank}: {err.code}", flush=True)
+        say(f"rank {rank}: {err.code}")
     got = MpiEngine(60).run(mod, inputs)
     want = td.run(mod, inputs, engine="virtual")
     assert all(same_bits(a, b) for a, b in zip(got, want, strict=True))
-    print(f"rank {rank}: recovers right", flush=True)
+    say(f"rank {rank}: recovers right")
 
 
 def other_module() -> None:
