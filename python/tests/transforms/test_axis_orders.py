@@ -19,10 +19,13 @@ from tvm.script.parser import relax as R
 import tvm_distir as td
 from tests.core.passes.view_modules import redistribute
 from tvm_distir.core.ir.types import as_dtensor
+from tvm_distir.core.ir.views import Tiling
+from tvm_distir.execution.verification.random_inputs import draw_inputs
 from tvm_distir.planning import Study, TrainingOptions
 from tvm_distir.support import LevelError, PropagationError
-from tvm_distir.transforms.axis_orders.order_choice import OrderChoice
+from tvm_distir.transforms.axis_orders.order_choice import OrderChoice, tiles_of
 from tvm_distir.transforms.axis_orders.order_problem import OrderProblem
+from tvm_distir.transforms.axis_orders.ordered_dims import NONE
 from tvm_distir.transforms.axis_orders.passes import OrderAxes
 
 
@@ -198,6 +201,35 @@ def test_a_plan_states_which_axis_is_major(order):
     assert [int(n) for n in port.get("mesh", {}).get("devices", range(8))] == [*shards.ravel()]
     assert td.verify(mod, plan, exact=True).equal
     assert "dist.axis_orders" not in local.script()
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("mesh", [{"dp": 2, "tp": 1}, {"dp": 1, "tp": 1}])
+def test_an_order_with_an_axis_of_one_device_means_nothing(mesh):
+    mod = td.zoo.build("mlp", {"batch": 16, "layers": 1, "hidden": 16})
+    plan = td.Plan(mesh=mesh, rules={"x": td.P(("tp", "dp"), None)})
+    local = td.distribute(mod, plan)
+    assert "dist.axis_orders" not in local.script()
+    assert "mesh" not in local["main"].attrs["dist.io"]["inputs"][0]
+    x, weight, bias = inputs = draw_inputs(mod, seed=0)
+    (y,) = td.run(local, inputs)
+    np.testing.assert_allclose(y, x @ weight.T + bias, 1e-4, 1e-5)
+
+
+@pytest.mark.quick
+def test_axes_of_one_device_stay_behind_those_that_have_an_order():
+    tiles = tiles_of(Tiling(((0, 2, 1), (3,)), frozenset()), (7, NONE), {7: (2, 0)})
+    assert tiles.dims == ((2, 0, 1), (3,))
+
+
+@pytest.mark.quick
+def test_an_order_of_what_a_function_does_not_have_is_refused():
+    stated = {"nothing": [[1, 0]]}
+    for mod, problem in ((Optimizer, "does not have"), (OrderAxes()(Optimizer), "has views")):
+        wrong = mod.clone()
+        wrong["main"] = wrong["main"].with_attr("dist.axis_orders", stated)
+        with pytest.raises(PropagationError, match=rf"DIST0405 main/nothing: .*{problem}"):
+            OrderAxes()(wrong)
 
 
 @pytest.mark.quick

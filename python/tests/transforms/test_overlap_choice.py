@@ -16,7 +16,7 @@ from tests.transforms.training.pipeline_models import tower
 from tvm_distir.core.ir import meshes
 from tvm_distir.core.ir.operators.async_ops import is_done, started_op
 from tvm_distir.core.ir.operators.ops import call_axes
-from tvm_distir.core.ir.views import are_views, moved_axes
+from tvm_distir.core.ir.views import first_view, moved_axes
 from tvm_distir.execution.verification.random_inputs import draw_inputs
 from tvm_distir.planning.strategies.composition import make_plan
 from tvm_distir.transforms.optimize.overlap_choice import OverlapChoice
@@ -47,7 +47,7 @@ def overlapped(mod: ir.IRModule) -> dict[str, int]:
             waits = behind is not None and is_done(behind.value)
             if not (waits and behind.value.args[0].same_as(binding.var)):
                 view = binding.value.attrs["device_mesh"]
-                first = next(mesh for mesh in meshes(mod) if are_views(mesh, view))
+                first = first_view(view, meshes(mod))
                 axes = sorted(moved_axes(call_axes(binding.value), view, first))
                 name = f"{kind} {','.join(map(str, axes))}"
                 counts[name] = counts.get(name, 0) + 1

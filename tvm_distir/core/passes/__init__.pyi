@@ -16,5 +16,6 @@ from .legalize.passes import LegalizeRedistribute as LegalizeRedistribute
 from .lower.divisible_dims import dim_text as dim_text
 from .lower.passes import LowerDistIR as LowerDistIR
 from .lower.sharing import described_mesh as described_mesh
+from .lower.sharing import port_mesh as port_mesh
 from .propagate.passes import ModuleRewriter as ModuleRewriter
 from .propagate.passes import PropagateSharding as PropagateSharding

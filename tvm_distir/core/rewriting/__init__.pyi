@@ -31,6 +31,7 @@ from .forward_pass import forward_bindings as forward_bindings
 from .forward_pass import loss_position as loss_position
 from .functions import callee_of as callee_of
 from .functions import callees_first as callees_first
+from .functions import callees_of as callees_of
 from .functions import callers_closure as callers_closure
 from .functions import calls_op as calls_op
 from .functions import has_dtensor as has_dtensor

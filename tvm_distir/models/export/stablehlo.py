@@ -26,7 +26,7 @@ from tvm_distir.core.ir import (
     segments_of,
 )
 from tvm_distir.core.ir.attributes import IO_ATTR, num_input
-from tvm_distir.core.ir.views import are_views
+from tvm_distir.core.ir.views import first_view
 from tvm_distir.core.rewriting import gc_paused, plain_calls
 from tvm_distir.support import UsageError, nearest
 
@@ -96,8 +96,7 @@ class _Writer:
         self._meshes = meshes(mod)
         self._names, self._axes = mesh_names(mod), mesh_axes(mod)
         self._first_views = [
-            next(n for n, other in enumerate(self._meshes) if are_views(mesh, other))
-            for mesh in self._meshes
+            mesh_index(mod, first_view(mesh, self._meshes)) for mesh in self._meshes
         ]
         functions = relax_functions(mod)
         self._entries = [str(gv.name_hint) for gv, fn in functions if _io(fn) is not None]

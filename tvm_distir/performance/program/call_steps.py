@@ -13,7 +13,7 @@ from tvm import ir, relax
 from tvm_distir.core.collectives import decode_transfer
 from tvm_distir.core.ir import mesh_index, mesh_shape, meshes
 from tvm_distir.core.ir.operators import call_axes
-from tvm_distir.core.ir.views import are_views, moved_axes
+from tvm_distir.core.ir.views import first_view, moved_axes
 from tvm_distir.core.ops import Kernel, is_packed_call, size_bytes
 from tvm_distir.core.redistribution import payload_bytes
 
@@ -38,7 +38,7 @@ def collective(mod: ir.IRModule, kind: str, call: ir.Call, ty: Any) -> Op:
     On a view of a mesh it is of the first view that the module has: its groups are the same.
     """
     view = call.attrs["device_mesh"]
-    mesh = next(mesh for mesh in meshes(mod) if are_views(mesh, view))
+    mesh = first_view(view, meshes(mod))
     axes = tuple(sorted(moved_axes(call_axes(call), view, mesh)))
     return Op(
         "", "collective", str(call.op.name), collective=kind,

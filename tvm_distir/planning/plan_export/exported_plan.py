@@ -142,7 +142,7 @@ def unsupported(problem: str, remedy: str, location: str = "export_plan") -> Pla
 def placed_parameters(mod: ir.IRModule, plan: Plan) -> tuple[PlacedParameter, ...]:
     """Return the parameters of the entry functions with the placements that propagation decides.
 
-    Of a step in stages these are its inputs, without what one stage receives from another.
+    Of a pipelined step these are its inputs, without what one stage receives from another.
 
     Parameters
     ----------

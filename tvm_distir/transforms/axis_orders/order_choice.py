@@ -14,10 +14,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from tvm_distir.core.ir import (
-    Labels,
-    static_shape,
-)
+from tvm_distir.core.ir import Labels, static_shape
 from tvm_distir.core.ir.views import (
     MOST_ORDERED_AXES,
     Axes,
@@ -36,7 +33,6 @@ from .ordered_dims import NONE, PlacedTensor
 Orders = Mapping[int, Axes]
 """The axes of each root, from major to minor, where they differ from the module's."""
 
-
 _PLANNER = Planner()
 """Its cache serves all modules, as the candidates of a search have most moves in common."""
 
@@ -53,8 +49,11 @@ class _Edge(NamedTuple):
 
 def tiles_of(tiles: Tiling, roots: tuple[int, ...], orders: Orders) -> Tiling:
     """Return tiles whose dims have the chosen orders."""
-    chosen = [orders.get(n, axes) for n, axes in zip(roots, tiles.dims, strict=True)]
-    return Tiling(tuple(chosen), tiles.partial)
+    dims = []
+    for root, axes in zip(roots, tiles.dims, strict=True):
+        chosen = orders.get(root, ())
+        dims.append((*chosen, *(a for a in axes if a not in chosen)))  # those of one device last
+    return Tiling(tuple(dims), tiles.partial)
 
 
 class OrderChoice:
@@ -170,7 +169,7 @@ def stated_view(leaf: PlacedTensor, tiles: Tiling) -> tuple[View, Labels]:
     labels : tuple of int
         The labels of the tiles along its axes.
     """
-    axes = ordered_axes(leaf.view.family, (tiles,))
-    views = [leaf.view, *([] if axes is None else [View(leaf.view.family, axes)])]
+    base = leaf.view.family
+    views = [leaf.view, *(View(base, axes) for axes in [ordered_axes(base, (tiles,))] if axes)]
     stated = ((view, labels_on(view, tiles)) for view in views)
     return next((view, labels) for view, labels in stated if labels is not None)

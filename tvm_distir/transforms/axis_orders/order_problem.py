@@ -17,13 +17,7 @@ from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
 from tvm_distir.core.analysis import PartialState
-from tvm_distir.core.ir import (
-    FieldLeaves,
-    handle,
-    is_private,
-    named_leaves,
-    value_types,
-)
+from tvm_distir.core.ir import FieldLeaves, handle, is_private, named_leaves, value_types
 from tvm_distir.core.ir.attributes import PIPELINE_ATTR, REPEAT_ATTR, stated_orders, training_notes
 from tvm_distir.core.ir.operators import COMPUTE_OPS
 from tvm_distir.core.ops import call_sharding, is_packed_call
@@ -39,13 +33,12 @@ from tvm_distir.core.plan import (
 from tvm_distir.core.rewriting import (
     all_bindings,
     called_name,
-    callee_of,
     callees_first,
+    callees_of,
     is_redistribute,
-    is_tensors,
     tensor_args,
 )
-from tvm_distir.support import GenericConst
+from tvm_distir.support import GenericConst, PropagationError
 
 from .ordered_dims import NONE, OrderedDims, PlacedTensor
 
@@ -138,12 +131,18 @@ class OrderProblem:
 
     def _stated(self, name: str, fn: relax.Function) -> None:
         """Note the orders that are stated of parameters and results."""
-        params = {str(param.name): self.leaves[param] for param in fn.params}
-        params |= {f"#{n}": [result] for n, result in enumerate(self.results[name])}
-        for param, orders in stated_orders(fn).items():
-            for tensor in filter(None, params[param]):
+        ends = {plain_name(str(param.name)): self.leaves[param] for param in fn.params}
+        ends |= {f"#{n}": [result] for n, result in enumerate(self.results[name])}
+        for end, orders in stated_orders(fn).items():
+            location = f"{name}/{end}"
+            key = end if end in ends else plain_name(end)
+            if key not in ends:
+                problem = "the order of mesh axes is stated of what the function does not have"
+                remedy = "State orders of parameters of this function, and of its results."
+                raise PropagationError("DIST0405", problem, location=location, remedy=remedy)
+            for tensor in filter(None, ends[key]):
                 for axes in orders:
-                    self.dims.state(tensor, axes, f"{name}/{param}")
+                    self.dims.state(tensor, axes, location)
 
     def _updated(self, fn: relax.Function, results: Sequence[PlacedTensor | None]) -> None:
         """Tie weights and states of a training step to their new values."""
@@ -175,16 +174,16 @@ class OrderProblem:
                 self.dims.tie(self.of(arg), self.leaves[param])
             self.dims.tie(outs, self.results[callee])
             return
-        operands = [leaf for arg in call.args for leaf in self.of(arg)]
+        operands = [leaf for arg in tensor_args(call) for leaf in self.of(arg)]
         op = called_name(call)
         if is_redistribute(call) and operands[0] is not None:
             self._move(name, operands[0], terms.of(call.args[0])[0], outs[0])
         elif op == "relax.dist.partial":
             self.dims.tie(operands, outs)
         elif is_packed_call(call) or (op.startswith("relax.dist.") and op not in COMPUTE_OPS):
-            self.dims.fix([*operands, *outs])
+            self.dims.fix([leaf for arg in call.args for leaf in self.of(arg)] + outs)
         else:
-            self._op(name, var, call, outs)
+            self._op(name, var, call, operands)
 
     def _move(
         self, name: str, source: PlacedTensor, partial: Iterable[int], target: PlacedTensor | None
@@ -196,11 +195,10 @@ class OrderProblem:
         self.moves.append(Move(name, source, summed, target))
 
     def _op(
-        self, name: str, var: relax.Var, call: ir.Call, outs: Sequence[PlacedTensor | None]
+        self, name: str, var: relax.Var, call: ir.Call, ins: Sequence[PlacedTensor | None]
     ) -> None:
         """Tie the dims of a call that walk the same factor."""
-        tensors = [arg for arg in tensor_args(call) if is_tensors(arg.ty)]
-        ins = [leaf for arg in tensors for leaf in self.of(arg)]
+        outs = self.leaves[var]
         every = [leaf for leaf in (*ins, *outs) if leaf is not None]
         if all(number == NONE for leaf in every for number in leaf.dims):
             return
@@ -225,8 +223,5 @@ class OrderProblem:
             runs = self.runs.setdefault(name, 1)
             if fn.attrs and REPEAT_ATTR in fn.attrs:
                 runs = self.runs[name] = max(runs, int(fn.attrs[REPEAT_ATTR]))
-            for binding in all_bindings(fn.body):
-                callee = callee_of(binding.value)
-                if callee is not None:
-                    name = str(callee.name_hint)
-                    self.runs[name] = self.runs.get(name, 0) + runs
+            for callee in map(str, (gv.name_hint for gv in callees_of(fn))):
+                self.runs[callee] = self.runs.get(callee, 0) + runs

@@ -44,7 +44,8 @@ class OrderedDims:
     Attributes
     ----------
     axes : list of tuple of int
-        The axes of the family that shard each dim, as the module orders them.
+        The axes of the family that shard each dim, as the module orders them, without those of a
+        single device, which have no order.
     """
 
     def __init__(self) -> None:
@@ -52,7 +53,7 @@ class OrderedDims:
         self._parents: list[int] = []
         self._fixed: list[int] = []
         self._stated: dict[int, tuple[Axes, str]] = {}
-        self._types: dict[int, tuple[PlacedTensor, list[int], bool]] = {}
+        self._types: dict[int, tuple[PlacedTensor, dict[int, Axes], bool]] = {}
 
     def root(self, number: int) -> int:
         """Return the number that stands for a dim and all that is tied to it."""
@@ -63,11 +64,10 @@ class OrderedDims:
 
     def state(self, tensor: PlacedTensor, order: Axes, location: str) -> None:
         """State the order of the axes of its mesh that shard a dim of a parameter."""
-        sizes, axes = tensor.view.family[0], [tensor.view.axes[a] for a in order]
-        for number, known in zip(tensor.dims, tensor.tiles.dims, strict=True):
-            if number != NONE and set(known) <= set(axes):
-                single = [a for a in known if sizes[a] == 1]
-                ordered = (*(a for a in axes if a in known and a not in single), *single)
+        axes = [tensor.view.axes[a] for a in order]
+        for number in tensor.dims:
+            if number != NONE and set(self.axes[number]) <= set(axes):
+                ordered = tuple(a for a in axes if a in self.axes[number])
                 self._stated[number] = ordered, location
 
     def stated(self) -> dict[int, Axes]:
@@ -114,7 +114,7 @@ class OrderedDims:
         first, dims = len(self.axes), list(plain.dims)
         for number, d in enumerate(ordered, first):
             dims[d] = number
-            self.axes.append(plain.tiles.dims[d])
+        self.axes += ordered.values()
         numbers = range(first, len(self.axes))
         self._parents += numbers
         self._fixed += () if is_known else numbers
@@ -148,10 +148,11 @@ class OrderedDims:
         self._fixed += [number for number in numbers if number != NONE]
 
 
-def _facts(ty: DTensorType) -> tuple[PlacedTensor, list[int], bool]:
-    """Return a tensor without orders, its dims that have one, and whether its shape is known."""
+def _facts(ty: DTensorType) -> tuple[PlacedTensor, dict[int, Axes], bool]:
+    """Return a tensor without orders, those by dim, and whether its shape is known."""
     view, ndim = family(ty.device_mesh), int(ty.tensor_ty.ndim)
     tiles = tiling(view, labels_of(ty.placement), ndim)
     sizes = view.family[0]
-    several = [d for d, axes in enumerate(tiles.dims) if sum(sizes[a] > 1 for a in axes) > 1]
-    return PlacedTensor(ty, view, tiles, (NONE,) * ndim), several, static_shape(ty) is not None
+    several = [tuple(a for a in axes if sizes[a] > 1) for axes in tiles.dims]
+    ordered = {d: axes for d, axes in enumerate(several) if len(axes) > 1}
+    return PlacedTensor(ty, view, tiles, (NONE,) * ndim), ordered, static_shape(ty) is not None

@@ -19,7 +19,6 @@ from tvm_distir.core.ir import (
     flat_types,
     handle,
     labels_of,
-    mesh_key,
     mesh_shape,
     meshes,
     relax_functions,
@@ -28,7 +27,7 @@ from tvm_distir.core.ir.attributes import AXIS_ORDERS_ATTR, PARTIAL_ATTR, stated
 from tvm_distir.core.ir.operators import ops
 from tvm_distir.core.ir.views import (
     ModuleViews,
-    family,
+    has_views,
     mesh_of,
     moved_axes,
 )
@@ -49,7 +48,7 @@ from tvm_distir.core.rewriting import (
     with_body,
     with_functions,
 )
-from tvm_distir.support import GenericConst
+from tvm_distir.support import GenericConst, PropagationError
 
 from .order_choice import OrderChoice, Orders, stated_view, tiles_of
 from .order_problem import OrderProblem
@@ -72,12 +71,16 @@ def OrderAxes() -> Rewrite:
     Returns
     -------
     pass : tvm.transform.Pass
-        It raises PropagationError DIST0401 or DIST0405 for a call whose placements follow no rule.
+        It raises PropagationError DIST0401 or DIST0405 for a call whose placements follow no rule,
+        and DIST0405 for stated orders that cannot be.
     """
 
     def order(mod: ir.IRModule) -> ir.IRModule:
-        if not _has_orders(mod):
+        if has_views(meshes(mod)):
+            _refuse_statements(mod)
             return mod
+        if not _has_orders(mod):
+            return _without_statements(mod)
         problem = OrderProblem(mod)
         choice = OrderChoice(problem)
         orders = choice.run()
@@ -97,11 +100,20 @@ def _without_statements(mod: ir.IRModule) -> ir.IRModule:
     return with_functions(mod, functions)
 
 
+def _refuse_statements(mod: ir.IRModule) -> None:
+    """Refuse orders that are stated in a module whose meshes state orders already."""
+    for gv, fn in relax_functions(mod):
+        for name in stated_orders(fn):
+            raise PropagationError(
+                "DIST0405",
+                "the order of mesh axes is stated, and the module has views of a mesh already",
+                location=f"{gv.name_hint}/{name}",
+                remedy="State orders by meshes that are views, or by tuples of axes.",
+            )
+
+
 def _has_orders(mod: ir.IRModule) -> bool:
-    """Return whether several axes shard a dim of a value, and no mesh is a view of another."""
-    known = meshes(mod)
-    if len({family(mesh).family for mesh in known}) < len({mesh_key(mesh) for mesh in known}):
-        return False
+    """Return whether several axes of several devices shard a dim of a value."""
     seen: set[int] = set()
     for _, fn in relax_functions(mod):
         for var in (*fn.params, *(binding.var for binding in all_bindings(fn.body))):

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from tvm import ir, relax
@@ -14,7 +14,8 @@ from tvm.relax.distributed import DeviceMesh
 from tvm_distir.core.ir import is_private, meshes
 from tvm_distir.core.ir.attributes import IO_ATTR, STAGE_KIND_ATTR
 from tvm_distir.core.ir.operators import call_axes, started_op
-from tvm_distir.core.ir.views import are_views, moved_axes
+from tvm_distir.core.ir.views import first_view, moved_axes
+from tvm_distir.core.passes import port_mesh
 from tvm_distir.core.plan import ACTIVATION, GRADIENT, data_positions
 
 from .call_sites import CallSites, laid_out
@@ -98,15 +99,11 @@ class OverlapChoice:
                 port = io["inputs"][position]
                 labels = str(port["placement"]).split(", ")
                 shards = [axis for axis, label in enumerate(labels) if label.startswith("S[")]
-                axes.update(self._on_first_view(shards, self._mesh_of(port, io)))
+                axes.update(
+                    self._on_first_view(shards, port_mesh(port, self.meshes[int(io["mesh"])]))
+                )
         return axes
-
-    def _mesh_of(self, port: Mapping[str, Any], io: Mapping[str, Any]) -> DeviceMesh:
-        if "mesh" not in port:
-            return self.meshes[int(io["mesh"])]
-        return DeviceMesh(*([int(n) for n in port["mesh"][key]] for key in ("shape", "devices")))
 
     def _on_first_view(self, axes: Iterable[int], mesh: DeviceMesh) -> frozenset[int]:
         """Return the axes of a mesh as numbers of its first view in the module."""
-        first = next(other for other in self.meshes if are_views(mesh, other))
-        return moved_axes(axes, mesh, first)
+        return moved_axes(axes, mesh, first_view(mesh, self.meshes))

@@ -9,7 +9,9 @@ from .tilings import View as View
 from .tilings import are_views as are_views
 from .tilings import common_view as common_view
 from .tilings import family as family
+from .tilings import first_view as first_view
 from .tilings import first_views as first_views
+from .tilings import has_views as has_views
 from .tilings import labels_on as labels_on
 from .tilings import mesh_of as mesh_of
 from .tilings import moved_axes as moved_axes

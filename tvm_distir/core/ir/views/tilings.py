@@ -88,6 +88,16 @@ def are_views(mesh: DeviceMesh, other: DeviceMesh) -> bool:
     return same_mesh(mesh, other) or family(mesh).family == family(other).family
 
 
+def has_views(known: Sequence[DeviceMesh]) -> bool:
+    """Return whether a mesh among some meshes is a view of another."""
+    return len({family(mesh).family for mesh in known}) < len({mesh_key(mesh) for mesh in known})
+
+
+def first_view(mesh: DeviceMesh, known: Sequence[DeviceMesh]) -> DeviceMesh:
+    """Return the first view of a mesh among some meshes, which have the mesh."""
+    return next(other for other in known if are_views(mesh, other))
+
+
 def first_views(known: Sequence[DeviceMesh]) -> dict[MeshKey, tuple[MeshKey, Axes]]:
     """Return per mesh the first view of it among some meshes, and the axis there of each axis."""
     firsts: dict[MeshKey, DeviceMesh] = {}

@@ -21,10 +21,7 @@ from tvm_distir.core.ir.operators.compute_ops import COMPUTE_OPS
 from tvm_distir.core.ir.placement import labels_of
 from tvm_distir.core.ir.types import as_dtensor, flat_types, relax_functions
 from tvm_distir.core.ir.views.module_views import ModuleViews
-from tvm_distir.core.ir.views.tilings import (
-    family,
-    relabelled,
-)
+from tvm_distir.core.ir.views.tilings import has_views, relabelled
 from tvm_distir.core.ops.call_view import call_view
 from tvm_distir.core.rewriting.calls import (
     called_name,
@@ -48,8 +45,7 @@ def with_call_views(mod: ir.IRModule) -> ir.IRModule:
     PropagationError
         DIST0405 where the placements of a call have mesh axes in opposite orders.
     """
-    known = meshes(mod)
-    if len({family(mesh).family for mesh in known}) == len({mesh_key(mesh) for mesh in known}):
+    if not has_views(meshes(mod)):
         return mod
     views = ModuleViews(mod)
     builder, functions = relax.BlockBuilder(mod), dict(mod.functions.items())

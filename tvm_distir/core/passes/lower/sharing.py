@@ -12,7 +12,7 @@ wait for each other in a circle.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,6 +133,13 @@ def described_mesh(mesh: DeviceMesh) -> dict[str, list[int]]:
     """Return the description of the mesh of a port that is not on the mesh of its entry."""
     devices = [int(d) for d in mesh_devices(mesh).ravel()]
     return {"shape": list(mesh_shape(mesh)), "devices": devices}
+
+
+def port_mesh(port: Mapping[str, Any], home: DeviceMesh) -> DeviceMesh:
+    """Return the mesh of a port of an entry on a mesh."""
+    if "mesh" not in port:
+        return home
+    return DeviceMesh(*([int(n) for n in port["mesh"][key]] for key in ("shape", "devices")))
 
 
 def _items(fn: relax.Function, side: str, mesh: DeviceMesh, home: int) -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ from tvm_distir.core.ir.views import (
     order_of,
     view_of,
 )
-from tvm_distir.core.passes import described_mesh
+from tvm_distir.core.passes import described_mesh, port_mesh
 from tvm_distir.support import MeshError
 
 
@@ -39,17 +39,17 @@ class IoPlacement:
         Whole.
     dtype : str
     placement : str
-    index_range : tuple of int
-        The range of its indices, as ``dist.io`` has it; empty where it holds none.
     order : tuple of int
         The axes of the stage's mesh, in the order of the view on which the entry is placed.
+    index_range : tuple of int
+        The range of its indices, as ``dist.io`` has it; empty where it holds none.
     """
 
     shape: tuple[int, ...]
     dtype: str
     placement: str
+    order: Axes
     index_range: tuple[int, ...] = field(default=(), compare=False)
-    order: Axes = ()
 
     def item(self, index: int, name: str, mesh: DeviceMesh) -> dict[str, Any]:
         """Return the entry as an item of the ``dist.io`` of an entry on a mesh."""
@@ -99,13 +99,6 @@ def read_ports(fn: relax.Function, known: Sequence[DeviceMesh]) -> StageInterfac
     """Read ``dist.io`` of a stage's function in a module with some meshes."""
     io = fn.attrs[IO_ATTR]
     mesh = known[int(io["mesh"])]
-    home_order = tuple(range(len(mesh_shape(mesh))))
-
-    def order(item: Any) -> Axes:
-        if "mesh" not in item:
-            return home_order
-        shape, devices = ([int(n) for n in item["mesh"][key]] for key in ("shape", "devices"))
-        return order_of(DeviceMesh(shape, devices), mesh)
 
     def placements(side: str) -> dict[int, IoPlacement]:
         return {
@@ -113,8 +106,8 @@ def read_ports(fn: relax.Function, known: Sequence[DeviceMesh]) -> StageInterfac
                 tuple(map(int, unpack(item["shape"]))),
                 str(item["dtype"]),
                 str(item["placement"]),
+                order_of(port_mesh(item, mesh), mesh),
                 tuple(int(n) for n in item["index_range"]) if "index_range" in item else (),
-                order(item),
             )
             for item in unpack(io[side])
         }
