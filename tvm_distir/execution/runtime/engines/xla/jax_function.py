@@ -11,8 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tvm import ir
+from tvm.relax.distributed import DeviceMesh
 
-from tvm_distir.core.ir import mesh_axes
+from tvm_distir.core.ir import mesh_axes, meshes
+from tvm_distir.core.ir.views import are_views, order_of
 from tvm_distir.core.plan import PartitionSpec
 from tvm_distir.execution.runtime.program.io_layout import EntryFunction, Port, np_dtype
 from tvm_distir.execution.runtime.program.lowered import LoweredProgram
@@ -60,7 +62,9 @@ class JaxFunction:
         self.mesh = Mesh(np.array(devices).reshape(entry.mesh_shape), tuple(axes))
 
         def shardings(ports: Sequence[Port]) -> tuple[jax.sharding.NamedSharding, ...]:
-            return tuple(NamedSharding(self.mesh, _partition_spec(p, axes)) for p in ports)
+            return tuple(
+                NamedSharding(self.mesh, _partition_spec(port, entry, axes)) for port in ports
+            )
 
         self.in_shardings, self.out_shardings = shardings(self.inputs), shardings(self.outputs)
         results = tuple((port.shape, np_dtype(port.dtype)) for port in self.outputs)
@@ -107,11 +111,15 @@ def _wrong(problem: str) -> EngineError:
     return EngineError("DIST0602", problem, location="to_jax", remedy=remedy)
 
 
-def _partition_spec(port: Port, axes: Sequence[str]) -> jax.sharding.PartitionSpec:
-    """Return JAX's form of the placement of a port."""
+def _partition_spec(
+    port: Port, entry: EntryFunction, axes: Sequence[str]
+) -> jax.sharding.PartitionSpec:
+    """Return JAX's form of the placement of a port, which may be on a view of the mesh."""
     from jax.sharding import PartitionSpec as JaxPartitionSpec
 
-    return JaxPartitionSpec(*PartitionSpec.of_labels(port.labels, axes))
+    home = DeviceMesh(entry.mesh_shape, entry.mesh_ranks)
+    order = order_of(DeviceMesh(*entry.mesh_of(port)), home)
+    return JaxPartitionSpec(*PartitionSpec.of_labels(port.labels, [axes[a] for a in order]))
 
 
 @functools.cache
@@ -154,7 +162,7 @@ def to_jax(dist: ir.IRModule, devices: Sequence[jax.Device] | None = None) -> Ja
     Parameters
     ----------
     dist : IRModule
-        The module, at level 5, of a single mesh, with shards of equal size.
+        The module, at level 5, of a single mesh or views of one, with shards of equal size.
     devices : sequence of jax.Device, optional
         The devices in the order of the mesh; by default the first of ``jax.devices()``.
 
@@ -185,7 +193,8 @@ def to_jax(dist: ir.IRModule, devices: Sequence[jax.Device] | None = None) -> Ja
     import jax
 
     program = LoweredProgram(dist)
-    if len(program.entries) != 1 or len(mesh_axes(program.mod)) != 1:
+    known = meshes(program.mod)
+    if len(program.entries) != 1 or not all(are_views(mesh, known[0]) for mesh in known):
         raise _unfit("the module has several meshes", "Use the engine threads, or one mesh.")
     (entry,) = program.entries
     placed = list(jax.devices() if devices is None else devices)
@@ -201,7 +210,7 @@ def to_jax(dist: ir.IRModule, devices: Sequence[jax.Device] | None = None) -> Ja
             f'"{wide[0]}" has a type of 64 bits, which JAX turns into one of 32',
             'Call jax.config.update("jax_enable_x64", True) first.',
         )
-    (axes,) = mesh_axes(program.mod)
+    axes = mesh_axes(program.mod)[entry.mesh_index]
     text = to_stablehlo(program.mod, "manual")
     return JaxFunction(text, entry, axes, placed[: len(entry.ranks)])
 
