@@ -21,6 +21,7 @@ from .memory.remedies import verdict as verdict
 from .program.export_pass import ExportProgram as ExportProgram
 from .program.exporter import export as export
 from .program.mesh import Mesh as Mesh
+from .program.mesh import first_numbers as first_numbers
 from .program.model_flops import StepFlops as StepFlops
 from .program.model_flops import step_flops as step_flops
 from .program.numbers import Numbers as Numbers

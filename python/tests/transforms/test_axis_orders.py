@@ -296,3 +296,17 @@ def test_recipes_of_trainers_need_no_exchange(strategy, mesh):
         f"{model},dtype=bfloat16", strategy=strategy, mesh=mesh, batch=8, train=train, system="h100"
     )
     assert "exchange" not in study.local.script()
+
+
+def test_reports_name_a_mesh_without_its_views():
+    """And give advice on the batch, which only steps of a single mesh get."""
+    analysis = td.analyze(
+        "zoo:gpt?layers=1,hidden=256,heads=4,vocab=512,positions=128,seq=128,fused_qkv=1",
+        strategy="zero:stage=1+megatron:sequence=1", mesh={"dp": 2, "tp": 2}, system="h100",
+        batch=8, train={"optimizer": "adamw"},
+    )  # fmt: skip
+    assert len(analysis.module.global_infos["mesh"]) == 2
+    report = analysis.report
+    assert [(mesh.name, mesh.axes) for mesh in report.meshes] == [("mesh0", ("dp", "tp"))]
+    assert {report.axis_words(total) for total in report.collectives} == {"dp", "tp"}
+    assert report.focus.endswith("of mesh0")

@@ -22,6 +22,7 @@ from tvm_distir.performance import (
     Verdict,
     critical_path,
     entry_number,
+    first_numbers,
     verdict,
 )
 from tvm_distir.planning import BEST, ErrorBand, StepKind, band_of, bits_of, program_family
@@ -129,7 +130,11 @@ def _analysis_of_result(
             _step_use(result, links),
             (busiest.compute_s, busiest.exposed_comm_s, busiest.idle_s) if busiest else (0, 0, 0),
         ),
-        meshes=tuple(ReportMesh(m.name, m.axes, m.shape, m.device_ids) for m in program.meshes),
+        meshes=tuple(
+            ReportMesh(mesh.name, mesh.axes, mesh.shape, mesh.device_ids)
+            for number, mesh in enumerate(program.meshes)
+            if number in first_numbers(program.meshes)
+        ),
         devices=result.devices,
         collectives=result.collectives,
         unmodelled_ops=tuple(result.unmodelled_ops),

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from tvm.relax.distributed import DeviceMesh
 
 from tvm_distir.core.ir import mesh_devices, mesh_shape
+from tvm_distir.core.ir.views import are_views
 from tvm_distir.support import Count, PositiveCount, Text
 
 
@@ -40,3 +41,12 @@ class Mesh:
         rest = [axis for axis in range(len(self.shape)) if axis not in axes]
         moved = table.transpose([*rest, *sorted(axes)])
         return moved.reshape(-1, math.prod(self.shape[axis] for axis in axes))
+
+
+def first_numbers(meshes: Sequence[Mesh]) -> tuple[int, ...]:
+    """Return the number of the first view of each mesh among some meshes: of most, their own."""
+    devices = [DeviceMesh(mesh.shape, mesh.device_ids) for mesh in meshes]
+    return tuple(
+        next(number for number, other in enumerate(devices) if are_views(mesh, other))
+        for mesh in devices
+    )

@@ -15,7 +15,7 @@ from tvm_distir.core.rewriting import gc_paused
 from tvm_distir.support import align
 
 from .checks import check_program
-from .mesh import Mesh
+from .mesh import Mesh, first_numbers
 from .parts import SCHEMA_VERSION, STAGED_VERSION, Entry, Function, Op, Value
 from .pipeline_program import PipelineProgram, Stage
 from .reading import load, parse, parse_text
@@ -165,12 +165,14 @@ class Program:
                 yield fn, op
 
     def location_of(self, entry: Entry) -> str:
-        """Return the names of the meshes that an entry works on, ``mesh0+mesh1``."""
+        """Return the names of the meshes that an entry works on, ``mesh0+mesh1``; not of views."""
         fn = self.functions[entry.function]
         values = [fn.values[i] for i in fn.params]
         meshes = {entry.mesh, *(value.mesh for value in values if value.mesh is not None)}
         meshes.update(op.mesh for op in fn.ops if op.kind in ("collective", "transfer"))
-        return "+".join(self.meshes[number].name for number in sorted(meshes))
+        first = first_numbers(self.meshes)
+        named = sorted({first[number] for number in meshes})
+        return "+".join(self.meshes[number].name for number in named)
 
 
 def _collectives(fn: Function) -> int:
