@@ -91,3 +91,10 @@ def test_what_cannot_be_exported_is_refused(
     monkeypatch.setattr(class_export, "_MISSING", ["transformers"])
     with pytest.raises(ModelError, match=r'DIST0334 .*"smollm3" is not known.*distir\[torch\]'):
         td.load_model(str(path))
+
+
+@pytest.mark.parametrize("key", ["layers=abc", "seq=0", "batch=-1"])
+def test_sizes_that_are_no_numbers_are_refused(tmp_path: Path, key: str) -> None:
+    path, _ = written(tmp_path, "OPT")
+    with pytest.raises(ModelError, match="DIST0334 .*a positive number is needed"):
+        td.load_model(f"{path}?{key}")

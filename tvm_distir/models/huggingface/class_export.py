@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tvm import ir
 
 from tvm_distir.models.common.import_cache import cached_content
-from tvm_distir.support import ModelError, nearest
+from tvm_distir.support import ModelError, nearest, parse_int
 
 from .config_reader import MODEL_TYPES
 from .quantized_config import Keys
@@ -53,6 +53,9 @@ def export_class(data: Keys, location: str, keys: Keys) -> ir.IRModule:
         if key not in SIZES:
             remedy = f"Known of {data['model_type']}: {', '.join(SIZES)}."
             raise _fault(f'there is no key "{key}"', location, remedy)
+        if key != "dtype" and parse_int(str(keys[key]), 1) is None:
+            problem = f'{key} is "{keys[key]}", and a positive number is needed'
+            raise _fault(problem, location, "Correct it.")
     content = json.dumps([data, dict(keys)], sort_keys=True, default=str)
     return cached_content(content, lambda: _exported(data, location, keys))
 
