@@ -96,5 +96,5 @@ def test_what_cannot_be_exported_is_refused(
 @pytest.mark.parametrize("key", ["layers=abc", "seq=0", "batch=-1"])
 def test_sizes_that_are_no_numbers_are_refused(tmp_path: Path, key: str) -> None:
     path, _ = written(tmp_path, "OPT")
-    with pytest.raises(ModelError, match="DIST0334 .*a positive number is needed"):
+    with pytest.raises(ModelError, match=r"DIST0334 .*a positive number is needed"):
         td.load_model(f"{path}?{key}")
