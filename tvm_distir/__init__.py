@@ -22,7 +22,7 @@ _warn_without_library()
 if not _is_awaited():
     _register()
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 # The public names, and the module that each comes from, stand in ``__init__.pyi``.
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -44,8 +44,12 @@ def test_native_library_is_installed(installed: set[str]) -> None:
 
 def test_version_has_one_source(root: Path, distribution: metadata.Distribution) -> None:
     assert distribution.version == tvm_distir.__version__
-    changelog = (root / "CHANGELOG.md").read_text(encoding="utf-8")
-    assert f"## [{tvm_distir.__version__}]" in changelog
+    for file, line in {
+        "CHANGELOG.md": f"\n## [{tvm_distir.__version__}] - 2",
+        "CITATION.cff": f"\nversion: {tvm_distir.__version__}\n",
+        "docs/install.md": f"/tvm_distir-{tvm_distir.__version__}-py3-none-",
+    }.items():
+        assert line in (root / file).read_text(encoding="utf-8"), file
 
 
 def test_entry_points_can_be_loaded(distribution: metadata.Distribution) -> None:
