@@ -177,8 +177,8 @@ class _FunctionWriter:
             names = param_names(fn)
             added = [name for i in self.rows for name in adapter_names(names[i])]
             attrs[PARAM_NAMES_ATTR] = [*names, *added]
-        made = ir.make_node("ir.DictAttrs", **attrs) if attrs else None
-        body = with_body(fn, [*fn.params, *new], blocks, fn.body.body, bool(fn.is_pure), made)
+        attributes = ir.make_node("ir.DictAttrs", **attrs) if attrs else None
+        body = with_body(fn, [*fn.params, *new], blocks, fn.body.body, bool(fn.is_pure), attributes)
         return relax.utils.copy_with_new_vars(body)
 
     def _write(self, writer: BlockWriter, binding: relax.Binding) -> None:
