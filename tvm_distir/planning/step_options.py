@@ -63,6 +63,9 @@ class TrainingOptions:
         version 2, as trainers do); needs --train.
     frozen : sequence of str
         Freeze the weights that match PATTERN, e.g. wte.*; needs --train; repeatable.
+    lora : str
+        Train low-rank adapters alone, of the named layers or of all products:
+        r=16,alpha=32,targets=q_proj+v_proj; needs --train.
     rate_input : bool, optional
         Make the learning rate an input of each step, `rate`, for a schedule; needs --train.
     """
@@ -73,6 +76,7 @@ class TrainingOptions:
     loss_scale: str | float = option(TRAIN, "S", default=1.0)
     master: bool | None = option(TRAIN)
     frozen: Sequence[str] = option(TRAIN, "PATTERN", default=(), flag="--freeze", repeated=True)
+    lora: str = option(TRAIN, "r=R[,k=v...]", default="")
     rate_input: bool | None = option(TRAIN)
 
     def keywords(self) -> dict[str, Any]:

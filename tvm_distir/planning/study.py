@@ -29,6 +29,7 @@ from tvm_distir.transforms import (
     communication_passes,
     passes_for,
     train_step,
+    with_adapters,
 )
 
 from .model_loading import load_part
@@ -48,6 +49,8 @@ from .strategies.registry import StrategySpec, parse
 from .strategies.training_parts import with_updates
 from .weight_types import kernels_for, types_of
 
+LORA = "lora"
+"""Keyword of ``train_step``: adapters, which are a part of the forward module of a study."""
 _Value = TypeVar("_Value")
 
 
@@ -101,15 +104,26 @@ class Study(StepOptions):
     def _set_weights(self) -> None:
         """Let the kernels read weights of the type that is stated, or of the checkpoint's.
 
-        A training step has weights of the type of the model, unless a type is stated.
+        The weights that a training step updates have the type of the model. Unless a type is
+        stated, so have all of them, but for those beside adapters.
         """
         system = self.known_system
         kernels = self.kernels or (None if system is None else system.kernels)
-        if kernels is None or (self.training() is not None and self.quantize is None):
+        if kernels is None or (self._trains_weights and self.quantize is None):
             return
         chosen = kernels_for(kernels, self.quantize, self.model, system)
         if chosen != kernels:
             object.__setattr__(self, "kernels", chosen)
+
+    @property
+    def _adapters(self) -> str:
+        """Return the adapters that are trained, in text; empty without any."""
+        return str((self.training() or {}).get(LORA, ""))
+
+    @property
+    def _trains_weights(self) -> bool:
+        """Return whether the weights of the model are trained."""
+        return self.training() is not None and not self._adapters
 
     @property
     def weight_notes(self) -> tuple[str, ...]:
@@ -117,7 +131,7 @@ class Study(StepOptions):
         stored = None if self.quantize is not None else types_of(self.model)
         if stored is None:
             return ()
-        trained = self.training() is not None
+        trained = self._trains_weights
         use = f"; they are trained in {stored.dtype}" if trained else f", others {stored.dtype}"
         return (f"weights of products are {stored.words}{use} ({stored.source})",)
 
@@ -193,14 +207,15 @@ class Study(StepOptions):
 
     @cached_property
     def forward(self) -> ir.IRModule:
-        """Return the loaded module, with a single entry point."""
+        """Return the loaded module, with a single entry point and the adapters to train."""
         source, fuses = self.source.mod, self._fuses_attention
+        lora = self._adapters
 
         def make() -> ir.IRModule:
-            mod = keep_entry(source, self.entry)
+            mod = with_adapters(keep_entry(source, self.entry), lora)
             return FuseAttention()(mod) if fuses else mod
 
-        return self._kept("forward", (source, self.entry, fuses), make)
+        return self._kept("forward", (source, self.entry, fuses, lora), make)
 
     @cached_property
     def _profile(self) -> Profile | None:
@@ -327,7 +342,7 @@ class Study(StepOptions):
         forward = self.forward
         keywords = {
             "recompute": recompute, "system": self._timed_system, "schedule": self._schedule,
-            "recomputed_ops": self.recomputed_ops, **(self.training() or {}),
+            "recomputed_ops": self.recomputed_ops, **(self.training() or {}), LORA: "",
         }  # fmt: skip
         with self.watch.stage("train"):
             return self._kept("train", (forward, keywords), lambda: train_step(forward, **keywords))

@@ -88,6 +88,9 @@ from .training.pipeline.unit_writer import UnitWriter as UnitWriter
 from .training.recompute.choice import AUTO as AUTO
 from .training.recompute.choice import Auto as Auto
 from .training.recompute.choice import read_recompute as read_recompute
+from .training.step.adapter_options import merge_adapters as merge_adapters
+from .training.step.adapters import ADAPTER_DELTA as ADAPTER_DELTA
+from .training.step.adapters import with_adapters as with_adapters
 from .training.step.scaling import LOSS_SCALE as LOSS_SCALE
 from .training.step.scaling import SCALE_STEPS as SCALE_STEPS
 from .training.train_step import train_step as train_step

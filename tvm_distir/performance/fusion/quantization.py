@@ -5,10 +5,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from tvm_distir.hardware import System
-from tvm_distir.performance.program.parts import Function, Op
+from tvm_distir.performance.program.checks import call_order
+from tvm_distir.performance.program.parts import Function, Op, Value
 from tvm_distir.performance.program.program import Program
 from tvm_distir.support import HardwareError, UsageError
 
@@ -22,6 +23,8 @@ HALF = ("float16", "bfloat16")
 EXPERTS = "relax.dist.expert_matmul"
 QUANTIZE = "quantize"
 """Name of the kernels that quantize an operand."""
+DEQUANTIZE = "dequantize"
+"""Name of the kernels that make a weight of 16 bits of a quantized one."""
 PRODUCTS = ("relax.matmul", "relax.einsum", "relax.dist.grouped_matmul", EXPERTS)
 
 
@@ -31,8 +34,9 @@ def quantized(program: Program, profile: Profile) -> Program:
     Products of logits and attention stay, as in Transformer Engine. An operand is quantized once
     in a function: in training a row-wise and a column-wise copy are written, as Hopper's tensor
     cores need them (Transformer Engine). What a backward function is given, except for gradients,
-    the forward pass has quantized; the weights of an inference program are quantized beforehand,
-    and take so much less memory.
+    the forward pass has quantized; the weights of an inference program, and those of a training
+    step that are not trained, are quantized beforehand, and take so much less memory. A training
+    step makes 16-bit weights of these before each product, as QLoRA does (Dettmers et al. 2023).
 
     Parameters
     ----------
@@ -44,24 +48,31 @@ def quantized(program: Program, profile: Profile) -> Program:
     Raises
     ------
     UsageError
-        DIST0152 for a training step under a profile that quantizes weights alone.
+        DIST0152 for a training step without frozen weights under a profile that quantizes weights
+        alone.
     """
     chosen = profile.quantization
     if chosen is None:
         return program
     functions = program.functions
     training = is_training(functions)
-    if training and chosen.operands == "weights":
+    stored = not training or chosen.operands == "weights"
+    frozen = frozen_weights(program) if training and stored else {}
+    quantizers = {
+        name: _Quantizer(fn, chosen, training, frozen.get(name, frozenset()))
+        for name, fn in functions.items()
+    }
+    new = {name: quantizer.run() for name, quantizer in quantizers.items()}
+    if training and stored and not any(q.operands for q in quantizers.values()):
         raise UsageError(
             "DIST0152",
-            f'the kernel profile "{profile.name}" quantizes weights for inference, and the program '
-            "is a training step",
+            f'the kernel profile "{profile.name}" quantizes weights that are not trained and that '
+            "no collective gathers, and products of the training step read none",
             location="kernels",
-            remedy="Use fused-fp8, fused-mxfp8 or fused-nvfp4, or leave out --train.",
+            remedy="Train adapters by --lora, with data_parallel, megatron or zero:stage=1; or use "
+            "fused-fp8, fused-mxfp8 or fused-nvfp4.",
         )
-    quantizers = {name: _Quantizer(fn, chosen, training) for name, fn in functions.items()}
-    new = {name: quantizer.run() for name, quantizer in quantizers.items()}
-    if not training:
+    if stored:
         operands = {name: quantizer.operands for name, quantizer in quantizers.items()}
         new = store_quantized(new, operands)
     return dataclasses.replace(program, functions=new)
@@ -70,6 +81,37 @@ def quantized(program: Program, profile: Profile) -> Program:
 def is_training(functions: Mapping[str, Function]) -> bool:
     """Return whether functions belong to a training step: some op waits for a given gradient."""
     return any(Dataflow(fn, False).after_gradients() for fn in functions.values())
+
+
+def frozen_weights(program: Program) -> dict[str, set[int]]:
+    """Return the weights of a training step that no update writes, by function.
+
+    A parameter of a function is one where all calls pass one; what collectives make of weights is
+    none.
+    """
+    updated = {(e.function, param) for e in program.entries for _, param in e.alias}
+    frozen: dict[str, set[int]] = {}
+    entries = {entry.function for entry in program.entries}
+    for name in reversed(call_order(program.functions)):
+        fn = program.functions[name]
+        if name in entries:
+            frozen[name] = {
+                value
+                for at, value in enumerate(fn.params)
+                if fn.values[value].is_weight and (name, at) not in updated
+            }
+        source = Dataflow(fn, False).source
+        for op in fn.ops:
+            if op.kind != "call":
+                continue
+            params = program.functions[op.callee].params
+            passed = {
+                param
+                for param, value in zip(params, op.inputs, strict=True)
+                if source[value] in frozen.get(name, ())
+            }
+            frozen[op.callee] = frozen.get(op.callee, passed) & passed
+    return frozen
 
 
 def multiplies(system: System, dtype: str) -> bool:
@@ -111,6 +153,8 @@ class _Quantizer:
     chosen : Quantization
     training : bool
         Whether the function belongs to a training step.
+    frozen : collection of int
+        Weights of a training step that are stored quantized.
 
     Attributes
     ----------
@@ -118,8 +162,11 @@ class _Quantizer:
         The values that each product of the new function reads quantized, with their bits.
     """
 
-    def __init__(self, fn: Function, chosen: Quantization, training: bool) -> None:
-        self.fn, self.chosen, self.training = fn, chosen, training
+    def __init__(
+        self, fn: Function, chosen: Quantization, training: bool, frozen: Collection[int]
+    ) -> None:
+        self.fn, self.chosen, self.training, self.frozen = fn, chosen, training, frozen
+        self.values = list(fn.values)
         self.flow = Dataflow(fn, False)
         self.late = self.flow.in_backward()
         self.logits = self._logits()
@@ -132,6 +179,14 @@ class _Quantizer:
         for number, op in enumerate(self.fn.ops):
             if self._is_linear(number):
                 operands = self._operands(number)
+                for value in operands if self.frozen else ():
+                    self.operands[len(ops)] = {value: self._bits(value)}
+                    ops.append(self._dequantized(value))
+                    wide = ops[-1].outputs[0]
+                    op = op._replace(inputs=self._replaced(op.inputs, value, wide))
+                if self.frozen:
+                    ops.append(op)
+                    continue
                 saved = self._saved_bytes(number, operands)
                 if self.chosen.operands == "all":
                     ops += self._kernels(number, operands)
@@ -140,7 +195,21 @@ class _Quantizer:
                 )
                 self.operands[len(ops)] = {v: self._bits(v) for v in operands}
             ops.append(op)
-        return dataclasses.replace(self.fn, ops=tuple(ops))
+        return dataclasses.replace(self.fn, ops=tuple(ops), values=tuple(self.values))
+
+    def _dequantized(self, value: int) -> Op:
+        """Return the kernel that makes the 16-bit weight that a product of a step reads."""
+        known = self.fn.values[value]
+        name = f"{known.name}_dequantized"
+        self.values.append(Value(name, known.shape, known.dtype, known.bytes))
+        return Op(
+            name, "compute", DEQUANTIZE, (value,), (len(self.values) - 1,), 0,
+            self._bytes(value), known.bytes, True, "memory", known.dtype,
+        )  # fmt: skip
+
+    def _replaced(self, inputs: tuple[int, ...], value: int, new: int) -> tuple[int, ...]:
+        """Return operands with another in place of a weight and its views."""
+        return tuple(new if self.flow.source[v] == value else v for v in inputs)
 
     def _saved_bytes(self, number: int, operands: list[int]) -> int:
         """Return the bytes that a product reads less; experts that get no tokens are not read."""
@@ -186,7 +255,10 @@ class _Quantizer:
         matrices = half_matrices(self.flow, number)
         if self.chosen.operands == "all":
             return matrices
-        weights = [v for v in matrices if self._is_given(v)][-1:]
+        if self.training:
+            weights = [v for v in matrices if v in self.frozen]
+        else:
+            weights = [v for v in matrices if self._is_given(v)][-1:]
         return [v for v in weights if self._bits(v) < 16]
 
     def _is_given(self, value: int) -> bool:

@@ -155,7 +155,7 @@ class _Writer:
         copies = [
             self._cached_copies(fn.values[param])
             for param in fn.params
-            if fn.values[param].role == "weight" and self.group(VALUE, name, param) in self.cached
+            if fn.values[param].is_weight and self.group(VALUE, name, param) in self.cached
         ]
         first = len(fn.values)
         params = (*fn.params, *range(first, first + len(copies)))
@@ -172,7 +172,7 @@ class _Writer:
             copied = [
                 at
                 for at, slot in enumerate(stage_kind.params)
-                if stage_kind.slots[slot].role == "weight"
+                if stage_kind.slots[slot].is_weight
                 and self.group(SLOT, str(number), slot) in self.cached
             ]
             params = (*stage_kind.params, *range(len(slots), len(slots) + len(copied)))

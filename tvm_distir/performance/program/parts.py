@@ -71,6 +71,11 @@ class Value(NamedTuple):
     mesh: Count | None = None
 
     @property
+    def is_weight(self) -> bool:
+        """Return whether it is a weight among an entry's parameters."""
+        return self.role == "weight"
+
+    @property
     def full_shape(self) -> tuple[int, ...]:
         """Return the shape over all devices of the mesh, or the local one where it is unknown."""
         return self.shape if self.whole_shape is None else self.whole_shape

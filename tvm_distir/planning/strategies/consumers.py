@@ -23,7 +23,16 @@ from tvm_distir.core.ops import rule_of
 from tvm_distir.core.rewriting import all_bindings
 from tvm_distir.support import PropagationError, memoized
 
-from .readers import DROPOUT, SAME, drops, equal_shapes, is_bias_add, op_title, read_index
+from .readers import (
+    DROPOUT,
+    SAME,
+    drops,
+    equal_shapes,
+    is_adapter_add,
+    is_bias_add,
+    op_title,
+    read_index,
+)
 
 _PRODUCTS = ("relax.matmul", EXPERT_MATMUL_OP)
 _MOST_STEPS = 64
@@ -234,7 +243,7 @@ class Consumers:
         for where, var in self._elementwise(function, result):
             shape = static_shape(var.ty) if tensor_type(var.ty) is not None else None
             for bound, value, position in self.readers(where, var):
-                if op_title(value) != "relax.add" or position < 0:
+                if op_title(value) != "relax.add" or position < 0 or is_adapter_add(value):
                     continue
                 before = value.args[1 - position]
                 other = static_shape(before.ty)
@@ -252,7 +261,8 @@ class Consumers:
             yield where, var
             for bound, value, position in self.readers(where, var):
                 op = op_title(value)
-                bias = op == "relax.add" and position >= 0 and is_bias_add(value, position)
+                bias = op == "relax.add" and position >= 0
+                bias = bias and (is_bias_add(value, position) or is_adapter_add(value))
                 part = op in ("relax.reshape", "relax.split") and position == 0
                 item = isinstance(value, relax.TupleGetItem)
                 same = op in SAME or (op == DROPOUT and position == 0) or drops(value, var)

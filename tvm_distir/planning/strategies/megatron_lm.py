@@ -40,7 +40,7 @@ from .registry import plan_maker
 from .replicated_warning import Projection, warn_of_replicated
 from .residual_stream import SEQ_DIM, sequence_rules
 from .training_parts import boundary_positions
-from .transformer_weights import GATE_UP, QUERY, ROW, KnownWeight, known_weight
+from .transformer_weights import GATE_UP, QUERY, ROW, KnownWeight, is_adapter, known_weight
 
 _WHY_REPLICATED = {
     "fused": "query, key and value are fused, and the devices do not divide each of them",
@@ -226,7 +226,8 @@ def _projections(
     """Yield the weights of matrix products, and why they are not sharded, if so."""
     for parameter in parameters:
         weight = known.get(parameter.position)
-        if parameter.ndim < 2 or (weight is not None and weight.is_bias):
+        is_bias = weight is not None and weight.is_bias
+        if parameter.ndim < 2 or is_bias or is_adapter(parameter.name):
             continue
         uses = (
             weight.uses

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from tvm import ir, relax
@@ -11,7 +12,9 @@ from tvm import ir, relax
 from tvm_distir.core.ir import static_shape
 from tvm_distir.core.ir.attributes import DROPOUT_KERNEL
 from tvm_distir.core.rewriting import VARIABLES, forward_bindings
+from tvm_distir.transforms import ADAPTER_DELTA
 
+_DELTA = re.compile(rf"{ADAPTER_DELTA}\d*$")
 DROPOUT = "relax.nn.dropout"
 SAME = ("relax.astype", "relax.dist.annotate_sharding", "relax.dist.redistribute")
 """Operators that return the values of their argument."""
@@ -30,6 +33,11 @@ def is_bias_add(call: ir.Call, position: int) -> bool:
     ty = call.args[1 - position].ty
     shape = static_shape(ty)
     return shape is not None and sum(1 for n in shape if n != 1) <= 1
+
+
+def is_adapter_add(call: ir.Call) -> bool:
+    """Return whether an addition adds what an adapter makes to a product."""
+    return any(_DELTA.search(str(getattr(arg, "name", ""))) for arg in call.args)
 
 
 def equal_shapes(first: tuple[Any, ...], second: tuple[Any, ...]) -> bool:

@@ -16,11 +16,12 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core.ir import relax_functions, unpack
+from tvm_distir.core.ir import R, known_shape, relax_functions, unpack
 from tvm_distir.core.ir.attributes import STAGE_KIND_ATTR, param_names, training_notes
 from tvm_distir.core.plan import (
     ACTIVATION,
     GRADIENT,
+    OpenLabels,
     Pipeline,
     Plan,
     PlanRule,
@@ -74,6 +75,26 @@ def boundary_positions(fn: relax.Function) -> list[int]:
 def sum_names(fn: relax.Function) -> dict[str, str]:
     """Return the names of the sums of :func:`term_names` over the micro-batches."""
     return {w: str(n) for w, n in training_notes(fn, "sums").items()}
+
+
+def placement_of_state(
+    fn: relax.Function, weight: str, state: str, labels: OpenLabels
+) -> OpenLabels:
+    """Return the placement of a state of a weight: where sizes differ, it is replicated.
+
+    Parameters
+    ----------
+    fn : Function
+    weight, state : str
+    labels : labels
+        The placement of the weight.
+    """
+    types = dict(zip(param_names(fn), (known_shape(p.ty) for p in fn.params), strict=True))
+    full, sizes = types.get(weight), types.get(state)
+    if full is None or sizes is None or full == sizes:
+        return labels
+    same = {d for d, (a, b) in enumerate(zip(full, sizes, strict=False)) if a == b}
+    return tuple(label if label is None or label < 0 or label in same else R for label in labels)
 
 
 _escape = functools.lru_cache(maxsize=1 << 16)(glob.escape)
@@ -142,7 +163,10 @@ def with_updates(mod: ir.IRModule, plan: Plan) -> Plan:
             for state in map(str, states.get(parameter, ())[:]):
                 placed = find.exactly(state)
                 if placed is None:
-                    placed = replace(rule, name=_escape(state))
+                    placed = replace(
+                        rule, name=_escape(state),
+                        placement=placement_of_state(fn, parameter, state, rule.placement),
+                    )  # fmt: skip
                     rules.append(placed)
                 values.append((str(updated[state]), placed))
             rules.extend(

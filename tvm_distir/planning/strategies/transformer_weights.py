@@ -48,6 +48,10 @@ ROLES: dict[str, tuple[str, ...]] = {
 }
 """Names, before ``.weight`` or ``.bias``, of the weights the strategy knows. Those of groups of
 quantized numbers end with ``.q_weight``, and their scales with ``.q_scale``."""
+ROW_ADAPTER = "row_adapter"
+"""Projection of the first adapter of a row-parallel weight, which is cut as that weight is."""
+_SECOND_REPLICATED = ("row", "fused", "fused_gate_up")
+"""Projections whose second adapter is replicated; so is the first, but for rows."""
 
 
 @dataclass(frozen=True)
@@ -65,13 +69,21 @@ def projection_of(name: str) -> tuple[str, bool] | None:
     """Return the role of a parameter by its name, and whether it is a bias; None for others."""
     match = re.fullmatch(r"(?:(.*?)_)??(weight|bias|q_weight|q_scale)", plain_name(name))
     while match is not None:
-        stem = match[1] or ""
+        stem, _, adapter = (match[1] or "").partition("_lora_")
         for projection, words in ROLES.items():
             if any(stem == word or stem.endswith("_" + word) for word in words):
-                return projection, match[2] == "bias"
+                if adapter == "A":
+                    return (ROW_ADAPTER, False) if projection == "row" else None
+                is_cut = not adapter or projection not in _SECOND_REPLICATED
+                return (projection, match[2] == "bias") if is_cut else None
         # the weight of a projection "SelfAttention_q", or the quantized one of "SelfAttention"
         match = re.fullmatch(r"(.*_q)_(weight)", plain_name(name)) if match[2][:2] == "q_" else None
     return None
+
+
+def is_adapter(name: str) -> bool:
+    """Return whether a parameter is an adapter of a weight."""
+    return re.search(r"_lora_[AB](_weight)?$", plain_name(name)) is not None
 
 
 def known_weight(
@@ -101,7 +113,7 @@ def cut_dim(weight: KnownWeight) -> int:
     location = f"{weight.parameter.location} (megatron)"
     dims: list[int] = []
     for use in weight.uses:
-        dim = use.contracted if weight.projection == "row" else use.kept
+        dim = use.contracted if weight.projection in ("row", ROW_ADAPTER) else use.kept
         if (
             use.kind == "other"
             or dim is None

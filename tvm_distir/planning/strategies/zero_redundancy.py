@@ -41,7 +41,7 @@ from .model_info import (
 from .occupied_dims import weight_rules
 from .registry import plan_maker
 from .state_axes import find_state_axes, state_labels
-from .training_parts import gradient_names, states_of, sum_names, term_names
+from .training_parts import gradient_names, placement_of_state, states_of, sum_names, term_names
 
 STAGES = (1, 2, 3)
 
@@ -169,8 +169,8 @@ def _stored(
             continue
         cut = some_axes(mesh, labels)
         for state in states.get(weight.name, ()):
-            title = glob.escape(state)
-            yield PlanRule("param", title, cut, mesh.name, function=weight.function)
+            title, placement = glob.escape(state), placement_of_state(fn, weight.name, state, cut)
+            yield PlanRule("param", title, placement, mesh.name, function=weight.function)
         label = cut if stage > 1 else some_axes(mesh, dict.fromkeys(numbers, P))
         for named in (terms, gradients if stage > 1 else sum_names(fn)):
             if weight.name in named:

@@ -43,6 +43,7 @@ def TrainStep(
     master: bool = False,
     rate_input: bool = False,
     frozen: Sequence[str] = (),
+    lora: str = "",
     recompute: str = "none",
     system: System | str | None = None,
     schedule: str = "none",
@@ -69,6 +70,8 @@ def TrainStep(
         Whether the learning rate is an input of the step.
     frozen : sequence of str
         Patterns of weights that are not trained.
+    lora : str
+        Low-rank adapters, which alone are trained: r=16,alpha=32,targets=q_proj+v_proj.
     recompute : str
         Recomputation policy of functions (activation checkpointing): none, attention, core,
         selective, alternate, full, checkpoint, cut:SHARE, NAME=POLICY,..., or
@@ -101,6 +104,7 @@ def TrainStep(
         master=master,
         rate_input=rate_input,
         frozen=frozen,
+        lora=lora,
         recompute=recompute,
         system=system,
         schedule=None if schedule == "none" else schedule,

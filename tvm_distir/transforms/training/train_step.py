@@ -29,6 +29,8 @@ from tvm_distir.transforms.training.autodiff.rules.batch_norms import without_st
 from tvm_distir.transforms.training.optimizers.master import Master
 from tvm_distir.transforms.training.optimizers.registry import optimizer_named
 from tvm_distir.transforms.training.recompute.choice import Auto, read_recompute
+from tvm_distir.transforms.training.step.adapter_options import adapters_of
+from tvm_distir.transforms.training.step.adapters import with_adapters
 from tvm_distir.transforms.training.step.dropouts import with_streams
 from tvm_distir.transforms.training.step.objective import TARGETS, read_losses, unfit
 from tvm_distir.transforms.training.step.parameters import Parameters
@@ -48,6 +50,7 @@ def train_step(
     master: bool = False,
     rate_input: bool = False,
     frozen: Sequence[str] = (),
+    lora: str = "",
     recompute: str | Mapping[str, str] = "none",
     system: System | str | None = None,
     schedule: Schedule | Mapping[str, Any] | str | None = None,
@@ -76,8 +79,8 @@ def train_step(
         ``(output, *targets) -> scalar``; of several outputs a weighted sum,
         ``logits:cross_entropy*2,value:mse*0.5``, with ``logits_targets`` and ``value_targets``.
     optimizer : str
-        The optimizer: ``sgd``, ``adam``, ``adamw``, ``lion``, or an optimizer that another package
-        offers.
+        The optimizer: ``sgd``, ``adam``, ``adamw``, ``lion``, ``muon``, ``adafactor``, or one that
+        another package offers.
     reread : bool
         The backward pass reads the weights anew (as values that end in ``_again``, which plans
         place as the weights). Where weights of ``main`` are stored in shards, they are then
@@ -94,6 +97,9 @@ def train_step(
         The learning rate is an input of the step, ``rate``, after the targets.
     frozen : sequence of str
         Patterns of weights that are not trained.
+    lora : str
+        Low-rank adapters, ``r=16,alpha=32,targets=q_proj+v_proj``, which alone are trained, see
+        :mod:`.adapters`; empty: none.
     recompute : str or mapping of str to str
         What the backward pass of a function makes again instead of keeping it: ``none``,
         ``megatron`` (nothing; masks of dropouts and the narrower of casts are kept),
@@ -150,6 +156,7 @@ def train_step(
     """
     check_module(mod, "td.train_step")
     stages = Schedule.resolve(schedule)
+    mod = with_adapters(unpartitioned(plain_calls(mod)), lora)
     others = inspect.signature(train_step).parameters.keys() - {"mod", "options"}
     method = optimizer_named(optimizer, options, others)
     recipe = Recipe(
@@ -163,8 +170,9 @@ def train_step(
         read_recompute(recompute),
         System.resolve(system),
         tuple(recomputed_ops),
+        frozenset(adapters_of(mod)),
     )
-    return _written(unpartitioned(plain_calls(mod)), recipe, stages)
+    return _written(mod, recipe, stages)
 
 
 def _written(mod: ir.IRModule, recipe: Recipe, stages: Schedule | None) -> ir.IRModule:

@@ -127,7 +127,7 @@ def test_weights_are_read_in_fewer_bits(inference: Program, profile: str) -> Non
 
 @pytest.mark.parametrize("profile", WEIGHTS)
 def test_training_on_quantized_weights_is_refused(step: Program, profile: str) -> None:
-    with pytest.raises(UsageError, match=r"DIST0152 kernels.*inference") as caught:
+    with pytest.raises(UsageError, match=r"DIST0152 kernels.*not trained") as caught:
         td.simulate(step, "h100", kernels=profile)
     assert "fused-fp8" in str(caught.value)
 

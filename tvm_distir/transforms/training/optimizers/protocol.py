@@ -24,7 +24,7 @@ Shared = Mapping[str, Expr]
 
 
 class Optimizer(Protocol):
-    """Elementwise update rule of weights, whose states are sharded as their weight.
+    """Update rule of weights, whose states are sharded as their weight.
 
     Attributes
     ----------

@@ -26,6 +26,8 @@ OPTIMIZERS = Registry(
         "adam": f"{_HERE}.update_rules:Adam",
         "adamw": f"{_HERE}.update_rules:AdamW",
         "lion": f"{_HERE}.update_rules:Lion",
+        "muon": f"{_HERE}.matrix_rules:Muon",
+        "adafactor": f"{_HERE}.matrix_rules:Adafactor",
     },
 )
 """Each represents a dataclass of numbers that does what :class:`.protocol.Optimizer` says."""

@@ -44,6 +44,8 @@ class Recipe:
         The system whose times and memory decide that.
     recomputed_ops : tuple of str
         Ops that kernels of the backward pass compute again.
+    adapters : frozenset of str
+        The weights that alone are trained; empty: all are.
 
     Raises
     ------
@@ -61,6 +63,7 @@ class Recipe:
     recompute: Recomputation | Auto = field(default_factory=Recomputation)
     system: System | None = None
     recomputed_ops: tuple[str, ...] = ()
+    adapters: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         for label, option, value, other in (
@@ -86,6 +89,8 @@ class Recipe:
 
     def trains(self, name: str) -> bool:
         """Return whether a weight is updated."""
+        if self.adapters and name not in self.adapters:
+            return False
         return not any(match_name(pattern, name) for pattern in self.frozen)
 
     def recomputes(self, policy: str) -> bool:
