@@ -51,7 +51,7 @@ from .simulation.device_results import Branch as Branch
 from .simulation.device_results import CollectiveTotal as CollectiveTotal
 from .simulation.device_results import DeviceGroupResult as DeviceGroupResult
 from .simulation.device_results import DeviceResult as DeviceResult
-from .simulation.device_results import FunctionTime as FunctionTime
+from .simulation.device_results import ModuleTime as ModuleTime
 from .simulation.device_results import OpTime as OpTime
 from .simulation.flat_times import FlatTimes as FlatTimes
 from .simulation.flat_times import ResourceTimes as ResourceTimes

@@ -92,7 +92,7 @@ def analysis_of(
     Returns
     -------
     analysis : Analysis
-        Ops and functions are those of the busiest device.
+        Ops and modules are those of the busiest device.
     """
     return replace(
         _analysis_of_result(result, program, system, model, command),
@@ -141,7 +141,7 @@ def _analysis_of_result(
         branches=result.branches,
         timelines=tuple(_lane(lane) for lane in result.lanes),
         ops=shown.ops if shown else (),
-        functions=shown.functions if shown else (),
+        modules=shown.modules if shown else (),
         focus=f"devices {ranges(shown.devices)} of {shown.mesh}" if shown else "",
         parameters=parameters_of(program),
         assumptions=_assumptions(result),

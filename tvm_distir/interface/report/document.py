@@ -13,6 +13,7 @@ from tvm_distir.support import InternalError
 from .advice import advice
 from .figures import basis, figures
 from .model import SCHEMA_VERSION, Analysis
+from .module_tree import module_tree
 
 
 def to_dict(analysis: Analysis) -> dict[str, object]:
@@ -24,10 +25,10 @@ def to_dict(analysis: Analysis) -> dict[str, object]:
         ``schema_version``, ``time_s``, ``peak_memory_bytes``, ``fits``, ``throughput`` (also
         utilisation and cost), ``flops`` before distribution, ``basis`` (system, kernel profile,
         and all numbers of the system with their sources), ``band`` of the time, ``bound_by``,
-        ``spent_s`` by what it goes to, ``devices``, ``collectives`` and ``ops`` with their times,
-        ``memory``, ``out_of_memory``, ``advice``, ``links``, ``warnings``, ``unmodelled_ops``,
-        ``branches``, ``timings_s``, ``meshes``, of a pipelined step ``pipeline``, and
-        what was asked for.
+        ``spent_s`` by what it goes to, ``devices``, ``modules`` as a tree by pass, ``collectives``
+        and ``ops`` with their times, ``memory``, ``out_of_memory``, ``advice``, ``links``,
+        ``warnings``, ``unmodelled_ops``, ``branches``, ``timings_s``, ``meshes``, of a pipelined
+        step ``pipeline``, and what was asked for.
     """
     return {
         "schema_version": SCHEMA_VERSION,
@@ -51,6 +52,7 @@ def to_dict(analysis: Analysis) -> dict[str, object]:
         ],
         "devices": [device.to_dict() for device in analysis.devices],
         "collectives": [{**c.to_dict(), "time_s": c.time_s} for c in analysis.collectives],
+        "modules": [node.to_dict() for node in module_tree(analysis.modules).children],
         "ops": [dict(vars(op)) for op in analysis.ops],
         "memory": [
             {"mesh": lane.mesh, "devices": list(lane.devices), **lane.account.to_dict()}

@@ -14,11 +14,15 @@ from .insights import ParameterGroup, findings, parameter_groups
 from .links import LINK_HEAD, link_cells
 from .memory import account_sentences, fullest, holder_cells, verdict_words
 from .model import Analysis, ReportLane
+from .module_tree import largest_rows, module_cells, module_head, module_tree
 from .pages import colour_legend, op_colours, render
 from .roofline import roofline_plot
 from .text import branch_words
 from .text_table import ranges
 from .verdict import mesh_words
+
+_MODULES = 80
+"""Most rows of the tree of modules."""
 
 
 def to_html(analysis: Analysis) -> str:
@@ -35,7 +39,7 @@ def to_html(analysis: Analysis) -> str:
     """
     groups = parameter_groups(analysis.parameters)
     colours = op_colours(analysis)
-    longest_s = max((f.compute_s + f.comm_s for f in analysis.functions), default=0.0)
+    tree = module_tree(analysis.modules)
     return render(
         "report.html.j2",
         analysis=analysis,
@@ -53,7 +57,13 @@ def to_html(analysis: Analysis) -> str:
         link_rows=[link_cells(link) for link in analysis.links],
         colours=colours,
         roofline=roofline_plot(analysis),
-        longest_function_s=longest_s,
+        tree=tree,
+        module_cells=module_cells,
+        module_head=module_head(tree),
+        module_rows=[
+            (depth, node.name, module_cells(tree, node), node.compute_s)
+            for depth, node in largest_rows(tree, _MODULES)
+        ],
         groups=groups,
         plan_json=json.dumps(analysis.plan, indent=1, default=str),
         assumptions=(*analysis.assumptions, *branch_words(analysis)),

@@ -11,6 +11,7 @@ from tvm_distir.support.display import units
 
 from .memory import verdict_words
 from .model import Analysis, ReportParameter
+from .module_tree import longest_module, module_tree
 from .verdict import pipeline_words
 
 
@@ -57,10 +58,9 @@ def _time(analysis: Analysis) -> list[str]:
     total = sum(op.time_s for op in ordered)
     if total <= 0:
         return []
-    top = ordered[0]
-    sentences = [
-        f"{top.op} takes {units.share(top.time_s, total)} of the compute time ({top.count} calls)."
-    ]
+    path, module = longest_module(module_tree(analysis.modules))
+    title, share = path.replace("(host)", "The host"), units.share(module.total_s, total)
+    sentences = [f"{title} takes {share} of the compute time."] if path else []
     small = [op for op in ordered if op.bound_by == "launch"]
     small_s = sum(op.time_s for op in small)
     if small_s >= 0.05 * total:

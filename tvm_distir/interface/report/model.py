@@ -12,8 +12,8 @@ from tvm_distir.performance import (
     Branch,
     CollectiveTotal,
     DeviceResult,
-    FunctionTime,
     MemoryAccount,
+    ModuleTime,
     OpTime,
     PathPart,
     PipelineResult,
@@ -165,7 +165,7 @@ class TriedChange:
 class Analysis:
     """A simulated step with all data of a report.
 
-    ``ops`` and ``functions`` are those of the devices that ``focus`` names. ``trials`` are changes
+    ``ops`` and ``modules`` are those of the devices that ``focus`` names. ``trials`` are changes
     that were simulated, ``untried`` parts of the step and changes that may lessen them. ``tokens``
     are those of a step, where the model has a token input; ``flops`` those of the module before it
     is distributed. ``stack`` and ``kernels`` are the names of the stack and of the kernel profile,
@@ -186,7 +186,7 @@ class Analysis:
     branches: tuple[Branch, ...] = ()
     timelines: tuple[ReportLane, ...] = ()
     ops: tuple[OpTime, ...] = ()
-    functions: tuple[FunctionTime, ...] = ()
+    modules: tuple[ModuleTime, ...] = ()
     focus: str = ""
     parameters: tuple[ReportParameter, ...] = ()
     plan: Mapping[str, object] | None = None

@@ -14,10 +14,11 @@ from .advice import advice_lines
 from .links import link_lines
 from .memory import memory_lines
 from .model import Analysis
+from .module_tree import largest_rows, module_cells, module_head, module_tree
 from .text_table import ranges, work
 from .verdict import Painter, verdict_lines
 
-_ROWS = 12
+_ROWS, _MODULES = 12, 16
 
 
 def to_text(analysis: Analysis, colour: bool = False) -> str:
@@ -38,13 +39,13 @@ def to_text(analysis: Analysis, colour: bool = False) -> str:
     lines = [*verdict_lines(analysis, paint)]
     lines += _unmodelled(analysis, paint)
     lines += branch_words(analysis)
+    lines += _modules(analysis, paint)
     lines += _time(analysis, paint)
     lines += _first(analysis, paint)
     lines += memory_lines(analysis, paint)
     lines += _collectives(analysis, paint)
     lines += link_lines(analysis)
     lines += _ops(analysis, paint)
-    lines += _functions(analysis, paint)
     lines += _timings(analysis, paint)
     return "\n".join(lines) + "\n"
 
@@ -68,6 +69,20 @@ def branch_words(analysis: Analysis) -> list[str]:
         f"{printable(branch.other)} ({units.duration(branch.other_s)})"
         for branch in analysis.branches
     ]
+
+
+def _modules(analysis: Analysis, paint: Painter) -> list[str]:
+    root = module_tree(analysis.modules)
+    if not root.children:
+        return []
+    rows = [
+        ["  " * depth + printable(node.name), *module_cells(root, node)]
+        for depth, node in largest_rows(root, _MODULES)
+    ]
+    rows.append(["total", *module_cells(root, root)])
+    head, sides = module_head(root)
+    title = paint("bold", f"Time by module and pass{_on(analysis)}")
+    return ["", title, *align(head, rows, sides)]
 
 
 def _time(analysis: Analysis, paint: Painter) -> list[str]:
@@ -128,27 +143,6 @@ def _ops(analysis: Analysis, paint: Painter) -> list[str]:
         rows.append(cells(f"{len(rest)} more", rest))
     head = ["op", "count", "time", "share", "FLOPs", "bytes moved"]
     return ["", paint("bold", f"Time by op{_on(analysis)}"), *align(head, rows, "lrrrrr")]
-
-
-def _functions(analysis: Analysis, paint: Painter) -> list[str]:
-    if len(analysis.functions) < 2:
-        return []
-    rows = [
-        [
-            "  " * function.depth + function.name,
-            str(function.calls),
-            units.duration(function.compute_s),
-            units.duration(function.comm_s),
-            work(function.flops),
-        ]
-        for function in analysis.functions[: 2 * _ROWS]
-    ]
-    hidden = len(analysis.functions) - len(rows)
-    if hidden > 0:
-        rows.append([f"{hidden} more", "", "", "", ""])
-    head = ["function", "calls", "compute", "comm", "FLOPs"]
-    title = paint("bold", f"Functions{_on(analysis)}, including callees")
-    return ["", title, *align(head, rows, "lrrrr")]
 
 
 def _timings(analysis: Analysis, paint: Painter) -> list[str]:

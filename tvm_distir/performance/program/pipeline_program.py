@@ -154,7 +154,7 @@ class PipelineProgram:
         )
 
     def sums_of(self, stage: int) -> list[int]:
-        """Numbers of the sums that a stage takes part in, in the order of its role's."""
+        """Numbers of the sums that a stage takes part in, in the order of its kind's."""
         return [i for i, stage_sum in enumerate(self.sums) if stage in stage_sum.stages]
 
     def add_up(

@@ -21,7 +21,7 @@ def unit_word(name: str) -> str:
 
 
 def unit_phases(stage_kind: StageKind, schedule: Schedule) -> dict[str, list[str]]:
-    """Return the phases of each unit of a role.
+    """Return the phases of each unit of a stage kind.
 
     The sums over the whole batch that a loss needs are computed in front of all micro-batches, one
     after the other. The first micro-batch of a stage begins its sums: ``B``, or ``W`` where

@@ -104,17 +104,22 @@ class OpTime:
 
 
 @dataclass(frozen=True)
-class FunctionTime:
-    """Time of all calls of a function on a device, its callees included.
+class ModuleTime:
+    """Time of a module in a pass on a device.
 
-    Kernels take as long as without collectives beside them.
-
-    ``depth`` is that of its first call (0 for the entry).
+    Attributes
+    ----------
+    module : str
+        The path with numbers as ``*``, empty for what no module holds.
+    phase : str
+        ``forward``, ``backward`` or ``optimizer``.
+    compute_s, comm_s : float
+        Sums of the times of its kernels, and of its collectives, which kernels may overlap.
+    flops : int
     """
 
-    name: str
-    depth: int
-    calls: int
+    module: str
+    phase: str
     compute_s: float
     comm_s: float
     flops: int
@@ -163,7 +168,7 @@ class DeviceMemory(NamedTuple):
     param_bytes: int
 
 
-Tables = tuple[tuple[OpTime, ...], tuple[FunctionTime, ...]]
+Tables = tuple[tuple[OpTime, ...], tuple[ModuleTime, ...]]
 
 
 class DeviceTimeline(Protocol):
@@ -180,9 +185,6 @@ class DeviceTimeline(Protocol):
 
     def busy(self) -> tuple[int, int, int]:
         """Return the time in which the device computes, communicates, and does both."""
-
-    def function_times(self) -> tuple[FunctionTime, ...]:
-        """Return the functions in order of their first call, callees included."""
 
     def sheets(self) -> Iterator[OpRecords]:
         """Yield the ops but for messages and copies."""
@@ -205,8 +207,8 @@ class DeviceGroupResult:
     timeline : DeviceTimeline
     held : callable giving DeviceMemory
         A function that computes the memory when it is first asked for.
-    tables : callable giving (tuple of OpTime, tuple of FunctionTime)
-        A function that computes the times of ops and functions when they are first asked for.
+    tables : callable giving (tuple of OpTime, tuple of ModuleTime)
+        A function that computes the times of ops and modules when they are first asked for.
     kernels : mapping of (str, str) to float
         Seconds of kernels, and of the work of the host, by class and the type of their arithmetic.
     products : mapping of str to int
@@ -231,8 +233,8 @@ class DeviceGroupResult:
         return self.tables()[0]
 
     @property
-    def functions(self) -> tuple[FunctionTime, ...]:
-        """Return the functions in order of the first call."""
+    def modules(self) -> tuple[ModuleTime, ...]:
+        """Return the times of modules by pass, in order of their first op."""
         return self.tables()[1]
 
     @property

@@ -16,7 +16,7 @@ from tvm_distir.performance.program.program import Program
 from tvm_distir.support import Stopwatch
 
 from .device_results import DeviceMemory
-from .function_table import FunctionTables
+from .module_times import ModuleNames
 from .op_costs import OpCosts
 from .result import Result
 from .step_account import StepAccount, memory_over_time
@@ -25,7 +25,12 @@ from .timeline import Timeline
 
 
 def simulate_flat(
-    program: Program, system: System, fold_devices: bool, blocking: bool, watch: Stopwatch
+    program: Program,
+    system: System,
+    fold_devices: bool,
+    blocking: bool,
+    watch: Stopwatch,
+    modules: ModuleNames,
 ) -> Result:
     """Predict a step without stages: see :func:`.simulator.simulate`."""
     with watch.stage("build"):
@@ -51,14 +56,13 @@ def simulate_flat(
         return memory_over_time(memory, timeline.issued, during, last, after, weights)
 
     with watch.stage("account"):
-        tables = FunctionTables(lowering)
-        account = StepAccount(program, system, lowering, int(end.max(initial=0)))
+        account = StepAccount(program, system, lowering, int(end.max(initial=0)), modules)
         for part in graph.parts:
             entry = program.entries[part.entry]
             entry_tasks = graph.entries[entry.function]
             tasks = slice(part.first, part.first + entry_tasks.row.size)
             timeline = Timeline(
-                part.devices[0], entry_tasks, lowering, graph.maps, start[tasks], end[tasks], tables
+                part.devices[0], entry_tasks, lowering, graph.maps, start[tasks], end[tasks]
             )
             memory = functools.partial(held, part.entry, timeline)
             account.add(program.location_of(entry), part.devices, timeline, memory, {})

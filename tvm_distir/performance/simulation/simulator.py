@@ -23,6 +23,7 @@ from tvm_distir.support import SimulationError, Stopwatch, UsageError, nearest
 
 from .device_results import DeviceGroupResult, DeviceMemory
 from .flat import simulate_flat
+from .module_times import ModuleNames
 from .result import Result
 
 
@@ -113,7 +114,8 @@ def simulate(
     with watch.stage("kernels"):
         profile = Profile.resolve(system.kernels if kernels is None else kernels)
         check_products(profile, system)
-        program, blocking = grouped(program, profile), blocking or profile.blocking
+        source, program, blocking = program, grouped(program, profile), blocking or profile.blocking
+        modules = ModuleNames(program, source)
     if program.staged is not None:
         if not fold_devices:
             raise SimulationError(
@@ -122,7 +124,9 @@ def simulate(
             )  # fmt: skip
         from tvm_distir.performance.simulation.pipeline.staged import simulate_stages
 
-        result = simulate_stages(program, system, blocking, contention, overlap_optimizer, watch)
+        result = simulate_stages(
+            program, system, blocking, contention, overlap_optimizer, watch, modules
+        )
         return result if allocator == "framework" else _with_allocator(result, program, allocator)
     if contention:
         raise SimulationError(
@@ -131,7 +135,7 @@ def simulate(
             "program is not one",
             location="program", remedy="Remove contention, or create the step with a schedule.",
         )  # fmt: skip
-    result = simulate_flat(program, system, fold_devices, blocking, watch)
+    result = simulate_flat(program, system, fold_devices, blocking, watch, modules)
     return result if allocator == "framework" else _with_allocator(result, program, allocator)
 
 

@@ -22,6 +22,7 @@ from tvm_distir.performance.program.program import Program
 from .device_results import CollectiveTotal, DeviceGroupResult, DeviceMemory, DeviceTimeline, Tables
 from .devices import Devices, DeviceWork
 from .lowering import Lowering
+from .module_times import ModuleNames, module_times
 from .op_costs import COMPUTE, SEND, SLOWDOWN, OpRow, overlap_slowdown
 from .op_records import all_seconds, op_times, seconds
 from .result import PipelineResult, Result
@@ -63,6 +64,8 @@ class StepAccount:
     lowering : Lowering
     finish : int
         End of the step, in picoseconds.
+    modules : ModuleNames
+        The modules of the program's ops.
 
     Attributes
     ----------
@@ -70,7 +73,15 @@ class StepAccount:
         The work of each group of devices.
     """
 
-    def __init__(self, program: Program, system: System, lowering: Lowering, finish: int) -> None:
+    def __init__(
+        self,
+        program: Program,
+        system: System,
+        lowering: Lowering,
+        finish: int,
+        modules: ModuleNames,
+    ) -> None:
+        self.modules = modules
         self.program, self.system, self.lowering, self.finish = program, system, lowering, finish
         self.works: list[DeviceWork] = []
         self._lanes: list[DeviceGroupResult] = []
@@ -110,7 +121,8 @@ class StepAccount:
 
         def tables() -> Tables:
             share = slowed_ps / ops.delay_ps if ops.delay_ps else 1.0
-            return op_times(ops.rows, ops.counts, share), timeline.function_times()
+            modules = module_times(self.modules, ops.rows, ops.counts, share)
+            return op_times(ops.rows, ops.counts, share), modules
 
         self._lanes.append(
             DeviceGroupResult(

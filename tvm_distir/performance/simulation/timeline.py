@@ -18,9 +18,7 @@ from tvm_distir.performance.event_loop.function_summaries import (
 )
 from tvm_distir.performance.traces.records import STREAMS, Event, MessageRecords, OpRecords, Task
 
-from .device_results import FunctionTime
 from .entry_tasks import EntryTasks
-from .function_table import ElapsedTimes, FunctionTables, Table, add_call, add_op, listed
 from .lowering import Lowering
 from .op_costs import COMPUTE, SEND, OpRow
 from .op_dependencies import Dependencies
@@ -39,8 +37,6 @@ class Timeline:
     maps : FunctionSummaries
     task_start, task_end : int64 arrays
         The times of the entry's tasks, in picoseconds.
-    tables : FunctionTables
-        The tables of the lowering.
     """
 
     device: int
@@ -49,7 +45,6 @@ class Timeline:
     maps: FunctionSummaries
     task_start: Ints
     task_end: Ints
-    tables: FunctionTables
 
     def __len__(self) -> int:
         return int(self._sizes.sum())
@@ -207,29 +202,3 @@ class Timeline:
             if piece.function >= 0:
                 counts = counts + self.lowering.counts(piece.function)
         return counts
-
-    def function_times(self) -> tuple[FunctionTime, ...]:
-        """Return the functions in order of their first call, callees included."""
-        table: Table = {}
-        around: list[list[str]] = []
-        start, end, _ = self.single
-        spent_ps = iter((end - start).tolist())
-        for piece in self.entry.pieces:
-            while len(around) <= piece.frame:
-                around.append(self._enter(table, around))
-            names = around[piece.frame] if piece.frame >= 0 else []
-            if piece.function >= 0:
-                add_call(table, names, self.tables.of(piece.function))
-            else:
-                add_op(table, names, self.lowering.rows[piece.row], next(spent_ps))
-        while len(around) < len(self.entry.frames):
-            around.append(self._enter(table, around))
-        return listed(table)
-
-    def _enter(self, table: Table, around: Sequence[list[str]]) -> list[str]:
-        """Count the call that is the next frame; returns the functions around its ops."""
-        frame = self.entry.frames[len(around)]
-        outer = around[frame.parent] if frame.parent >= 0 else []
-        name = self.lowering.functions[frame.function].name
-        table[name] = table.get(name, ElapsedTimes(len(outer), 0)).plus(ElapsedTimes(0, 1))
-        return [*outer, name]

@@ -15,7 +15,7 @@ from tvm_distir.interface.report.model import (
 from tvm_distir.performance.simulation.device_results import (
     CollectiveTotal,
     DeviceResult,
-    FunctionTime,
+    ModuleTime,
     OpTime,
 )
 
@@ -70,9 +70,9 @@ def sample(
             OpTime("matmul", layers, 3e-3 * layers, 10**9, GIB, "compute"),
             OpTime("add", layers, 1e-3 * layers, 0, GIB, "memory"),
         ),
-        functions=(
-            FunctionTime("main", 0, 1, 4e-3 * layers, 1e-3 * layers, 10**9),
-            FunctionTime("layer", 1, layers, 4e-3 * layers, 1e-3 * layers, 10**9),
+        modules=(
+            ModuleTime("layers.*.mlp", "forward", 3e-3 * layers, 1e-3 * layers, 10**9),
+            ModuleTime("layers.*", "backward", 1e-3 * layers, 0.0, 0),
         ),
         parameters=tuple(
             ReportParameter(

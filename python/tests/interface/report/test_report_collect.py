@@ -148,11 +148,10 @@ def test_times_are_those_of_the_system(analysis: Analysis) -> None:
 def test_tables_add_up(analysis: Analysis) -> None:
     (op,) = analysis.ops
     assert (op.op, op.count, op.flops) == ("matmul", 2, 2 * FLOPS)
-    main, layer = analysis.functions
-    assert (main.name, main.depth, main.calls) == ("main", 0, 1)
-    assert (layer.name, layer.depth, layer.calls) == ("layer", 1, 2)
-    assert main.compute_s == layer.compute_s == pytest.approx(op.time_s)
-    assert main.comm_s > layer.comm_s == 0
+    times = analysis.modules
+    assert {(time.module, time.phase) for time in times} == {("h.*.w", "forward")}
+    assert sum(time.compute_s for time in times) == pytest.approx(op.time_s)
+    assert sum(time.comm_s for time in times) == pytest.approx(analysis.collectives[0].time_s)
     assert analysis.focus == "devices 0-1 of mesh0"
 
 

@@ -126,13 +126,9 @@ def test_calls_are_spliced_with_their_scope():
         ("main/l1/q", "y", 15), ("main/l1/q", "z", 17),
         ("main", "out", 20),
     ]  # fmt: skip
-    table = {f.name: (f.depth, f.calls, in_us(f.compute_s), f.flops) for f in
-             result.lanes[0].functions}  # fmt: skip
-    assert table == {
-        "main": (0, 1, 21, 21 * 10**6),
-        "block": (1, 2, 20, 20 * 10**6),
-        "layer": (2, 4, 20, 20 * 10**6),
-    }
+    (time,) = result.lanes[0].modules
+    assert (time.module, time.phase, time.flops) == ("w", "forward", 21 * 10**6)
+    assert in_us(time.compute_s) == 21
 
 
 def test_callee_that_returns_its_parameter_and_a_constant():
@@ -303,7 +299,8 @@ def test_random_programs(seed):
         device = next(d for d in folded.devices if d.id == lane.devices[0])
         assert device.compute_s == pytest.approx(compute, rel=1e-9)
         assert sum(op.time_s for op in lane.ops) == pytest.approx(compute, rel=1e-9)
-        assert lane.functions[0].compute_s == pytest.approx(compute, rel=1e-9)
+        modules = sum(module.compute_s for module in lane.modules)
+        assert modules == pytest.approx(compute, rel=1e-9)
 
 
 def test_folding_takes_the_slowest_group():

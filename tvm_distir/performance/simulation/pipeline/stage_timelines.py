@@ -7,20 +7,13 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from tvm_distir.performance.event_loop.function_summaries import Ints
 from tvm_distir.performance.program.unit_phases import unit_word
-from tvm_distir.performance.simulation.device_results import FunctionTime
-from tvm_distir.performance.simulation.function_table import (
-    ElapsedTimes,
-    FunctionTables,
-    Table,
-    listed,
-)
 from tvm_distir.performance.simulation.op_records import seconds
 from tvm_distir.performance.traces.records import Event, MessageRecords, OpRecords, RecordKind, Task
 
@@ -40,7 +33,6 @@ class StageTimeline:
         The runs of the rank.
     sent, received : list of EdgeMessages
     copied : list of Copies
-    tables : FunctionTables
     """
 
     rank: int
@@ -49,17 +41,16 @@ class StageTimeline:
     sent: list[EdgeMessages]
     received: list[EdgeMessages]
     copied: list[Copies]
-    tables: FunctionTables
 
     @staticmethod
-    def of(rank: int, ran: StageRuns, tables: FunctionTables) -> StageTimeline:
+    def of(rank: int, ran: StageRuns) -> StageTimeline:
         """Make the timeline from the runs of ranks."""
         rank_of = ran.steps.rank_of
         sent = [message for message in ran.messages if rank_of[message.edge.source[0]] == rank]
         received = [message for message in ran.messages if rank_of[message.edge.target[0]] == rank]
         copied = [copy for copy in ran.copies if rank_of[copy.move.stage] == rank]
         runs = list(ran.of(rank))
-        return StageTimeline(rank, ran, runs, sent, received, copied, tables)
+        return StageTimeline(rank, ran, runs, sent, received, copied)
 
     @functools.cached_property
     def _often(self) -> Counter[int]:
@@ -81,19 +72,6 @@ class StageTimeline:
         """Return the time in which the device computes, communicates, and does both."""
         pairs = [np.stack((moves.start, moves.end), axis=1).ravel() for moves in self._moving()]
         return self.ran.busy(self.rank, np.concatenate([np.zeros(0, np.int64), *pairs]))
-
-    def function_times(self) -> tuple[FunctionTime, ...]:
-        """Return the functions of the rank: all of it, the phases, and their callees."""
-        root = "main" if len(self.ran.meshes) == 1 else f"main_mesh{self.rank}"
-        elapsed: Table = {root: ElapsedTimes(0, 1)}
-        for run in self.runs:
-            (_, full), *called = self.tables.of(run.unit.function).items()
-            count = run.micros.size
-            elapsed[root] = elapsed[root].plus(replace(full, calls=0), count)
-            for name, duration in called:
-                empty = ElapsedTimes(duration.depth, 0)
-                elapsed[name] = elapsed.get(name, empty).plus(duration, count)
-        return listed(elapsed)
 
     def _moving(self) -> list[EdgeMessages | Copies]:
         return [*self.sent, *self.received, *self.copied]

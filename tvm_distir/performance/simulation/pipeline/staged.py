@@ -21,7 +21,7 @@ from tvm_distir.performance.memory.residents import weight_bytes
 from tvm_distir.performance.program.program import Program
 from tvm_distir.performance.simulation.device_results import DeviceMemory
 from tvm_distir.performance.simulation.devices import DeviceWork
-from tvm_distir.performance.simulation.function_table import FunctionTables
+from tvm_distir.performance.simulation.module_times import ModuleNames
 from tvm_distir.performance.simulation.op_records import seconds
 from tvm_distir.performance.simulation.result import PipelineResult, Result
 from tvm_distir.performance.simulation.step_account import (
@@ -46,6 +46,7 @@ def simulate_stages(
     contention: bool,
     overlap_optimizer: bool,
     watch: Stopwatch,
+    modules: ModuleNames,
 ) -> Result:
     """Predict a pipelined step: see :func:`.simulator.simulate`."""
     with watch.stage("build"):
@@ -76,10 +77,9 @@ def simulate_stages(
         return memory_over_time(memory, times, memory.during, ran.finish, after, weights)
 
     with watch.stage("account"):
-        account = StepAccount(program, system, lowering, ran.finish)
-        tables = FunctionTables(lowering)
+        account = StepAccount(program, system, lowering, ran.finish, modules)
         for rank, mesh in enumerate(program.meshes):
-            timeline = StageTimeline.of(rank, ran, tables)
+            timeline = StageTimeline.of(rank, ran)
             memory, traffic = functools.partial(held, rank, timeline), _traffic(timeline)
             account.add(mesh.name, mesh.device_ids, timeline, memory, traffic, mesh)
         bubble = _bubble(account.works, seconds(ran.finish))

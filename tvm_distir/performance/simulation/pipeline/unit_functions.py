@@ -25,7 +25,7 @@ class StageUnit:
     function : str
         The function that runs its phases.
     inputs, outputs : tuple of int
-        Slots of the role that its parameters and results are.
+        Slots of the stage kind that its parameters and results are.
     """
 
     function: str
@@ -36,7 +36,7 @@ class StageUnit:
 def with_units(
     program: Program, staged: PipelineProgram, rank: int, stage_kinds: Collection[int]
 ) -> tuple[Program, dict[tuple[int, str], StageUnit]]:
-    """Return the units of roles as entries of a program on the mesh of a rank.
+    """Return the units of stage kinds as entries of a program on the mesh of a rank.
 
     Returns
     -------
