@@ -23,6 +23,8 @@ from .systems.constants import MEANINGS as MEANINGS
 from .systems.constants import Constant as Constant
 from .systems.expert_kernels import EXPERTS as EXPERTS
 from .systems.expert_kernels import SERVED_CAPACITY as SERVED_CAPACITY
+from .systems.faults import no_json as no_json
+from .systems.faults import wrong as wrong
 from .systems.hardware import ASSUMED as ASSUMED
 from .systems.kernel_tables import KernelSizes as KernelSizes
 from .systems.network import GroupLayout as GroupLayout

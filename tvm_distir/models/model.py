@@ -29,7 +29,7 @@ from . import zoo
 from .frontends import Weights, from_exported_program, from_onnx, load_weights
 from .hlo import read_stablehlo
 from .relax_json import read_relax
-from .stored_weights import StoredWeights, stored_weights
+from .stored_weights import StoredWeights, no_config, stored_weights
 from .tvmscript import from_tvmscript
 from .zoo.cached_config import CacheConfig
 from .zoo.decoder_config import DecoderConfig
@@ -173,7 +173,7 @@ def serving_step(spec: str) -> tuple[DecoderConfig, CacheConfig]:
     from tvm_distir.models.huggingface.config_reader import read_config
 
     file = Path(path, CONFIG) if Path(path).is_dir() else Path(path)
-    config = read_config(read_json(file, _no_config), str(file), rest)
+    config = read_config(read_json(file, no_config), str(file), rest)
     if not isinstance(config, DecoderConfig):
         raise _no_step(spec)
     return config, caches
@@ -198,7 +198,7 @@ def _from_config(path: str, spec: str, batch: int | None) -> Model:
     if batch is not None:
         keys["batch"] = str(batch)
     keys, caches = zoo.split_serve_keys(spec, keys)
-    data, folder = read_json(file, _no_config), file.resolve().parent
+    data, folder = read_json(file, no_config), file.resolve().parent
     if caches is None and needs_class(data):
         return Model(export_class(data, str(file), keys), folder.name, "torch")
     config = read_config(data, str(file), keys)
@@ -210,10 +210,6 @@ def _from_config(path: str, spec: str, batch: int | None) -> Model:
     if not has_weights:
         return Model(mod, folder.name, "huggingface")
     return Model(mod, folder.name, "huggingface", lambda: read_checkpoint(folder, config))
-
-
-def _no_config(location: str, problem: str, remedy: str) -> ModelError:
-    return ModelError("DIST0334", problem, location=location, remedy=remedy)
 
 
 def model_keys(spec: str) -> tuple[str, dict[str, str]] | None:

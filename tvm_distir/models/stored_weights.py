@@ -81,10 +81,10 @@ def stored_weights(spec: str) -> StoredWeights | None:
     if path is None or not is_config(path):
         return None
     file = Path(path, CONFIG) if Path(path).is_dir() else Path(path)
-    content = read_json(file, _no_json)
+    content = read_json(file, no_config)
     other = file.parent / MODELOPT
     if file.name == CONFIG and other.is_file() and not any(content.get(key) for key in KEYS):
-        stated = {"quant_method": "modelopt", **read_json(other, _no_json)}
+        stated = {"quant_method": "modelopt", **read_json(other, no_config)}
         content, source = {**content, KEYS[0]: stated}, other
     else:
         source = file
@@ -102,7 +102,8 @@ def stored_weights(spec: str) -> StoredWeights | None:
     return _stored(reading, decoder, f"stated by {source.name}")
 
 
-def _no_json(location: str, problem: str, remedy: str) -> ModelError:
+def no_config(location: str, problem: str, remedy: str) -> ModelError:
+    """Make the error of a configuration that is not JSON."""
     return ModelError("DIST0334", problem, location=location, remedy=remedy)
 
 

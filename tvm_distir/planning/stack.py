@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from tvm_distir.hardware import ASSUMED, MEANINGS, Constant, System
+from tvm_distir.hardware import ASSUMED, MEANINGS, Constant, System, no_json, wrong
 from tvm_distir.support import (
     Count,
     HardwareError,
@@ -162,18 +162,10 @@ def _own(name: str) -> Stack:
 
 def _read(path: Path) -> Stack:
     content = check_version(
-        read_json(path, _no_json, repeated=_wrong), str(path), _wrong, SCHEMA_VERSION
+        read_json(path, no_json, repeated=wrong), str(path), wrong, SCHEMA_VERSION
     )
-    stack = read_model(Stack, content, str(path), _wrong)
+    stack = read_model(Stack, content, str(path), wrong)
     for name in stack.constants:
         if name not in MEANINGS:
-            raise _wrong(f"{path}/constants/{name}", "no system has it", nearest(name, MEANINGS))
+            raise wrong(f"{path}/constants/{name}", "no system has it", nearest(name, MEANINGS))
     return stack
-
-
-def _wrong(location: str, problem: str, remedy: str) -> HardwareError:
-    return HardwareError("DIST0703", problem, location=location, remedy=remedy)
-
-
-def _no_json(location: str, problem: str, remedy: str) -> HardwareError:
-    return HardwareError("DIST0702", problem, location=location, remedy=remedy)

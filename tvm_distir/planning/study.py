@@ -250,11 +250,6 @@ class Study(StepOptions):
             return self._profile is not None and self._profile.attention == FUSED
         return self.attention == FUSED
 
-    @property
-    def _writes_attention(self) -> bool:
-        """Return whether attention that the plan or recomputation needs as an op is written out."""
-        return self.attention == WRITTEN
-
     @cached_property
     def _specs(self) -> list[StrategySpec]:
         if self.strategy is None:
@@ -427,7 +422,7 @@ class Study(StepOptions):
             mod, first_passes[first]["decision"] = self.decided
         named = [
             *first_passes.items(),
-            *([(WRITE_ATTENTION, {})] if self._writes_attention else []),
+            *([(WRITE_ATTENTION, {})] if self.attention == WRITTEN else []),
             *communication_passes(self.step, system, **self.passed_to(DISTRIBUTE)),
         ]
         names = [name for name, _ in named]

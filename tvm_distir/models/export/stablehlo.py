@@ -261,7 +261,7 @@ class _Writer:
         names_ = ", ".join(f"%out#{i}" if count else "%out" for i in range(len(outs)))
         operands = ", ".join(f"%in{i}" for i in range(len(ins)))
         lines = "".join(f"      {line}\n" for line in writer.body.lines)
-        inner = _plain(writer.arguments)
+        inner = ", ".join(f"{value.name}: {value.type}" for value in writer.arguments)
         ended = ", ".join(value.name for value in results)
         types = ", ".join(value.type for value in results)
         return (
@@ -280,10 +280,6 @@ def _io(fn: relax.Function) -> Any:
 
 def _title(port: ir.Map) -> str:
     return str(port.get("name", f"output {port['index']}"))
-
-
-def _plain(arguments: Sequence[Ssa]) -> str:
-    return ", ".join(f"{value.name}: {value.type}" for value in arguments)
 
 
 def _return(name: str, values: Sequence[Ssa]) -> str:

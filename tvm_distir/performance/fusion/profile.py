@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from tvm_distir.core.ops import KERNEL_CLASSES
-from tvm_distir.hardware import PROFILES, offered, offered_names
+from tvm_distir.hardware import PROFILES, no_json, offered, offered_names, wrong
 from tvm_distir.support import (
     Count,
     HardwareError,
@@ -232,7 +232,7 @@ class Profile:
                 location="kernels",
                 remedy=f"{hint} Available: {', '.join(known)}.",
             )
-        return Profile.from_dict(read_json(path, _no_json, repeated=_wrong), str(path))
+        return Profile.from_dict(read_json(path, no_json, repeated=wrong), str(path))
 
     @staticmethod
     def resolve(profile: Profile | str) -> Profile:
@@ -242,15 +242,15 @@ class Profile:
     @staticmethod
     def from_dict(data: Any, location: str = "kernels") -> Profile:
         """Make a profile of the content of its JSON file. Errors as in :meth:`load`."""
-        content = check_version(data, location, _wrong, SCHEMA_VERSION)
+        content = check_version(data, location, wrong, SCHEMA_VERSION)
         base = content.pop("base", None)
         if base is None:
-            return read_model(Profile, content, location, _wrong)
+            return read_model(Profile, content, location, wrong)
         if base not in _own_names():
-            raise _wrong(
+            raise wrong(
                 f"{location}/base", f"there is no profile {base!r}", "Name one, or omit it."
             )
-        rest = read_json(DATA / f"{base}.json", _no_json, repeated=_wrong)
+        rest = read_json(DATA / f"{base}.json", no_json, repeated=wrong)
         return Profile.from_dict({**rest, "alternatives": [], **content}, location)
 
 
@@ -262,11 +262,3 @@ def profile_names() -> tuple[str, ...]:
 
 def _own_names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in DATA.glob("*.json")))
-
-
-def _wrong(location: str, problem: str, remedy: str) -> HardwareError:
-    return HardwareError("DIST0703", problem, location=location, remedy=remedy)
-
-
-def _no_json(location: str, problem: str, remedy: str) -> HardwareError:
-    return HardwareError("DIST0702", problem, location=location, remedy=remedy)

@@ -73,11 +73,6 @@ class ServingPipeline(ProgramPipeline):
         """Return the strategy of ``tp``."""
         return self.tensor or "megatron"
 
-    @property
-    def _divides_experts(self) -> bool:
-        """Return whether the axis of ``tp`` divides experts, and requests with them."""
-        return self.strategy.partition(":")[0] == EXPERTS
-
     def divide(self, table: Table) -> None:
         """Divide the requests of the column ``batch`` among the parts of ``dp``."""
         column = table.sizes.pop(BATCH, None)
@@ -105,7 +100,7 @@ class ServingPipeline(ProgramPipeline):
         keys |= {"pages": str(caches.pages)} if caches.pages else {}
         text = f"{name}?" + ",".join(f"{key}={value}" for key, value in keys.items())
         mesh = row.mesh(training=False)
-        if self._divides_experts:
+        if self.strategy.partition(":")[0] == EXPERTS:
             mesh = {"ep" if axis == "tp" else axis: size for axis, size in mesh.items()}
         served = ServedModel(
             text.removesuffix("?"), row.strategy(self.strategy, training=False), mesh,

@@ -134,11 +134,6 @@ def _integers(expr: Expr) -> list[int]:
     return [int(n) for n in expr.fields]
 
 
-def _rows(extent: int, low: int, high: int, step: int) -> range:
-    """Return the rows of a dim that a slice reads, as in Python."""
-    return range(*slice(low, high, step).indices(extent))
-
-
 @register_gradient("strided_slice")
 def _strided_slice(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     """Differentiate ``strided_slice``: put zeros around and between the sliced rows."""
@@ -149,7 +144,7 @@ def _strided_slice(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> 
     spread = []
     for axis, low, high, step in zip(axes, begin, end, steps, strict=True):
         d = axis % len(shape)
-        rows = _rows(int(shape[d]), low, high, step)
+        rows = range(*slice(low, high, step).indices(int(shape[d])))
         if step == 1:
             widths[2 * d], widths[2 * d + 1] = rows.start, int(shape[d]) - rows.start - len(rows)
         else:
