@@ -53,7 +53,7 @@ class BufferNames:
     def __init__(self, program: Program) -> None:
         self.functions, self.staged = program.functions, program.staged
         self._slots: dict[tuple[str, int], tuple[StageKind, int]] = {}
-        self._slot_names: dict[tuple[int, int], str] = {}  # by identity of role, and slot
+        self._slot_names: dict[tuple[int, int], str] = {}  # by identity of kind, and slot
         self._positions_of: dict[int, dict[int, int]] = {}  # by identity of a tuple
         self._paths: dict[tuple[str, tuple[int, ...], str], str] = {}
         names = {value.name for fn in program.functions.values() for value in _params(fn)}

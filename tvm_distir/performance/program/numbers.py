@@ -35,7 +35,7 @@ class Numbers:
     value_at : dict of str to list of int
         The position of the bytes of each function and value.
     slot_at : list of list of int
-        The position of the bytes of each role and slot.
+        The position of the bytes of each stage kind and slot.
     dims_at : dict of str to list of int
         The position of the dims of each function and value, from ``dims_from`` on.
     edge_at : list of int

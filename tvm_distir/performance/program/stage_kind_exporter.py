@@ -231,9 +231,9 @@ class StageKindExporter:
         shown, whole_shape = self.full.get(slot, var), list(layout.shape)
         if slot in self.full:
             whole_shape[0] *= self.pipeline.schedule.micro_batches
-        role = "input" if data else "state" if plain_name(slot) in self.states else "weight"
+        content = "input" if data else "state" if plain_name(slot) in self.states else "weight"
         self.trees[shown] = self._declare(
-            shown.ty, str(var.name), role=role,
+            shown.ty, str(var.name), role=content,
             whole_shape=tuple(whole_shape), placement=layout.placement,
         )  # fmt: skip
         return leaves(self.trees[shown])
