@@ -44,6 +44,13 @@ def test_rates_are_those_of_pytorch(kind):
     assert schedule(20) == schedule(1000) == pytest.approx(0.01)
 
 
+def test_a_cosine_is_half_a_period_from_the_peak_to_the_final_rate():
+    schedule = td.RateSchedule.read("cosine:peak=0.3,warmup=2,steps=6,final=0.1")
+    shares = np.array([1, (1 + 0.5**0.5) / 2, 0.5, (1 - 0.5**0.5) / 2, 0])
+    rates = [schedule(step) for step in range(2, 7)]
+    np.testing.assert_allclose(rates, 0.1 + 0.2 * shares, rtol=1e-12)
+
+
 def test_a_number_is_a_constant_rate():
     schedule = td.RateSchedule.read("0.003")
     assert (schedule.kind, schedule(1), schedule(500)) == ("constant", 0.003, 0.003)

@@ -107,6 +107,14 @@ def test_a_window_is_of_whole_waves():
     assert count == 8 * (high - low) / 7.0 > 80
 
 
+def test_a_window_does_not_depend_on_the_unit_of_time():
+    """Scaling by a power of two is exact, and makes a window that is shorter than a second."""
+    begin = np.cumsum(np.random.default_rng(0).integers(1, 5, 200)).astype("float64")
+    low, high = complete_cycles(begin, begin + 7.0)
+    scaled = complete_cycles(begin / 1024, (begin + 7.0) / 1024)
+    assert scaled == (low / 1024, high / 1024)
+
+
 @pytest.mark.parametrize("kind", SCHEDULERS)
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_no_more_is_served_than_can_be_served(kind, lengths):
