@@ -19,12 +19,15 @@ from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
+
 import numpy as np
 from fit_kernels import DEVICE_NAMES, rate
 from scipy.optimize import least_squares
+from tests.hardware.systems.expert_rows import work_rows
 
 from tvm_distir.hardware.systems.device_reader import load_device
-from tvm_distir.hardware.systems.expert_kernels import EXPERTS, work_rows
+from tvm_distir.hardware.systems.expert_kernels import EXPERTS
 from tvm_distir.hardware.systems.hardware import PowerLaw, of_dtype
 from tvm_distir.hardware.systems.kernel_tables import TABLES, work_of
 

@@ -27,7 +27,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
+
 import onnx
+from tests.planning.strategies.weight_bounds import bounds_of
 from tvm import ir
 
 import tvm_distir as td
@@ -37,7 +40,6 @@ from tvm_distir.execution.runtime.engines.base import Engine
 from tvm_distir.execution.runtime.engines.xla.engine import XlaEngine
 from tvm_distir.performance.simulation.result import Result
 from tvm_distir.planning import strategies as strategy
-from tvm_distir.planning.strategies.tensor_parallelism import bounds_of
 
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 TENSOR = (

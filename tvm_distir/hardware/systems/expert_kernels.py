@@ -3,7 +3,7 @@
 """Describe kernels of experts by sizes, as tables of measured kernels list them.
 
 A kernel computes all three products of gated experts, for the tokens that select them. Its sizes
-are ``slots`` (rows of all experts that work, as :func:`work_rows` counts them), the experts of the
+are ``slots`` (rows of all experts that work, ``SERVED_CAPACITY`` for each), the experts of the
 device, the two dims of their matrices, how many experts work on a token, and all experts.
 """
 
@@ -25,17 +25,10 @@ _FEW = 0.55
 """The share of experts that work where each has one slot at most."""
 
 
-def work_rows(tokens: int, local_experts: int, top_k: int, experts: int) -> float:
-    """Return the rows of the experts of a device that work: their slots, of those selected."""
-    slots = min(tokens, max(1, int(np.ceil(SERVED_CAPACITY * tokens * top_k / experts))))
-    working = local_experts * (1 - (1 - top_k / experts) ** tokens)
-    return float(min(local_experts, max(1.0, np.ceil(working - 1e-9))) * slots)
-
-
 def tokens_of(sizes: Floats) -> Floats:
     """Return the tokens that select experts, from ``sizes`` (rows, 6 or more).
 
-    It is the inverse of :func:`work_rows`, but for rounding.
+    It is the inverse of the number of slots, but for rounding.
     """
     rows, local_experts, _, _, top_k, experts = sizes.T[:6]
     share = rows / local_experts

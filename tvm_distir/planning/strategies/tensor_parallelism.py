@@ -198,24 +198,6 @@ def _full_caches(
     return result
 
 
-def bounds_of(mod: ir.IRModule, ranks: int, axis: str = "tp", slack: int = SLACK_PERCENT) -> Bounds:
-    """Return the bounds that a plan of :func:`tensor_parallel` over ``ranks`` devices has to meet.
-
-    Raises
-    ------
-    PlanError
-        DIST0233 no weight can be sharded.
-    PropagationError
-        DIST0401 an op without a rule.
-    """
-    parameters = {
-        name: tensor_parameters(name, fn, rule_name) for name, fn, rule_name in entries(mod)
-    }
-    weights = _weights(mod, parameters)
-    explorer = PlacementSearch(lift_branches(canonical(mod)), axis, ranks, weights)
-    return bounds_for(explorer, weights, ranks, slack)
-
-
 def _report(trial: CandidatePlacement, bounds: Bounds, axis: str) -> None:
     """Warn of a bound that does not hold."""
     cost, missed = trial.footprint, []

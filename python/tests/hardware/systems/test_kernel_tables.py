@@ -10,13 +10,13 @@ import json
 import numpy as np
 import pytest
 
+from tests.hardware.systems.expert_rows import work_rows
 from tvm_distir.hardware.systems import kernel_tables
 from tvm_distir.hardware.systems.device_reader import load_device
 from tvm_distir.hardware.systems.expert_kernels import (
     EXPERTS,
     expert_work,
     tokens_of,
-    work_rows,
 )
 from tvm_distir.hardware.systems.hardware import PowerLaw
 from tvm_distir.hardware.systems.kernel_tables import (

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 from tvm import ir, relax
 
+from tests.hardware.systems.expert_rows import work_rows
 from tests.plain_systems import PLAIN_A100
 from tvm_distir.hardware.cost_weights import costs_of_axes, costs_of_system, main_dtype
 from tvm_distir.hardware.systems.collective_algorithms import TIMED
-from tvm_distir.hardware.systems.expert_kernels import SERVED_CAPACITY, expert_work, work_rows
+from tvm_distir.hardware.systems.expert_kernels import SERVED_CAPACITY, expert_work
 from tvm_distir.hardware.systems.kernel_tables import work_of
 from tvm_distir.hardware.systems.network_reader import read_links
 from tvm_distir.hardware.systems.system import System

@@ -14,9 +14,9 @@ import pytest
 from tvm import ir
 
 import tvm_distir as td
+from tests.core.plan.schedules.stored_activations import in_flight
 from tests.nightly import nightly_but
 from tvm_distir.core.plan.schedules.schedule import Schedule
-from tvm_distir.core.plan.schedules.timeline import in_flight
 from tvm_distir.performance.fusion.grouped import grouped
 from tvm_distir.performance.fusion.profile import Profile, profile_names
 from tvm_distir.performance.memory.caching_allocator import CachingAllocator

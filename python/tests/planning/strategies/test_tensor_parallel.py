@@ -15,6 +15,7 @@ from tvm.script.parser import ir as I
 from tvm.script.parser import relax as R
 
 import tvm_distir as td
+from tests.planning.strategies.weight_bounds import bounds_of
 from tvm_distir.core.ir.placement import R as WHOLE
 from tvm_distir.core.plan.plan import Plan
 from tvm_distir.core.propagation.placement_search import PlacementSearch
@@ -22,7 +23,6 @@ from tvm_distir.core.propagation.solve import exact
 from tvm_distir.core.propagation.solve.cost import Costs
 from tvm_distir.performance.simulation.result import Result
 from tvm_distir.planning import strategies as strategy
-from tvm_distir.planning.strategies.tensor_parallelism import bounds_of
 from tvm_distir.planning.strategies.weight_search import Bounds, search
 from tvm_distir.support.errors.tree import MeshError, PlanError
 

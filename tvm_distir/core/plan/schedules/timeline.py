@@ -78,15 +78,3 @@ def timeline(orders: Orders, ranks: Sequence[int], times: Times) -> list[Timelin
                 position[rank] += 1
                 moved = True
     return sorted(result, key=lambda ran: ran.start)  # stable: equal starts keep their order
-
-
-def in_flight(units: Sequence[PipelineAction]) -> int:
-    """Return the maximum number of activations that a rank holds between forward and backward.
-
-    Those of a stage that is one of several of its rank count as much as any other's.
-    """
-    most = now = 0
-    for unit in units:
-        now += {FORWARD: 1, BACKWARD: -1, WEIGHT: 0}[unit.phase]
-        most = max(most, now)
-    return most

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import pytest
 
+from tests.core.plan.schedules.stored_activations import in_flight
 from tvm_distir.core.plan.schedules.offloading import LEAST
 from tvm_distir.core.plan.schedules.programs import FETCH, RUN, STORE, programs
 from tvm_distir.core.plan.schedules.schedule import MOST, Schedule
-from tvm_distir.core.plan.schedules.timeline import in_flight
 from tvm_distir.support.errors.tree import PlanError
 
 

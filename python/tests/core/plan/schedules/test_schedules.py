@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from tests.core.plan.schedules.stored_activations import in_flight
 from tvm_distir.core.plan.schedules.orders import ORDERS
 from tvm_distir.core.plan.schedules.pipeline_actions import PipelineAction
 from tvm_distir.core.plan.schedules.programs import RECV, RUN, SEND, RankStep, programs
 from tvm_distir.core.plan.schedules.schedule import Schedule
-from tvm_distir.core.plan.schedules.timeline import Times, in_flight, timeline
+from tvm_distir.core.plan.schedules.timeline import Times, timeline
 from tvm_distir.support.errors.tree import PlanError
 
 SIZES = [(ranks, micros) for ranks in (1, 2, 3, 4, 8) for micros in (1, 2, 3, 4, 8, 13)]
