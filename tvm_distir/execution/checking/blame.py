@@ -227,6 +227,7 @@ class _Blame(OutputWalk):
                 change = ValueChange(REDUCE, self.numbers(state.partial), op)
                 over = "+".join(state.partial)
                 repairs.append((f"{op} {operand} over {over}", self.patch(operand, change)))
+                repairs += self.regroupings(operand) if self.family.is_collective(operand) else []
             factor = 1 / self.size(partial[0][1].partial)
             for operand, state in known:
                 if not state.partial:

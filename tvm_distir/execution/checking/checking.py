@@ -17,9 +17,8 @@ from tvm_distir.support import EngineError, ModelError, UsageError
 
 from .blame import findings
 from .comparison import RankComparison
-from .output_walk import Finding
 from .proving import prove
-from .repairs import ValueChange
+from .repair_search import repaired
 from .report import DEADLOCK, EQUAL, UNPROVED, WRONG, CheckReport
 from .traced_module import TracedModule
 
@@ -159,7 +158,7 @@ def verdict(compared: RankComparison, seed: int) -> CheckReport:
     if not wrong:
         return report(EQUAL, chain=_chain(compared))
     listed = findings(compared, wrong)
-    best, repair = _repaired(compared, listed)
+    best, repair = repaired(compared, listed)
     family = best.family
     return report(
         WRONG,
@@ -170,37 +169,6 @@ def verdict(compared: RankComparison, seed: int) -> CheckReport:
         problem=best.text,
         repair=repair,
     )
-
-
-def _repaired(compared: RankComparison, listed: list[Finding]) -> tuple[Finding, str]:
-    """Return the finding whose repair makes all outputs right, or the first; and the repair.
-
-    A repair is tried alone, and together with the same change at the values of other findings.
-    """
-    same: dict[tuple[str, ValueChange], dict[tuple[int, str], ValueChange]] = {}
-    for finding in listed:
-        for text, patch in finding.repairs if finding.together else ():
-            for at, change in patch.items():
-                same.setdefault((_verb(text), change), {})[at] = change
-    tried: set[tuple[Any, ...]] = set()
-    for finding in listed:
-        for text, patch in finding.repairs:
-            groups = [same.get((_verb(text), change), {}) for change in patch.values()]
-            joined = {at: change for group in (patch, *groups) for at, change in group.items()}
-            if not finding.together:
-                joined = dict(patch)
-            more = len(joined) - len(patch)
-            for changes, suffix in ((patch, ""), (joined, f", and so at {more} more")):
-                key = tuple(sorted((at, str(change)) for at, change in changes.items()))
-                if key not in tried and compared.is_repaired(changes):
-                    return finding, text + suffix
-                tried.add(key)
-    return listed[0], ""
-
-
-def _verb(text: str) -> str:
-    """Return the first word of a repair."""
-    return text.partition(" ")[0]
 
 
 def _chain(compared: RankComparison) -> tuple[str, ...]:

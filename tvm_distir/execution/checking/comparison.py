@@ -4,10 +4,11 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from tvm import ir, relax
@@ -273,6 +274,14 @@ class RankComparison:
             return not self.wrong_outputs(self.module.run(self.feeds, self.patched(patch)).outputs)
         except DistIRError:
             return False
+
+    def with_patch(self, patch: Patch) -> RankComparison:
+        """Return the comparison of the ranks with some changes."""
+        module = copy.copy(self.module)
+        module.codes = self.patched(patch)
+        after = replace(self, module=module)
+        after.expected, after._aligner = self.expected, self._aligner
+        return after
 
     def patched(self, patch: Patch) -> list[Code]:
         """Return the codes with some changes."""

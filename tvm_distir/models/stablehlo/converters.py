@@ -31,6 +31,7 @@ CONVERTERS: dict[str, Converter] = {
 """The converter of each operation, by its name."""
 
 CALLS = ("func.call", "stablehlo.composite")
+MANUAL = "sdy.manual_computation"
 RETURNS = ("func.return", "stablehlo.return", "sdy.return")
 ANNOTATIONS = ("sdy.sharding_constraint", "stablehlo.custom_call")
 SHARDING_CALL = "Sharding"

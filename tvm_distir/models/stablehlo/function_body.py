@@ -16,11 +16,12 @@ from tvm_distir.models.mlir.tree import Operation, RegionBlock, Type
 from tvm_distir.support import ModelError
 
 from .composites import read_composite
-from .converters import CALLS, CONVERTERS, RETURNS
+from .converters import CALLS, CONVERTERS, MANUAL, RETURNS
 from .emitter import Emitter
 from .local_collectives import MOVES
+from .manual import ManualProgram, Shard
 from .operation_call import HloCall
-from .shardings import sharding_of
+from .shardings import Sharding, sharding_of
 from .translated_values import Tensors, TranslatedTensor, UnsupportedOperation, identifier, typed
 
 
@@ -33,13 +34,27 @@ class FunctionBody:
         self._scopes: list[dict[str, TranslatedTensor]] = []
 
     def function(
-        self, operation: Operation, params: Sequence[relax.Var], public: bool
+        self,
+        operation: Operation,
+        params: Sequence[relax.Var],
+        public: bool,
+        placed: Sequence[Sharding] | None = None,
     ) -> list[Expr]:
-        """Translate a function; return the expressions of its results."""
+        """Translate a function; return the expressions of its results.
+
+        Parameters
+        ----------
+        placed : sequence of Sharding, optional
+            Those of the arguments, of which the parameters are shards.
+        """
         block, shardings = operation.regions[0], self._functions.shardings
-        values = []
-        for argument, param in zip(block.arguments, params):
+        program, values = self._functions.program, []
+        for i, (argument, param) in enumerate(zip(block.arguments, params)):
             expr = param
+            if placed is not None:
+                shard = Shard(typed(argument.type)[0], placed[i], param)
+                program.inputs.append(shard)
+                expr = program.array(self._write, shard)
             if public and shardings is not None:
                 expr = self._placed(operation, expr, argument.attributes, str(param.name))
             values.append(self._write.value(expr))
@@ -49,12 +64,23 @@ class FunctionBody:
         except IMPORT_ERRORS as error:
             problem = f"its results do not match: {reason(error)}"
             raise self._functions.fault(operation, problem) from error
+        if placed is not None:
+            program.outputs = [self._result(operation, *r) for r in enumerate(full_results)]
+            return [shard.local for shard in program.outputs]
         if public and shardings is not None:
             notes = operation.attributes.get("res_attrs") or []
             for index, attributes in enumerate(notes):
                 result = full_results[index]
                 full_results[index] = self._placed(operation, result, attributes, f"#{index}")
         return full_results
+
+    def _result(self, operation: Operation, index: int, array: Expr) -> Shard:
+        """Return the shard of a result of a local program."""
+        notes = operation.attributes.get("res_attrs") or []
+        attributes = notes[index] if index < len(notes) else {}
+        stated = self._functions.stated(operation, attributes)
+        program: ManualProgram = self._functions.program
+        return program.shard(self._write, array, stated)
 
     def _placed(
         self, operation: Operation, expr: Expr, attributes: dict[str, Any], name: str = ""
@@ -132,6 +158,9 @@ class FunctionBody:
     def _results(self, operation: Operation, operands: Tensors) -> Tensors:
         if operation.name in CALLS:
             return self._called(operation, operands)
+        if operation.name == MANUAL:
+            program: ManualProgram = self._functions.program
+            return program.run(operation, operands, self._write, self.run)
         if operation.name in MOVES:
             mesh = self._functions.manual_mesh.of_collective(operation)
             return MOVES[operation.name](HloCall(operation, operands, self._write, self.run), mesh)

@@ -4,6 +4,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 from tvm import ir, relax
 from tvm.relax import BlockBuilder
 
@@ -16,13 +19,14 @@ from tvm_distir.core.ir.attributes import (
 from tvm_distir.models.common.quiet import drop_half_built
 from tvm_distir.models.export.port_attributes import PORT
 from tvm_distir.models.mlir.attributes import read_name
-from tvm_distir.models.mlir.tree import Module, Operation, Symbol
+from tvm_distir.models.mlir.tree import Argument, Module, Operation, RegionBlock, Symbol
 from tvm_distir.support import ModelError
 
 from .argument_names import ArgumentNames, Signature
+from .converters import MANUAL, RETURNS
 from .function_body import FunctionBody
-from .manual import LocalProgram, ManualMesh, local_program
-from .shardings import Shardings
+from .manual import ManualMesh, ManualProgram, computed_shardings, mesh_of
+from .shardings import Sharding, Shardings, sharding_of
 from .sizes import MAX_OPERATIONS, Sizes
 from .translated_values import UnsupportedOperation, cleaned, identifier, typed
 
@@ -57,8 +61,9 @@ class Functions:
         loops: int | None = None,
     ) -> None:
         self.module, self.location, self.loops = module, location, loops
-        self.shardings = shardings if annotates else None
+        self.annotates = annotates
         self.manual_mesh = ManualMesh(shardings)
+        self.program: ManualProgram | None = None
         self._shardings = shardings
         replicas = module.attributes.get("mhlo.num_replicas")
         self._replicas = replicas if type(replicas) is int else 1
@@ -70,6 +75,11 @@ class Functions:
         self._root = BlockBuilder()
 
     @property
+    def shardings(self) -> Shardings | None:
+        """Return the shardings with which values are annotated, unless each device has its own."""
+        return self._shardings if self.annotates and self.program is None else None
+
+    @property
     def public(self) -> list[str]:
         """Return the names of the public functions."""
         return [
@@ -79,40 +89,76 @@ class Functions:
     def written(self, names: ArgumentNames) -> ir.IRModule:
         """Return the module with each public function and its callees."""
         for name in self.public:
-            program = self._local_program(name)
             signature = names.of(self.by_name[name])
+            self._refuse_replicas(name)
             self._shardings.orders.clear()
             function = self.translate(name, signature)
             if self._shardings.orders:
                 orders = {key: [*axes] for key, axes in self._shardings.orders.items()}
                 function = function.with_attr(AXIS_ORDERS_ATTR, orders)
-            try:
-                if program is not None:
-                    interface = program.interface(function, signature, self._shardings)
-                    function = function.with_attr(IO_ATTR, interface)
-                elif self.manual_mesh.first_collective:
-                    problem = f"{self.manual_mesh.first_collective} on full arrays"
-                    raise UnsupportedOperation(problem)
-            except UnsupportedOperation as error:
-                raise self.fault(self.by_name[name], str(error)) from error
+            if self.program is not None:
+                function = function.with_attr(IO_ATTR, self.program.interface(signature))
             self._root.add_func(function.with_attr("global_symbol", name), name)
         return self._root.get()
 
-    def _local_program(self, name: str) -> LocalProgram | None:
-        """Return the local program of a manual computation, and translate it as the function."""
+    def _refuse_replicas(self, name: str) -> None:
+        """Refuse a local program of replicas."""
         operation = self.by_name[name]
         notes = [argument.attributes for argument in operation.regions[0].arguments]
         if any(PORT in each for each in (*notes, *(operation.attributes.get("res_attrs") or []))):
             problem = f"a local program of {self._replicas} replicas"
             raise self.fault(operation, problem, _LOCAL_REMEDY)
+
+    def _start_local(self, operation: Operation) -> list[Sharding] | None:
+        """Return the shardings of the arguments of a local program, which is then translated."""
+        self.program = None
+        manual = self.sizes.manual(str(operation.attributes.get("sym_name")))
+        if manual is None:
+            return None
         try:
-            program = local_program(operation, self._shardings)
-            if program is not None:
-                self.manual_mesh.use(program.mesh)
-                self.by_name[name] = program.operation
+            mesh = mesh_of(manual, self._shardings)
+            self.manual_mesh.use(mesh)
+            self.program = ManualProgram(mesh, self._shardings)
+            return [
+                self._of_argument(operation, argument) or self.program.replicated(shape)
+                for argument in operation.regions[0].arguments
+                for shape in [typed(argument.type)[0]]
+            ]
         except UnsupportedOperation as error:
-            raise self.fault(operation, f"the importer does not support {error}") from error
-        return program
+            problem = f"the importer does not support {error}"
+            raise self.fault(manual, problem) from error
+
+    def _of_argument(self, operation: Operation, argument: Argument) -> Sharding | None:
+        """Return the sharding that an argument states, or with which all its readers slice it."""
+        stated = self.stated(operation, argument.attributes)
+        if stated is not None:
+            return stated
+        read = list(self._readings(operation.regions[0], argument.name))
+        return read[0] if read and all(r == read[0] for r in read) else None
+
+    def stated(self, operation: Operation, attributes: dict[str, Any]) -> Sharding | None:
+        """Return the sharding that an argument or a result of a local program states."""
+        sharding = sharding_of(attributes, f"{self.location}:{operation.line}")
+        if sharding is None or not self.annotates:
+            return None
+        placement, says = self._shardings.read(sharding)
+        return placement if says else None
+
+    def _readings(self, block: RegionBlock, name: str) -> Iterator[Sharding | None]:
+        """Return the shardings with which manual computations slice a value; None at other ops."""
+        for operation in block.operations:
+            for region in operation.regions:
+                yield from self._readings(region, name)
+            for position, operand in enumerate(operation.operands):
+                if operand != name or operation.name in RETURNS:
+                    continue
+                if operation.name == MANUAL:
+                    yield computed_shardings(operation, "in", self._shardings)[position]
+                elif operation.name == "func.call":
+                    callee = self.by_name[self.callee(operation)].regions[0]
+                    yield from self._readings(callee, callee.arguments[position].name)
+                else:
+                    yield None
 
     def fault(self, operation: Operation, problem: str, remedy: str = _REMEDY) -> ModelError:
         """Return an error at an operation (DIST0372)."""
@@ -169,11 +215,13 @@ class Functions:
             ]
         )
         order = names.order if names else list(range(len(titles)))
-        params = []
-        for argument, title in zip(block.arguments, titles):
+        params, placed = [], self._start_local(operation) if names else None
+        for i, (argument, title) in enumerate(zip(block.arguments, titles)):
             try:
-                shape, dtype = typed(argument.type)
-                params.append(relax.Var(identifier(title) or "arg", relax.TensorType(shape, dtype)))
+                kind = relax.TensorType(*typed(argument.type))
+                if placed and self.program:
+                    kind = self.program.local_type(argument.type, placed[i])
+                params.append(relax.Var(identifier(title) or "arg", kind))
             except UnsupportedOperation as error:
                 raise self.fault(operation, f"the argument {title} is {error}") from error
         attrs = {}
@@ -183,7 +231,7 @@ class Functions:
             with builder.function("main", [params[i] for i in order], attrs=attrs):
                 with builder.dataflow():
                     body = FunctionBody(self, builder, self._root)
-                    exprs = body.function(operation, params, bool(names))
+                    exprs = body.function(operation, params, bool(names), placed)
                     result = exprs[0] if len(exprs) == 1 else relax.Tuple(exprs)
                     output = builder.emit_output(result)
                 builder.emit_func_output(output)

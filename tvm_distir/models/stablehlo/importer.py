@@ -18,10 +18,9 @@ from tvm_distir.support import ModelError
 
 from .argument_names import ArgumentNames
 from .composites import COMPOSITE, is_known
-from .converters import ANNOTATIONS, CALLS, CONVERTERS, RETURNS, SHARDING_CALL
+from .converters import ANNOTATIONS, CALLS, CONVERTERS, MANUAL, RETURNS, SHARDING_CALL
 from .functions import Functions
 from .local_collectives import MOVES
-from .manual import MANUAL
 from .shardings import Shardings, sharding_of
 from .source import read_source
 

@@ -5,25 +5,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
-from tvm import ir, relax
+from tvm import relax
+from tvm.relax import Expr
 from tvm.relax.distributed import DeviceMesh
 
-from tvm_distir.core.ir import flat_types, local_shape, mesh_shape, placement_text
+from tvm_distir.core.ir import local_shape, mesh_shape, ops, placement_text
 from tvm_distir.core.passes import described_mesh
-from tvm_distir.models.mlir.attributes import unescaped
-from tvm_distir.models.mlir.tree import Argument, Opaque, Operation, RegionBlock, Type
+from tvm_distir.models.mlir.tree import Opaque, Operation, RegionBlock, Type
 
 from .argument_names import Signature
-from .shardings import TEXT, WORD, NamedMesh, Sharding, Shardings
-from .translated_values import UnsupportedOperation, tensor_of_type, typed
+from .converters import MANUAL
+from .emitter import Emitter
+from .shardings import WORD, NamedMesh, Sharding, Shardings
+from .translated_values import Tensors, UnsupportedOperation, dtype_of, shape_of, typed
 
-MANUAL = "sdy.manual_computation"
 _SHARDING = re.compile(rf'<((?:[^<>"]|{WORD})*)>')
-_NAMED = re.compile(TEXT)
 
 
 class PortRecord(TypedDict, total=False):
@@ -46,81 +46,146 @@ class InterfaceRecord(TypedDict):
 
 
 @dataclass(frozen=True)
-class FullArray:
-    """Array whose shards are an argument or a result of a local program.
+class Shard:
+    """Array of which each device holds a shard.
 
     Attributes
     ----------
-    title : str
-        How errors name the argument or the result.
     shape : tuple of int
+        Of the array.
     sharding : Sharding
+    local : Expr
+        The shard.
     """
 
-    title: str
     shape: tuple[int, ...]
     sharding: Sharding
+    local: Expr
 
-    def port(self, index: int, shard: ir.Type, shardings: Shardings) -> PortRecord:
-        """Describe the array in ``dist.io``, given the type of its shard.
-
-        Raises
-        ------
-        UnsupportedOperation
-            The shard has another shape.
-        """
-        shard_shape, dtype = tensor_of_type(shard)
+    def port(self, index: int, shardings: Shardings) -> PortRecord:
+        """Describe the array in ``dist.io``."""
         mesh, labels, _ = self.sharding
         order = self.sharding.order
         view, labels = shardings.use_view(mesh, order), [labels[a] for a in order]
-        placement = placement_text(labels)
-        if tuple(local_shape(self.shape, labels, mesh_shape(view))) != shard_shape:
-            problem = f"a shard {list(shard_shape)} of an array {list(self.shape)}"
-            raise UnsupportedOperation(f"{self.title}: {problem}, placed {placement}")
         port: PortRecord = {
-            "dtype": dtype, "index": index, "placement": placement, "shape": [*self.shape],
+            "dtype": dtype_of(self.local), "index": index, "placement": placement_text(labels),
+            "shape": [*self.shape],
         }  # fmt: skip
         if list(order) != sorted(order):
             port["mesh"] = described_mesh(view)
         return port
 
 
-@dataclass(frozen=True)
-class LocalProgram:
-    """Program that each device runs on shards.
+class ManualProgram:
+    """Program of each device: a function with manual computations in it.
 
-    Attributes
+    Each device holds all of an array along axes that are not manual, and beside manual
+    computations. An array is gathered when a computation returns it, and sliced when one reads
+    it. One that is read as it was returned stays a shard: the gather is removed as dead code.
+
+    Parameters
     ----------
-    operation : Operation
-        The function of shards.
     mesh : NamedMesh
-    inputs, outputs : list of FullArray
+    shardings : Shardings
     """
 
-    operation: Operation
-    mesh: NamedMesh
-    inputs: list[FullArray]
-    outputs: list[FullArray]
+    def __init__(self, mesh: NamedMesh, shardings: Shardings) -> None:
+        self.mesh, self._shardings = mesh, shardings
+        self._shards: dict[Expr, Shard] = {}
+        self.inputs: list[Shard] = []
+        self.outputs: list[Shard] = []
 
-    def interface(
-        self, function: relax.Function, names: Signature, shardings: Shardings
-    ) -> InterfaceRecord:
-        """Return the attribute ``dist.io``.
+    def local_type(self, kind: Type, sharding: Sharding) -> relax.TensorType:
+        """Return the type of a shard."""
+        shape, dtype = typed(kind)
+        sizes = mesh_shape(self._shardings.used_mesh(self.mesh.name))
+        return relax.TensorType(local_shape(shape, sharding.labels, sizes), dtype)
+
+    def array(self, write: Emitter, shard: Shard) -> Expr:
+        """Return the array of a shard."""
+        full = self._moved(write, shard, self.replicated(shard.shape))
+        self._shards[full] = shard
+        return full
+
+    def shard(self, write: Emitter, array: Expr, sharding: Sharding | None) -> Shard:
+        """Return the shard of an array with a sharding, or as it is known."""
+        shape = shape_of(array)
+        known = self._shards.get(array) or Shard(shape, self.replicated(shape), array)
+        if sharding is None:
+            return known
+        return Shard(shape, sharding, self._moved(write, known, sharding))
+
+    def replicated(self, shape: Sequence[int]) -> Sharding:
+        """Return the sharding of an array that each device holds completely."""
+        return Sharding(self.mesh, [-1] * len(self.mesh.axes), [[] for _ in shape])
+
+    def _moved(self, write: Emitter, shard: Shard, wanted: Sharding) -> Expr:
+        """Return a shard with another sharding: minor axes are gathered, or all, then sliced."""
+        local, mesh = shard.local, self._shardings.used_mesh(self.mesh.name)
+        sides = list(enumerate(zip(shard.sharding.dims, wanted.dims, strict=True)))
+        kept = [len(has) if needs[: len(has)] == has else 0 for _, (has, needs) in sides]
+        kept = [
+            len(needs) if has[: len(needs)] == needs else k
+            for k, (_, (has, needs)) in zip(kept, sides)
+        ]
+        for dim, (has, _) in sides:
+            for axis in reversed(has[kept[dim] :]):
+                local = write.emit(ops.all_gather(local, mesh, [axis], dim))
+        for dim, (_, needs) in sides:
+            for axis in needs[kept[dim] :]:
+                local = write.emit(ops.local_slice(local, mesh, [axis], dim))
+        return local
+
+    def run(
+        self,
+        manual: Operation,
+        operands: Tensors,
+        write: Emitter,
+        run: Callable[[RegionBlock, Tensors], Tensors],
+    ) -> Tensors:
+        """Translate a manual computation.
 
         Raises
         ------
         UnsupportedOperation
-            A sharding that does not fit the program, with the argument or result that has it.
+            Shardings that do not fit the values.
         """
-        shardings.used_mesh(self.mesh.name)
-        inputs = [
-            self.inputs[i].port(index, param.ty, shardings)
-            for index, (i, param) in enumerate(zip(names.order, function.params))
-        ]
+        inner = manual.regions[0]
+        sides = [computed_shardings(manual, side, self._shardings) for side in ("in", "out")]
+        if [len(side) for side in sides] != [len(inner.arguments), len(manual.results)]:
+            raise UnsupportedOperation(f"a {MANUAL} whose shardings are not as many as its values")
+        locals_ = []
+        for value, argument, sharding in zip(operands, inner.arguments, sides[0], strict=True):
+            self._check(value.shape, argument.type, sharding)
+            locals_.append(write.value(self.shard(write, write.full(value), sharding).local))
+        results = []
+        returned = run(inner, locals_)
+        ends = inner.operations[-1].operand_types
+        for value, kind, end, sharding in zip(returned, manual.result_types, ends, sides[1]):
+            shape, _ = typed(kind)
+            self._check(shape, end, sharding)
+            shard = Shard(shape, sharding, write.full(value))
+            results.append(write.value(self.array(write, shard)))
+        return results
+
+    def _check(self, shape: Sequence[int], kind: Type, sharding: Sharding) -> None:
+        """Reject a shard of another shape, and another mesh."""
+        if sharding.mesh.name != self.mesh.name:
+            names = f'"{self.mesh.name}", "{sharding.mesh.name}"'
+            raise UnsupportedOperation(f"local programs on the meshes {names}")
+        sizes = list(self.mesh.axes.values())
+        if tuple(local_shape(shape, sharding.labels, sizes)) != typed(kind)[0]:
+            placement = placement_text(sharding.labels)
+            problem = f"a shard {list(typed(kind)[0])} of an array {list(shape)}"
+            raise UnsupportedOperation(f"{problem}, placed {placement}")
+
+    def interface(self, names: Signature) -> InterfaceRecord:
+        """Return the attribute ``dist.io`` of the function that was translated."""
+        shardings = self._shardings
+        inputs = [self.inputs[i].port(index, shardings) for index, i in enumerate(names.order)]
         for port, i in zip(inputs, names.order):
             port["name"] = names.titles[i]
-        types = flat_types(function.body.ty)
-        outputs = [a.port(i, ty, shardings) for i, (a, ty) in enumerate(zip(self.outputs, types))]
+        outputs = [shard.port(i, shardings) for i, shard in enumerate(self.outputs)]
         return {"mesh": shardings.number(self.mesh.name), "inputs": inputs, "outputs": outputs}
 
 
@@ -139,17 +204,7 @@ class ManualMesh:
         self.first_collective = ""
 
     def use(self, mesh: NamedMesh) -> None:
-        """Record the mesh of a local program.
-
-        Raises
-        ------
-        UnsupportedOperation
-            The module has a local program on another mesh.
-        """
-        if self._name not in ("", mesh.name):
-            raise UnsupportedOperation(
-                f'local programs on the meshes "{self._name}", "{mesh.name}"'
-            )
+        """Record the mesh of the local programs of the module."""
         self._name = mesh.name
 
     def of_collective(self, operation: Operation) -> DeviceMesh:
@@ -177,80 +232,24 @@ def _is_between_partitions(operation: Operation) -> bool:
     return isinstance(channel, dict) and int(channel.get("handle", 0)) > 0
 
 
-def local_program(function: Operation, shardings: Shardings) -> LocalProgram | None:
-    """Return the local program that a function is, or None.
+def computed_shardings(manual: Operation, side: str, shardings: Shardings) -> list[Sharding]:
+    """Return the shardings of operands (``in``) or results (``out``) of a manual computation."""
+    return [shardings.placed(s) for s in _shardings(manual.attributes.get(f"{side}_shardings"))]
+
+
+def mesh_of(manual: Operation, shardings: Shardings) -> NamedMesh:
+    """Return the mesh of a manual computation.
 
     Raises
     ------
     UnsupportedOperation
-        What is no program of a single mesh whose axes are all manual.
+        Its values are on several meshes, or it has none.
     """
-    block = function.regions[0]
-    manual = next((op for op in block.operations if op.name == MANUAL), None)
-    if manual is None:
-        return None
-    _check_alone(block, manual)
-    sides = [_shardings(manual.attributes.get(f"{side}_shardings")) for side in ("in", "out")]
-    inner, end = manual.regions[0], manual.regions[0].operations[-1]
-    if [len(side) for side in sides] != [len(inner.arguments), len(manual.results)]:
-        raise UnsupportedOperation(f"a {MANUAL} whose shardings are not as many as its values")
-    placed = [[shardings.placed(sharding) for sharding in side] for side in sides]
-    mesh = _single_mesh([sharding.mesh for side in placed for sharding in side], manual)
-    order = [manual.operands.index(argument.name) for argument in block.arguments]
-    arguments = [
-        Argument(inner.arguments[i].name, inner.arguments[i].type, {}, outer.location)
-        for i, outer in zip(order, block.arguments)
-    ]
-    returned = [
-        manual.results.index(n) for n in block.operations[1].operands if n in manual.results
-    ]
-    if len(returned) != len(block.operations[1].operands):
-        raise UnsupportedOperation(f"a result beside those of the {MANUAL}")
-    last = Operation(
-        "func.return",
-        [end.operands[i] for i in returned],
-        [end.operand_types[i] for i in returned],
-        line=end.line,
-    )
-    body = RegionBlock(arguments, [*inner.operations[:-1], last])
-    attributes = {**function.attributes, "res_attrs": None}
-    operation = Operation("func.func", attributes=attributes, regions=[body], line=function.line)
-    types = [argument.type for argument in block.arguments]
-    inputs = [
-        _array(f"argument {a.name}", ty, placed[0][i]) for i, a, ty in zip(order, arguments, types)
-    ]
-    outputs = [
-        _array(f"result {number}", manual.result_types[i], placed[1][i])
-        for number, i in enumerate(returned)
-    ]
-    return LocalProgram(operation, mesh, inputs, outputs)
-
-
-def _check_alone(block: RegionBlock, manual: Operation) -> None:
-    """Reject a function that is more than a manual computation of all its arguments."""
-    around = [op.name for op in block.operations if op.name not in (MANUAL, "func.return")]
-    if around or len(block.operations) != 2:
-        names = ", ".join(dict.fromkeys(around)) or MANUAL
-        raise UnsupportedOperation(f"{names} beside one {MANUAL}")
-    if sorted(manual.operands) != sorted(argument.name for argument in block.arguments):
-        raise UnsupportedOperation(f"a {MANUAL} that does not read each argument once")
-
-
-def _single_mesh(meshes: Sequence[NamedMesh], manual: Operation) -> NamedMesh:
-    """Return the mesh of all values, all of whose axes must be manual."""
-    if len({mesh.name for mesh in meshes}) != 1:
-        names = {mesh.name for mesh in meshes}
-        raise UnsupportedOperation(f"a {MANUAL} on {len(names)} meshes")
-    manual_axes = set(_axes(manual.attributes.get("manual_axes")))
-    sizes = meshes[0].axes
-    free = sorted(axis for axis, size in sizes.items() if size > 1 and axis not in manual_axes)
-    if free:
-        raise UnsupportedOperation(f"a {MANUAL} along some axes only: {free} are not manual")
-    return meshes[0]
-
-
-def _array(title: str, kind: Type, sharding: Sharding) -> FullArray:
-    return FullArray(title, typed(kind)[0], sharding)
+    sides = [computed_shardings(manual, side, shardings) for side in ("in", "out")]
+    meshes = {s.mesh.name: s.mesh for side in sides for s in side}
+    if len(meshes) != 1:
+        raise UnsupportedOperation(f"a {MANUAL} on {len(meshes)} meshes")
+    return next(iter(meshes.values()))
 
 
 def _shardings(attribute: object) -> list[Opaque]:
@@ -260,9 +259,3 @@ def _shardings(attribute: object) -> list[Opaque]:
     if not isinstance(attribute, list) or not all(isinstance(item, Opaque) for item in attribute):
         raise UnsupportedOperation(f"a {MANUAL} without shardings")
     return attribute
-
-
-def _axes(attribute: object) -> list[str]:
-    if isinstance(attribute, Opaque):
-        return [unescaped(name) for name in _NAMED.findall(attribute.body)]
-    return [str(axis) for axis in attribute] if isinstance(attribute, list) else []

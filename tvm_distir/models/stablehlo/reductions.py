@@ -20,7 +20,7 @@ _REDUCTIONS = {theirs: getattr(_op, name) for name, theirs in REDUCTIONS.items()
 
 def applied(block: RegionBlock) -> str:
     """Return the single operation that a block applies to its two arguments, or an empty text."""
-    steps = block.operations
+    steps = [op for op in block.operations if op.name != "sdy.sharding_constraint"]
     names = [argument.name for argument in block.arguments]
     if len(steps) == 2 and sorted(steps[0].operands) == sorted(names):
         return steps[0].name.rpartition(".")[2]

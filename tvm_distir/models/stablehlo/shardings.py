@@ -117,10 +117,8 @@ class Shardings:
         UnsupportedOperation
             A sharding that no placement says.
         """
-        placement = (
-            self._of_gspmd(sharding) if isinstance(sharding, str) else self._of_sdy(sharding)
-        )
-        if placement is None:
+        placement, says = self.read(sharding)
+        if placement is None or not says:
             return expr
         mesh, labels, dims = placement
         if name and placement.orders:
@@ -157,20 +155,25 @@ class Shardings:
             self._meshes[named.name], self._used[named.name] = named, view
         return view
 
+    def read(self, sharding: Opaque | str) -> tuple[Sharding | None, bool]:
+        """Return a sharding of either kind, and whether it says anything."""
+        if isinstance(sharding, Opaque):
+            return self._of_sdy(sharding)
+        placement = self._of_gspmd(sharding)
+        return placement, placement is not None
+
     def placed(self, sharding: Opaque) -> Sharding:
-        """Return a fully specified sharding.
+        """Return a sharding by its axes, where dims may be open for others.
 
         Raises
         ------
         UnsupportedOperation
             A sharding that no placement says.
         """
-        placement = self._of_sdy(sharding)
-        if placement is None:
-            raise UnsupportedOperation(f"the sharding <{sharding.body}>, which is open")
-        return placement
+        return self._of_sdy(sharding)[0]
 
-    def _of_sdy(self, sharding: Opaque) -> Sharding | None:
+    def _of_sdy(self, sharding: Opaque) -> tuple[Sharding, bool]:
+        """Return a sharding, and whether it says anything."""
         named = _NAMED.match(sharding.body)
         name = _unquoted(*named.groups()) if named else ""
         if named is None or name not in self._meshes:
@@ -184,15 +187,13 @@ class Shardings:
         names = list(mesh.axes)
         labels = [-1] * len(names)
         is_open = bool(dims) and all("?" in dim and '"' not in dim for dim in dims)
-        if not names or is_open:
-            return None  # a mesh without axes, or all dims left to propagation
         positions = [
             [self._axis(name, names, sharding) for name in _axis_words(text)] for text in dims
         ]
         for dim, axes in enumerate(positions):
             for axis in axes:
                 labels[axis] = dim
-        return Sharding(mesh, labels, positions)
+        return Sharding(mesh, labels, positions), bool(names) and not is_open
 
     @staticmethod
     def _axis(word: str, names: Sequence[str], sharding: Opaque) -> int:

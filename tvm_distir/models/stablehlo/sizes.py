@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from tvm_distir.models.mlir.tree import Operation
+from tvm_distir.models.mlir.tree import Operation, RegionBlock
 
 from .composites import is_known
-from .converters import CALLS
+from .converters import CALLS, MANUAL
 from .translated_values import Tensors
 
 _LARGE = 1 << 20
@@ -36,6 +36,7 @@ class Sizes:
     ) -> None:
         self._functions, self._callee, self._inline = functions, callee, inline
         self._sizes: dict[str, int] = {}
+        self._manual: dict[str, Operation | None] = {}
         self._written = 0
 
     def count(self) -> bool:
@@ -60,6 +61,29 @@ class Sizes:
             return _LARGE
         return 1
 
+    def manual(self, name: str) -> Operation | None:
+        """Return the first manual computation in a function and its callees."""
+        if name not in self._manual:
+            self._manual[name] = None
+            self._manual[name] = self._first_manual(self._functions[name].regions[0])
+        return self._manual[name]
+
+    def _first_manual(self, block: RegionBlock) -> Operation | None:
+        for operation in block.operations:
+            if operation.name == MANUAL:
+                return operation
+            found = [self._first_manual(region) for region in operation.regions]
+            if operation.name == "func.call":
+                found.append(self.manual(self._callee(operation)))
+            for manual in found:
+                if manual is not None:
+                    return manual
+        return None
+
     def is_inlined(self, name: str, operands: Tensors) -> bool:
-        """Return whether a call is inlined: small, or with numbers that loops count with."""
-        return self.size(name) <= self._inline or any(v.integer is not None for v in operands)
+        """Return whether a call is inlined.
+
+        It is small, or has numbers that loops count with, or manual computations.
+        """
+        counts = any(v.integer is not None for v in operands)
+        return self.size(name) <= self._inline or counts or self.manual(name) is not None
