@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Propagates a module repeatedly along an axis, from placements of weights instead of a plan.
 
-Common parts are cached: the classes of dims that rules tie, the reachable axes of given labels, and
-the structure of the sharding problem (:mod:`.solve.problem_template`).
+Common parts are cached: the classes of dims that rules tie, and the reachable axes of given labels.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from tvm_distir.core.propagation.graph.graph import Axis, Graph, divisible, has_
 from tvm_distir.core.propagation.solve.axes_solver import Problems
 from tvm_distir.core.propagation.solve.cost import Conversions, Costs
 from tvm_distir.core.propagation.solve.exact import WarmStarts
-from tvm_distir.core.propagation.solve.problem_template import ProblemTemplate, SketchedProblems
 from tvm_distir.core.propagation.solve.strategies import StrategyTable
 from tvm_distir.core.propagation.solve.tables import CostTables
 
@@ -50,18 +48,14 @@ class WeightSearch:
     axis : Axis
     settling : Costs
         Costs asked for often: what is made with them is kept.
-    sketching : bool
-        Whether the structure of problems is kept.
     """
 
-    def __init__(self, mod: IRModule, axis: Axis, settling: Costs, sketching: bool = True) -> None:
+    def __init__(self, mod: IRModule, axis: Axis, settling: Costs) -> None:
         self.module = PlacedModule.of(mod, [axis])
         self._unified = DimUnifier(self.module).run()
         self._costs = _CostTables(self.module, settling)
         self._reached: dict[Hashable, dict[str, ReachableAxes]] = {}
-        self._sketches: dict[Hashable, ProblemTemplate] = {}
         self._starts = WarmStarts()
-        self._sketching = sketching
 
     def reach_of(
         self, labels: Asked, stored: Stored = NOTHING, parts: int = 0
@@ -98,9 +92,6 @@ class WeightSearch:
         """
         reach, cost_tables = self.reach_of(labels, stored, parts), self._costs.at(costs)
         problems = Problems(reach)
-        if self._sketching and any(x is None for label in labels.values() for x in label.values()):
-            key = _key(labels, stored, parts)
-            problems = SketchedProblems(reach, key, self._sketches)
         decision = ShardingAssignment(self.module, reach, cost_tables, problems, self._starts).run()
         self._costs.release(cost_tables)
         return decision

@@ -20,7 +20,7 @@ SAME = ("relax.astype", "relax.dist.annotate_sharding", "relax.dist.redistribute
 """Operators that return the values of their argument."""
 
 
-def drops(value: Any, var: Any) -> bool:
+def drops(value: relax.Expr, var: relax.Expr) -> bool:
     """Return whether it is a dropout of the value, as training steps draw it."""
     if op_title(value) not in ("relax.call_tir", "relax.call_tir_with_grad"):
         return False
@@ -48,7 +48,7 @@ def equal_shapes(first: tuple[Any, ...], second: tuple[Any, ...]) -> bool:
     )
 
 
-def op_title(value: Any) -> str:
+def op_title(value: relax.Expr) -> str:
     """Return the name of an op, of a function, or of the kind of an expression."""
     if isinstance(value, ir.Call):
         op = value.op

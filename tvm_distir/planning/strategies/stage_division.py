@@ -128,12 +128,12 @@ class StageDivision:
             )
         return result
 
-    def first_reader(self, param: Any) -> int:
+    def first_reader(self, param: relax.Var) -> int:
         """Return the first stage that reads a parameter; the first one if none does."""
         return self._first_readers.get(param, 0)
 
     @cached_property
-    def activations(self) -> set[Any]:
+    def activations(self) -> set[relax.Var]:
         """Return the variables that follow from weights."""
         data = set(data_positions(self.fn))
         result = {p for i, p in enumerate(self.fn.params) if i not in data}
@@ -143,8 +143,8 @@ class StageDivision:
         return result
 
     @cached_property
-    def _first_readers(self) -> dict[Any, int]:
-        result: dict[Any, int] = {}
+    def _first_readers(self) -> dict[relax.Var, int]:
+        result: dict[relax.Var, int] = {}
         for binding, stage in zip(self.bindings, self.stage_of, strict=True):
             for var in variables(binding.value):
                 result.setdefault(var, stage)
