@@ -54,7 +54,7 @@ def labels_of_decision(decision: Decision, module: PlacedModule, rules: int) -> 
     }
 
 
-def _listed(part: Any) -> Any:
+def _listed(part: object) -> object:
     return list(part) if isinstance(part, tuple) else part
 
 

@@ -53,10 +53,10 @@ class ModuleNode:
 
     def child(self, name: str) -> ModuleNode:
         """Return the child of a name, which is made where there is none."""
-        found = next((child for child in self.children if child.name == name), None)
-        if found is None:
-            self.children.append(found := ModuleNode(name))
-        return found
+        child_node = next((child for child in self.children if child.name == name), None)
+        if child_node is None:
+            self.children.append(child_node := ModuleNode(name))
+        return child_node
 
     def joined(self) -> ModuleNode:
         """Join it with an only child that holds all of its time; so do those within it."""

@@ -19,7 +19,7 @@ from .composites import read_composite
 from .converters import CALLS, CONVERTERS, MANUAL, RETURNS
 from .emitter import Emitter
 from .local_collectives import MOVES
-from .manual import ManualProgram, Shard
+from .manual import ManualProgram, ManualShard
 from .operation_call import HloCall
 from .shardings import Sharding, sharding_of
 from .translated_values import Tensors, TranslatedTensor, UnsupportedOperation, identifier, typed
@@ -52,7 +52,7 @@ class FunctionBody:
         for i, (argument, param) in enumerate(zip(block.arguments, params)):
             expr = param
             if placed is not None:
-                shard = Shard(typed(argument.type)[0], placed[i], param)
+                shard = ManualShard(typed(argument.type)[0], placed[i], param)
                 program.inputs.append(shard)
                 expr = program.array(self._write, shard)
             if public and shardings is not None:
@@ -74,7 +74,7 @@ class FunctionBody:
                 full_results[index] = self._placed(operation, result, attributes, f"#{index}")
         return full_results
 
-    def _result(self, operation: Operation, index: int, array: Expr) -> Shard:
+    def _result(self, operation: Operation, index: int, array: Expr) -> ManualShard:
         """Return the shard of a result of a local program."""
         notes = operation.attributes.get("res_attrs") or []
         attributes = notes[index] if index < len(notes) else {}

@@ -46,7 +46,7 @@ class InterfaceRecord(TypedDict):
 
 
 @dataclass(frozen=True)
-class Shard:
+class ManualShard:
     """Array of which each device holds a shard.
 
     Attributes
@@ -91,9 +91,9 @@ class ManualProgram:
 
     def __init__(self, mesh: NamedMesh, shardings: Shardings) -> None:
         self.mesh, self._shardings = mesh, shardings
-        self._shards: dict[Expr, Shard] = {}
-        self.inputs: list[Shard] = []
-        self.outputs: list[Shard] = []
+        self._shards: dict[Expr, ManualShard] = {}
+        self.inputs: list[ManualShard] = []
+        self.outputs: list[ManualShard] = []
 
     def local_type(self, kind: Type, sharding: Sharding) -> relax.TensorType:
         """Return the type of a shard."""
@@ -101,38 +101,38 @@ class ManualProgram:
         sizes = mesh_shape(self._shardings.used_mesh(self.mesh.name))
         return relax.TensorType(local_shape(shape, sharding.labels, sizes), dtype)
 
-    def array(self, write: Emitter, shard: Shard) -> Expr:
+    def array(self, write: Emitter, shard: ManualShard) -> Expr:
         """Return the array of a shard."""
         full = self._moved(write, shard, self.replicated(shard.shape))
         self._shards[full] = shard
         return full
 
-    def shard(self, write: Emitter, array: Expr, sharding: Sharding | None) -> Shard:
+    def shard(self, write: Emitter, array: Expr, sharding: Sharding | None) -> ManualShard:
         """Return the shard of an array with a sharding, or as it is known."""
         shape = shape_of(array)
-        known = self._shards.get(array) or Shard(shape, self.replicated(shape), array)
+        known = self._shards.get(array) or ManualShard(shape, self.replicated(shape), array)
         if sharding is None:
             return known
-        return Shard(shape, sharding, self._moved(write, known, sharding))
+        return ManualShard(shape, sharding, self._moved(write, known, sharding))
 
     def replicated(self, shape: Sequence[int]) -> Sharding:
         """Return the sharding of an array that each device holds completely."""
         return Sharding(self.mesh, [-1] * len(self.mesh.axes), [[] for _ in shape])
 
-    def _moved(self, write: Emitter, shard: Shard, wanted: Sharding) -> Expr:
+    def _moved(self, write: Emitter, shard: ManualShard, target: Sharding) -> Expr:
         """Return a shard with another sharding: minor axes are gathered, or all, then sliced."""
         local, mesh = shard.local, self._shardings.used_mesh(self.mesh.name)
-        sides = list(enumerate(zip(shard.sharding.dims, wanted.dims, strict=True)))
-        kept = [len(has) if needs[: len(has)] == has else 0 for _, (has, needs) in sides]
-        kept = [
+        sides = list(enumerate(zip(shard.sharding.dims, target.dims, strict=True)))
+        common = [len(has) if needs[: len(has)] == has else 0 for _, (has, needs) in sides]
+        common = [
             len(needs) if has[: len(needs)] == needs else k
-            for k, (_, (has, needs)) in zip(kept, sides)
+            for k, (_, (has, needs)) in zip(common, sides)
         ]
         for dim, (has, _) in sides:
-            for axis in reversed(has[kept[dim] :]):
+            for axis in reversed(has[common[dim] :]):
                 local = write.emit(ops.all_gather(local, mesh, [axis], dim))
         for dim, (_, needs) in sides:
-            for axis in needs[kept[dim] :]:
+            for axis in needs[common[dim] :]:
                 local = write.emit(ops.local_slice(local, mesh, [axis], dim))
         return local
 
@@ -164,7 +164,7 @@ class ManualProgram:
         for value, kind, end, sharding in zip(returned, manual.result_types, ends, sides[1]):
             shape, _ = typed(kind)
             self._check(shape, end, sharding)
-            shard = Shard(shape, sharding, write.full(value))
+            shard = ManualShard(shape, sharding, write.full(value))
             results.append(write.value(self.array(write, shard)))
         return results
 

@@ -72,10 +72,10 @@ class Sizes:
         for operation in block.operations:
             if operation.name == MANUAL:
                 return operation
-            found = [self._first_manual(region) for region in operation.regions]
+            nested = [self._first_manual(region) for region in operation.regions]
             if operation.name == "func.call":
-                found.append(self.manual(self._callee(operation)))
-            for manual in found:
+                nested.append(self.manual(self._callee(operation)))
+            for manual in nested:
                 if manual is not None:
                     return manual
         return None

@@ -45,7 +45,7 @@ _MOVES = ("concat", "split", "strided_slice", "astype")
 
 @dataclass(frozen=True)
 class _Context:
-    """Where a function is called: the path of its module with a dot behind it, and the pass."""
+    """Module path that a function is called from, with a dot behind it, and the pass."""
 
     prefix: str
     phase: str
@@ -102,40 +102,40 @@ class ModuleNames:
     @functools.cached_property
     def _contexts(self) -> dict[str, Counter[_Context]]:
         """Return how often each function is called in each module and pass."""
-        program, found = self.program, defaultdict[str, Counter[_Context]](Counter)
+        program, contexts = self.program, defaultdict[str, Counter[_Context]](Counter)
         for entry in program.entries:
-            found[entry.function][_Context("", "")] += 1
+            contexts[entry.function][_Context("", "")] += 1
         for kind in program.staged.stage_kinds if program.staged is not None else ():
             for phase in kind.phases:
                 word = phase.name.partition(":")[0]
-                found[phase.function][_Context("", _PHASES.get(word, OPTIMIZER))] += 1
+                contexts[phase.function][_Context("", _PHASES.get(word, OPTIMIZER))] += 1
         for caller in reversed(call_order(program.functions)):
-            if caller not in found:
+            if caller not in contexts:
                 continue
             for op in program.functions[caller].ops:
                 for callee in op.callees:
                     prefix = self._weights.path(caller, op) if op.kind == "call" else ""
-                    own = self._pass(caller, op)
-                    for context, count in found[caller].items():
-                        inner = _Context(context.prefix + prefix, context.phase or own)
-                        found[callee][inner] += count
-        return dict(found)
+                    own_phase = self._pass(caller, op)
+                    for context, count in contexts[caller].items():
+                        inner = _Context(context.prefix + prefix, context.phase or own_phase)
+                        contexts[callee][inner] += count
+        return dict(contexts)
 
     @memoized
     def _modules(self, function: str) -> dict[_Key, tuple[str, ...]]:
         """Return the module of each op of a function, within that of the function."""
         fn = self.program.functions[function]
-        own = [_joined(self._anchors(function, op)) for op in fn.ops]
+        anchored = [_joined(self._anchors(function, op)) for op in fn.ops]
         before: dict[int, tuple[str, ...] | None] = {}
         behind: dict[int, list[tuple[str, ...]]] = defaultdict(list)
-        sources = list(own)
+        sources = list(anchored)
         for number, op in enumerate(fn.ops):
             if sources[number] is None:
                 sources[number] = _joined(_known(before.get(index) for index in op.inputs))
             before.update(dict.fromkeys(op.outputs, sources[number]))
-        found = dict[_Key, tuple[str, ...]]()
+        modules = dict[_Key, tuple[str, ...]]()
         for number, op in reversed([*enumerate(fn.ops)]):
-            sink = own[number]
+            sink = anchored[number]
             if sink is None:
                 sink = _joined(path for index in op.outputs for path in behind[index])
             if sink is not None:
@@ -145,8 +145,8 @@ class ModuleNames:
             if op.kind in ("collective", "wait") and sources[number] is not None:
                 ends = (sources[number], sources[number])
             path = _joined(_known(ends)) or ()
-            found[_key(op)] = found[op.name, ()] = path
-        return found
+            modules[_key(op)] = modules[op.name, ()] = path
+        return modules
 
     def _anchors(self, function: str, op: Op) -> list[tuple[str, ...]]:
         """Return the modules of the weights that an op reads or makes the gradients of."""
@@ -178,16 +178,18 @@ class ModuleNames:
         """
         fn = self.source.functions[function]
         late, updates, sums = set[int](), set[int](), set[int]()
-        found = dict[int | str, str]()
+        passes = dict[int | str, str]()
         for op in fn.ops:
-            made = {index: self._made(function, op, index) for index in op.outputs}
-            own = {index for index, value in made.items() if self._is_sum(value)}
-            named = bool(own) or any(_GRADIENT.fullmatch(value.name) for value in made.values())
+            values = {index: self._made(function, op, index) for index in op.outputs}
+            sums_made = {index for index, value in values.items() if self._is_sum(value)}
+            named = bool(sums_made) or any(
+                _GRADIENT.fullmatch(value.name) for value in values.values()
+            )
             moves = op.kind in ("collective", "wait", "view") or op.op.endswith(_MOVES)
             reads_sum = not sums.isdisjoint(op.inputs)
             begun = self._trains and (named or not late.isdisjoint(op.inputs))
             phase = BACKWARD if begun else FORWARD
-            sums |= own
+            sums |= sums_made
             if reads_sum and moves:
                 sums.update(op.outputs)
             elif (reads_sum and not named) or not updates.isdisjoint(op.inputs):
@@ -195,13 +197,13 @@ class ModuleNames:
                 updates.update(op.outputs)
             if phase == BACKWARD:
                 late.update(op.outputs)
-            found.update(dict.fromkeys((*op.outputs, op.name), phase))
+            passes.update(dict.fromkeys((*op.outputs, op.name), phase))
         for op in reversed(fn.ops):  # what only the backward pass reads, such as recomputation
-            readers = {found[reader.outputs[0]] for index in op.outputs
+            readers = {passes[reader.outputs[0]] for index in op.outputs
                        for reader, _ in fn.readers.get(index, ()) if reader.outputs}  # fmt: skip
-            if readers and FORWARD not in readers and found[op.outputs[0]] == FORWARD:
-                found.update(dict.fromkeys((*op.outputs, op.name), min(readers)))
-        return found
+            if readers and FORWARD not in readers and passes[op.outputs[0]] == FORWARD:
+                passes.update(dict.fromkeys((*op.outputs, op.name), min(readers)))
+        return passes
 
     def _made(self, function: str, op: Op, index: int) -> Value:
         """Return a result of an op, as the function that a call runs names it."""

@@ -90,13 +90,13 @@ class WeightSources:
     @functools.cached_property
     def _weights(self) -> set[str]:
         """Return the names of weights, also within the modules that hold them."""
-        staged, found = self.program.staged, set[str]()
+        staged, names = self.program.staged, set[str]()
         slots = [slot for kind in staged.stage_kinds for slot in kind.slots] if staged else []
         for value in (*slots, *(value for _, _, value in self.program.inputs())):
             if value.role == "weight":
                 parts = self._names.parameter(value.name).partition(" ")[0].split(".")
-                found.update(".".join(parts[k:]) for k in range(len(parts)))
-        return found
+                names.update(".".join(parts[k:]) for k in range(len(parts)))
+        return names
 
     @functools.cached_property
     def plain(self) -> dict[str, str]:
