@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsInt
 
 from tvm import ir, relax, tirx
 
@@ -183,5 +183,5 @@ def _with_sizes_of_ports(mod: ir.IRModule, dims: Mapping[str, int]) -> ir.IRModu
     return ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
 
 
-def _number(extent: Any) -> int | str:
+def _number(extent: str | SupportsInt) -> int | str:
     return str(extent) if isinstance(extent, str) else int(extent)

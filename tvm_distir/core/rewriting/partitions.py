@@ -83,7 +83,7 @@ def with_composite_ops(mod: ir.IRModule) -> ir.IRModule:
     return with_functions(mod, {**mod.functions, **stale}) if stale else mod
 
 
-def has_attr(fn: Any, key: str) -> bool:
+def has_attr(fn: ir.BaseFunc | None, key: str) -> bool:
     """Return whether a function of a module has an attribute."""
     return fn is not None and fn.attrs is not None and key in fn.attrs
 

@@ -48,7 +48,7 @@ class _Tag(threading.local):
 _tag = _Tag()
 
 
-def _current(_: Any) -> Any:
+def _current(_: object) -> Any:
     if _tag.scope is not None:
         _tag.scope.accessed = True
     return _tag.scope

@@ -67,7 +67,7 @@ def _repeated(compared: RankComparison, verb: str, patch: Patch) -> int:
         wrong = after.wrong_outputs(after.computed.outputs)
         if not wrong:
             return len(joined) - len(patch)
-        places = [
+        repeated = [
             (at, change)
             for finding in findings(after, wrong)
             for text, next_patch in finding.repairs
@@ -75,9 +75,9 @@ def _repeated(compared: RankComparison, verb: str, patch: Patch) -> int:
             for at in next_patch
             if at not in joined
         ]
-        if not places:
+        if not repeated:
             break
-        joined.update(places[:1])
+        joined.update(repeated[:1])
     return 0
 
 
