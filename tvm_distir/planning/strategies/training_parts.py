@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import glob
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +29,9 @@ from tvm_distir.core.plan import (
     plain_name,
     policies_of,
 )
+
+Shapes = Mapping[str, tuple[int, ...] | None]
+"""Sizes of parameters by name; None where one is unknown."""
 
 
 def state_names(fn: relax.Function) -> set[str]:
@@ -77,20 +80,23 @@ def sum_names(fn: relax.Function) -> dict[str, str]:
     return {w: str(n) for w, n in training_notes(fn, "sums").items()}
 
 
-def placement_of_state(
-    fn: relax.Function, weight: str, state: str, labels: OpenLabels
-) -> OpenLabels:
+def parameter_shapes(fn: relax.Function) -> Shapes:
+    """Return the sizes of the parameters of a function by name; None where one is unknown."""
+    return dict(zip(param_names(fn), (known_shape(p.ty) for p in fn.params), strict=True))
+
+
+def placement_of_state(shapes: Shapes, weight: str, state: str, labels: OpenLabels) -> OpenLabels:
     """Return the placement of a state of a weight: where sizes differ, it is replicated.
 
     Parameters
     ----------
-    fn : Function
+    shapes : mapping
+        What :func:`parameter_shapes` returns.
     weight, state : str
     labels : labels
         The placement of the weight.
     """
-    types = dict(zip(param_names(fn), (known_shape(p.ty) for p in fn.params), strict=True))
-    full, sizes = types.get(weight), types.get(state)
+    full, sizes = shapes.get(weight), shapes.get(state)
     if full is None or sizes is None or full == sizes:
         return labels
     same = {d for d, (a, b) in enumerate(zip(full, sizes, strict=False)) if a == b}
@@ -152,7 +158,7 @@ def with_updates(mod: ir.IRModule, plan: Plan) -> Plan:
         if not updated:
             continue
         states, gathered_twice = training_notes(fn, "states"), training_notes(fn, "again")
-        find = _Finder.of(rules, name)
+        find, shapes = _Finder.of(rules, name), parameter_shapes(fn)
         for parameter in param_names(fn):
             rule = find(parameter)
             if rule is None or parameter not in updated:
@@ -165,7 +171,7 @@ def with_updates(mod: ir.IRModule, plan: Plan) -> Plan:
                 if placed is None:
                     placed = replace(
                         rule, name=_escape(state),
-                        placement=placement_of_state(fn, parameter, state, rule.placement),
+                        placement=placement_of_state(shapes, parameter, state, rule.placement),
                     )  # fmt: skip
                     rules.append(placed)
                 values.append((str(updated[state]), placed))

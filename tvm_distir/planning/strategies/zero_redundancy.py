@@ -41,7 +41,14 @@ from .model_info import (
 from .occupied_dims import weight_rules
 from .registry import plan_maker
 from .state_axes import find_state_axes, state_labels
-from .training_parts import gradient_names, placement_of_state, states_of, sum_names, term_names
+from .training_parts import (
+    gradient_names,
+    parameter_shapes,
+    placement_of_state,
+    states_of,
+    sum_names,
+    term_names,
+)
 
 STAGES = (1, 2, 3)
 
@@ -160,6 +167,7 @@ def _stored(
 ) -> Iterator[PlanRule]:
     """Yield the rules of weights, gradients and states of a function."""
     gradients, terms, states = gradient_names(fn), term_names(fn), states_of(fn)
+    shapes = parameter_shapes(fn)
     for position, weight in weights.items():
         labels = {**dict.fromkeys(numbers, R), **dims[position]}
         sharded = stage == 3 and bool(dims[position])
@@ -169,7 +177,10 @@ def _stored(
             continue
         cut = some_axes(mesh, labels)
         for state in states.get(weight.name, ()):
-            title, placement = glob.escape(state), placement_of_state(fn, weight.name, state, cut)
+            title, placement = (
+                glob.escape(state),
+                placement_of_state(shapes, weight.name, state, cut),
+            )
             yield PlanRule("param", title, placement, mesh.name, function=weight.function)
         label = cut if stage > 1 else some_axes(mesh, dict.fromkeys(numbers, P))
         for named in (terms, gradients if stage > 1 else sum_names(fn)):

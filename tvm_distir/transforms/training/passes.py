@@ -43,7 +43,7 @@ def TrainStep(
     master: bool = False,
     rate_input: bool = False,
     frozen: Sequence[str] = (),
-    lora: str = "",
+    lora: str = "none",
     recompute: str = "none",
     system: System | str | None = None,
     schedule: str = "none",
@@ -71,7 +71,8 @@ def TrainStep(
     frozen : sequence of str
         Patterns of weights that are not trained.
     lora : str
-        Low-rank adapters, which alone are trained: r=16,alpha=32,targets=q_proj+v_proj.
+        Low-rank adapters, which alone are trained, as r=16,alpha=32,targets=q_proj+v_proj; none
+        to train the weights.
     recompute : str
         Recomputation policy of functions (activation checkpointing): none, attention, core,
         selective, alternate, full, checkpoint, cut:SHARE, NAME=POLICY,..., or
@@ -104,7 +105,7 @@ def TrainStep(
         master=master,
         rate_input=rate_input,
         frozen=frozen,
-        lora=lora,
+        lora="" if lora == "none" else lora,
         recompute=recompute,
         system=system,
         schedule=None if schedule == "none" else schedule,
