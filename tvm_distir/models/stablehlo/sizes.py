@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from tvm_distir.models.mlir.tree import Operation, RegionBlock
+from tvm_distir.models.mlir.tree import Operation
 
 from .composites import is_known
 from .converters import CALLS, MANUAL
@@ -64,20 +64,25 @@ class Sizes:
     def manual(self, name: str) -> Operation | None:
         """Return the first manual computation in a function and its callees."""
         if name not in self._manual:
-            self._manual[name] = None
-            self._manual[name] = self._first_manual(self._functions[name].regions[0])
+            seen = {name}
+            self._manual[name] = self._first_manual(seen)
+            if self._manual[name] is None:
+                self._manual.update(dict.fromkeys(seen))
         return self._manual[name]
 
-    def _first_manual(self, block: RegionBlock) -> Operation | None:
-        for operation in block.operations:
+    def _first_manual(self, seen: set[str]) -> Operation | None:
+        """Return that of the only function of ``seen``, to which its callees are added."""
+        (name,) = seen
+        pending = [*reversed(self._functions[name].regions[0].operations)]
+        while pending:
+            operation = pending.pop()
             if operation.name == MANUAL:
                 return operation
-            nested = [self._first_manual(region) for region in operation.regions]
-            if operation.name == "func.call":
-                nested.append(self.manual(self._callee(operation)))
-            for manual in nested:
-                if manual is not None:
-                    return manual
+            inner = [op for region in operation.regions for op in region.operations]
+            if operation.name == "func.call" and (callee := self._callee(operation)) not in seen:
+                seen.add(callee)
+                inner += self._functions[callee].regions[0].operations
+            pending += reversed(inner)
         return None
 
     def is_inlined(self, name: str, operands: Tensors) -> bool:
