@@ -13,7 +13,6 @@ from tvm_distir.core.propagation.solve.axes_solver import (
     AXIS_LIMITS,
     MESH_LIMITS,
     AxesSolver,
-    Problems,
     SolverLimits,
 )
 from tvm_distir.core.propagation.solve.cost import Costs
@@ -48,7 +47,8 @@ class ShardingAssignment:
     reach : mapping of str to ReachableAxes
         The reachable axes of each graph.
     cost_tables : CostTables
-    problems : Problems
+    forced : mapping of str to Signature, optional
+        The signature that all calls of a graph must share.
     starts : WarmStarts, optional
         The assignments along single axes of the same module at other costs, to start from.
     """
@@ -58,11 +58,11 @@ class ShardingAssignment:
         module: PlacedModule,
         reach: Mapping[str, ReachableAxes],
         cost_tables: CostTables,
-        problems: Problems,
+        forced: Mapping[str, Signature] | None = None,
         starts: WarmStarts | None = None,
     ) -> None:
         self.module, self.reach, self.cost_tables = module, reach, cost_tables
-        self.problems, self.starts = problems, starts
+        self.forced, self.starts = forced or {}, starts
         self.instances = Instances(module.axes, reach)
 
     def run(self) -> Decision:
@@ -126,7 +126,7 @@ class ShardingAssignment:
     def solver(self, axes: tuple[int, ...], limits: SolverLimits = AXIS_LIMITS) -> AxesSolver:
         """Return the solver of some axes of a mesh."""
         starts = self.starts if limits is AXIS_LIMITS else None
-        return AxesSolver(self.cost_tables, axes, self.instances, self.problems, limits, starts)
+        return AxesSolver(self.cost_tables, axes, self.instances, limits, self.forced, starts)
 
     def _cheaper(
         self, inst: Instance, axes: Sequence[int], solution: tuple[Instance, int, int]
@@ -244,9 +244,7 @@ class Propagator:
         self.close()
         module, reach = self.module, self._reach
         cost_tables = self._cost_tables = take(costs.for_ops(*module.largest), module.axes)
-        self.assignment = ShardingAssignment(
-            module, reach, cost_tables, Problems(reach, self.forced)
-        )
+        self.assignment = ShardingAssignment(module, reach, cost_tables, self.forced)
 
     def run(self) -> Decision:
         """Decide every public function."""

@@ -14,7 +14,6 @@ from tvm.ir import IRModule
 
 from tvm_distir.core.ir.placement import R
 from tvm_distir.core.propagation.graph.graph import Axis, Graph, divisible, has_size
-from tvm_distir.core.propagation.solve.axes_solver import Problems
 from tvm_distir.core.propagation.solve.cost import Conversions, Costs
 from tvm_distir.core.propagation.solve.exact import WarmStarts
 from tvm_distir.core.propagation.solve.strategies import StrategyTable
@@ -91,8 +90,8 @@ class WeightSearch:
             if it divides a dim of the parameter.
         """
         reach, cost_tables = self.reach_of(labels, stored, parts), self._costs.at(costs)
-        problems = Problems(reach)
-        decision = ShardingAssignment(self.module, reach, cost_tables, problems, self._starts).run()
+        assignment = ShardingAssignment(self.module, reach, cost_tables, starts=self._starts)
+        decision = assignment.run()
         self._costs.release(cost_tables)
         return decision
 

@@ -10,12 +10,11 @@ requested specialisation of the callee.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tvm_distir.core.propagation.decision import Instance, Signature
-from tvm_distir.core.propagation.instances import Instances, LocalSizes, called
-from tvm_distir.core.propagation.reach import ReachableAxes
+from tvm_distir.core.propagation.instances import Instances, called
 from tvm_distir.core.solver.problem import Problem
 from tvm_distir.support import Steps, unrolled
 
@@ -58,42 +57,6 @@ MESH_LIMITS = SolverLimits(summary=1 << 10, narrow=1 << 20, rounds=150, program=
 once, and where bounds do not close the best known assignment is the answer."""
 
 
-SizesOf = Callable[[Instance, tuple[int, ...]], LocalSizes]
-"""Gives the sizes of an instance's values beside some axes."""
-
-SummaryOf = Callable[[Instance], Summary]
-"""Gives the summary of a callee."""
-
-
-class Problems:
-    """Builds every problem anew.
-
-    Parameters
-    ----------
-    reach : mapping of str to ReachableAxes
-        The reachable axes of each graph.
-    forced : mapping of str to Signature, optional
-        The signature that all calls of a graph must share.
-    """
-
-    def __init__(
-        self, reach: Mapping[str, ReachableAxes], forced: Mapping[str, Signature] | None = None
-    ) -> None:
-        self.reach, self.forced = reach, forced or {}
-
-    def __call__(
-        self, costs: ByteCosts, inst: Instance, sizes: SizesOf, summary_of: SummaryOf
-    ) -> LabellingProblem:
-        """Return the problem of an instance; the summaries are those of its callees."""
-        key = inst.graph.key
-        local, forced = sizes(inst, costs.numbers), self.forced.get(key)
-
-        def callee(k: int) -> Summary:
-            return summary_of(inst.kids[k])
-
-        return ProblemBuilder(costs, inst, self.reach[key], local, callee, forced).run()
-
-
 class AxesSolver:
     """Assigns labels to instances along axes of a mesh.
 
@@ -103,8 +66,9 @@ class AxesSolver:
     axes : sequence of int
         Numbers of the axes.
     instances : Instances
-    problems : Problems
     limits : SolverLimits
+    forced : mapping of str to Signature
+        The signature that all calls of a graph must share.
     starts : WarmStarts, optional
         The sharding assignments of the same module at other costs, to start from.
     """
@@ -114,11 +78,11 @@ class AxesSolver:
         cost_tables: CostTables,
         axes: Sequence[int],
         instances: Instances,
-        problems: Problems,
         limits: SolverLimits,
+        forced: Mapping[str, Signature],
         starts: WarmStarts | None = None,
     ) -> None:
-        self.tables, self.instances, self.problems = cost_tables.tables, instances, problems
+        self.tables, self.instances, self.forced = cost_tables.tables, instances, forced
         self.limits, self.starts = limits, starts
         self.costs = ByteCosts.of(cost_tables, tuple(axes))
         self._summaries: dict[int, Summary] = {}
@@ -159,9 +123,11 @@ class AxesSolver:
         for kid in inst.kids.values():
             if kid.number not in self._summaries:
                 yield self._summarise(kid)
-        return self.problems(
-            self.costs, inst, self.instances.sizes, lambda kid: self._summaries[kid.number]
-        )
+        key, sizes = inst.graph.key, self.instances.sizes(inst, self.costs.numbers)
+        return ProblemBuilder(
+            self.costs, inst, self.instances.reach[key], sizes,
+            lambda call: self._summaries[inst.kids[call].number], self.forced.get(key),
+        ).run()  # fmt: skip
 
     def _summarise(self, inst: Instance) -> Steps[None]:
         model = yield from self._problem(inst)
