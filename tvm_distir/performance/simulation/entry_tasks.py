@@ -42,14 +42,6 @@ _SEND_PORT = STREAM_PORTS
 _PORT = {COMPUTE: COMPUTE_PORT, COMM: COMM_PORT, SEND: _SEND_PORT}
 
 
-class Frame(NamedTuple):
-    """Call of an inlined function: its parent frame (-1: none), function and binding."""
-
-    parent: int
-    function: int
-    name: str
-
-
 class Piece(NamedTuple):
     """Piece of an entry: an op, or a call of a summarized function.
 
@@ -61,8 +53,8 @@ class Piece(NamedTuple):
         The function of a call; -1 of an op.
     name : str
         The name of the binding.
-    frame : int
-        The frame that holds it.
+    scope : str
+        The calls around it, ``main/layer_3``: names of bindings; empty around an entry.
     ins, outs : list of int
         Values.
     """
@@ -70,7 +62,7 @@ class Piece(NamedTuple):
     row: int
     function: int
     name: str
-    frame: int
+    scope: str
     ins: list[int]
     outs: list[int]
 
@@ -83,8 +75,6 @@ class EntryTasks:
     ----------
     pieces : list of Piece
         The pieces, in order of issue.
-    frames : list of Frame
-        Callers first.
     row : int64 array (tasks,)
         The row of the op that the task is, -1 for part of a call.
     duration : int64 array (tasks,)
@@ -97,7 +87,6 @@ class EntryTasks:
     """
 
     pieces: list[Piece]
-    frames: list[Frame]
     row: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     duration: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     waits: Ints = field(default_factory=lambda: np.zeros((0, 2), np.int64))
@@ -105,22 +94,25 @@ class EntryTasks:
     ports: list[list[Waits]] = field(default_factory=list)
 
 
+def inside(scope: str, name: str) -> str:
+    """Return the scope within a call."""
+    return f"{scope}/{name}" if scope else name
+
+
 def unrolled(lowering: Lowering, root: int) -> EntryTasks:
     """Return the pieces of an entry, with functions inlined as far as needed."""
     pieces: list[Piece] = []
-    frames: list[Frame] = []
     count = 0
 
-    def call(function: int, name: str, args: Sequence[int], parent: int) -> list[int]:
+    def call(function: int, name: str, args: Sequence[int], scope: str) -> list[int]:
         nonlocal count
         fn = lowering.functions[function]
         if fn.number >= 0:
             outs = list(range(count, count + len(fn.results)))
             count += len(outs)
-            pieces.append(Piece(-1, function, name, parent, list(args), outs))
+            pieces.append(Piece(-1, function, name, scope, list(args), outs))
             return outs
-        frames.append(Frame(parent, function, name))
-        here = len(frames) - 1
+        here = inside(scope, name)
         value = {-1: -1, **dict(enumerate(args))}
         for step in fn.steps:
             ins = [value[k] for k in step.ins]
@@ -134,8 +126,8 @@ def unrolled(lowering: Lowering, root: int) -> EntryTasks:
         return [value[k] for k in fn.results]
 
     fn = lowering.functions[root]
-    call(root, fn.name, [-1] * fn.params, -1)
-    return EntryTasks(pieces, frames)
+    call(root, fn.name, [-1] * fn.params, "")
+    return EntryTasks(pieces)
 
 
 def open_calls(lowering: Lowering, maps: FunctionSummaries, pieces: Sequence[Piece]) -> None:

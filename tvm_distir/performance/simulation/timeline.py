@@ -18,7 +18,7 @@ from tvm_distir.performance.event_loop.function_summaries import (
 )
 from tvm_distir.performance.traces.records import STREAMS, Event, MessageRecords, OpRecords, Task
 
-from .entry_tasks import EntryTasks
+from .entry_tasks import EntryTasks, inside
 from .lowering import Lowering
 from .op_costs import COMPUTE, SEND, OpRow
 from .op_dependencies import Dependencies
@@ -182,18 +182,11 @@ class Timeline:
 
     def _ops(self) -> Iterator[tuple[OpRow, str]]:
         """Yield all ops and the calls around them, ``main/layer_3``: names of bindings."""
-        scopes: list[str] = []
-        for frame in self.entry.frames:
-            scopes.append(
-                frame.name if frame.parent < 0 else f"{scopes[frame.parent]}/{frame.name}"
-            )
         for piece in self.entry.pieces:
-            scope = scopes[piece.frame] if piece.frame >= 0 else ""
             if piece.function < 0:
-                yield self.lowering.rows[piece.row], scope
+                yield self.lowering.rows[piece.row], piece.scope
             else:
-                inner = f"{scope}/{piece.name}" if scope else piece.name
-                yield from self.lowering.scoped(piece.function, inner)
+                yield from self.lowering.scoped(piece.function, inside(piece.scope, piece.name))
 
     def counts(self) -> Ints:
         """Return how often each row is run."""
