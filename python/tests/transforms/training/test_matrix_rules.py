@@ -12,6 +12,7 @@ from tvm.script import relax as R
 import tvm_distir as td
 from tests.transforms.training.test_gradient_updates import drawn_for
 from tvm_distir.execution.runtime.engines.reference import Reference
+from tvm_distir.support.errors.tree import ModelError
 from tvm_distir.transforms.training.optimizers import matrix_rules
 
 SHAPES = {"wide": (6, 8), "tall": (8, 4), "scale": (4,)}
@@ -105,6 +106,12 @@ def test_states_of_adafactor_are_rows_and_columns():
     types = {str(p.name): [int(n) for n in p.ty.shape] for p in step["main"].params}
     assert types["wide.row"] == [6, 1] and types["wide.column"] == [1, 8]
     assert types["scale.v"] == [4]
+
+
+@pytest.mark.parametrize("options", [{"most": 0.0}, {"power": 0.5}])
+def test_options_out_of_their_range_are_refused(options):
+    with pytest.raises(ModelError, match=f'DIST0351 .*"{next(iter(options))}" of the optimizer'):
+        td.train_step(Net, "mse", "adafactor", **options)
 
 
 def test_tables_are_updated_by_adamw():

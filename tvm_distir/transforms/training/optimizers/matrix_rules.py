@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Define the update rules Muon and Adafactor, which read whole matrices."""
+"""Define the update rules Muon and Adafactor, which read entire matrices."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tvm_distir.core.ir import known_shape
 from tvm_distir.core.rewriting import scalar
 
 from .protocol import RATE, Shared, by_rate, cast, like, scaled
-from .ranges import at_least_zero, share
+from .ranges import above_zero, at_least_zero, at_most_zero, share
 from .update_rules import AdamW
 
 _NEWTON_SCHULZ = 3.4445, -4.7750, 2.0315
@@ -45,7 +45,7 @@ class Muon:
     """Muon (Jordan et al. 2024) for matrices, AdamW for other weights.
 
     The mean of the gradients is made nearly orthogonal by five Newton-Schulz iterations in
-    bfloat16. They read whole matrices: the products of sharded ones exchange what they need. A
+    bfloat16. They read entire matrices: the products of sharded ones exchange what they need. A
     matrix with a dim that is more than ``ratio`` times the other, such as a table of tokens, is
     updated by AdamW.
 
@@ -77,8 +77,7 @@ class Muon:
 
     def _is_matrix(self, weight: Type) -> bool:
         shape = known_shape(weight) or ()
-        known = len(shape) == 2 and all(isinstance(size, int) for size in shape)
-        return known and max(shape) <= self.ratio * min(shape)
+        return len(shape) == 2 and max(shape) <= self.ratio * min(shape)
 
     def states(self, weight: Type) -> dict[str, Type]:
         """Return the type of the mean of the gradients, or those of the states of AdamW."""
@@ -94,7 +93,7 @@ class Muon:
         """Update a weight; see :class:`.protocol.Optimizer`."""
         if not self._is_matrix(weight.ty):
             return self._other.update(builder, weight, grad, states, shared)
-        rows, columns = (int(size) for size in known_shape(weight.ty) or ())
+        rows, columns = known_shape(weight.ty) or ()
         buffer = _lerp(builder, states[0], grad, 1 - self.momentum)
         near = _lerp(builder, grad, buffer, self.momentum)
         times = math.sqrt(max(1.0, rows / columns))
@@ -114,7 +113,7 @@ def _lerp(builder: BlockBuilder, start: Expr, end: Expr, part: float) -> Expr:
 
 def _orthogonal(builder: BlockBuilder, matrix: Expr) -> Expr:
     """Return the matrix with all singular values near one."""
-    rows, columns = (int(size) for size in known_shape(matrix.ty) or ())
+    rows, columns = known_shape(matrix.ty) or ()
     wide = cast(builder, matrix, "float32")
     norm = builder.emit(sqrt(builder.emit(sum_op(builder.emit(multiply(wide, wide))))))
     norm = builder.emit(maximum(norm, scalar(_LEAST_NORM, "float32")))
@@ -150,14 +149,14 @@ class Adafactor:
     least : float
         The least root mean square of a weight.
     most : float
-        The most root mean square of an update; not 0.
+        The most root mean square of an update.
     decay : float
     """
 
     rate: float = at_least_zero(1e-2)
-    power: float = -0.8
+    power: float = at_most_zero(-0.8)
     least: float = at_least_zero(1e-3)
-    most: float = at_least_zero(1.0)
+    most: float = above_zero(1.0)
     decay: float = at_least_zero(0.0)
     counts = True
     wide = False

@@ -23,6 +23,19 @@ def at_least_zero(default: float) -> Any:
     return field(default=default, metadata={_WITHIN: (0.0, _LARGEST), _SAID: description})
 
 
+def above_zero(default: float) -> Any:
+    """Declare a positive option, such as a limit that is divided by."""
+    within = 2.0**-126, _LARGEST
+    description = "a positive number, not below the least normal one of float32"
+    return field(default=default, metadata={_WITHIN: within, _SAID: description})
+
+
+def at_most_zero(default: float) -> Any:
+    """Declare an option that is not positive, such as the power of a share of the steps."""
+    description = "a number from the least of float32 to 0"
+    return field(default=default, metadata={_WITHIN: (-_LARGEST, 0.0), _SAID: description})
+
+
 def share(default: float) -> Any:
     """Declare an option in [0, 1), such as the decay of a running mean."""
     within = 0.0, math.nextafter(1.0, 0.0)
