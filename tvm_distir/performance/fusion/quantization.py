@@ -67,7 +67,7 @@ def quantized(program: Program, profile: Profile) -> Program:
         raise UsageError(
             "DIST0152",
             f'the kernel profile "{profile.name}" quantizes weights that are not trained and that '
-            "no collective gathers, and products of the training step read none",
+            "no collective gathers, and 16-bit products of the training step read none",
             location="kernels",
             remedy="Train adapters by --lora, with data_parallel, megatron or zero:stage=1; or use "
             "fused-fp8, fused-mxfp8 or fused-nvfp4.",

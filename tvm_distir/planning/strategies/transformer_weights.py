@@ -49,7 +49,7 @@ ROLES: dict[str, tuple[str, ...]] = {
 """Names, before ``.weight`` or ``.bias``, of the weights the strategy knows. Those of groups of
 quantized numbers end with ``.q_weight``, and their scales with ``.q_scale``."""
 ROW_ADAPTER = "row_adapter"
-"""Projection of the first adapter of a row-parallel weight, which is cut as that weight is."""
+"""Projection of the first adapter of a row-parallel weight, which is sharded as that weight is."""
 _SECOND_REPLICATED = ("row", "fused", "fused_gate_up")
 """Projections whose second adapter is replicated; so is the first, but for rows."""
 

@@ -99,11 +99,11 @@ def test_megatron_cuts_adapters_as_their_weights():
     plan = td.planning.make_plan(step, "megatron:sequence=1", {"tp": 2})
     placed = {r.name: r.placement for r in plan.rules if r.kind == "param"}
     layer = "layers.0.self_attn"
-    cut = {
+    placements = {
         key: placed[f"{layer}.{key}.weight"]
         for key in ("q_proj.lora_A", "q_proj.lora_B", "o_proj.lora_A", "o_proj.lora_B")
     }
-    assert list(cut.values()) == [(-1,), (0,), (1,), (-1,)]
+    assert list(placements.values()) == [(-1,), (0,), (1,), (-1,)]
     td.verify(step, plan).check()
 
 
@@ -128,6 +128,24 @@ def test_stages_train_their_adapters():
 def test_options_that_fit_nothing_are_refused(lora, message):
     with pytest.raises(ModelError, match=message):
         td.train_step(Net, "mse", lora=lora)
+
+
+@I.ir_module
+class Head:
+    """The only product makes the output."""
+
+    @R.function
+    def main(x: R.Tensor((4, 6), "float32"), w: R.Tensor((6, 2), "float32"),
+             ) -> R.Tensor((4, 2), "float32"):  # fmt: skip
+        with R.dataflow():
+            out = R.matmul(x, w)
+            R.output(out)
+        return out
+
+
+def test_a_model_of_its_output_alone_is_refused():
+    with pytest.raises(ModelError, match=r"DIST0351 .*no product reads a matrix, but for that"):
+        td.train_step(Head, "mse", lora="r=2")
 
 
 def test_a_model_that_has_adapters_gets_no_others():

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 from tvm import ir
@@ -96,6 +97,6 @@ class MessageEndpoints:
                 "Give both the same placement in the plan.",
             )
 
-    def tag(self, key: Any) -> int:
+    def tag(self, key: Hashable) -> int:
         """Return the tag of a message."""
         return self._tags.setdefault(key, len(self._tags))

@@ -136,10 +136,13 @@ class _Adapter:
         used = {self.lora.target_of(name) for name in adapted}
         for target in self.lora.targets:
             if target not in used and not any(match_name(target, n) for n in adapted):
-                known = sorted({layer_of(n).rpartition(".")[2] for n in names.values()})
+                if target == ALL_LINEAR:
+                    problem = "no product reads a matrix, but for that which makes the output"
+                    raise wrong_argument(problem, "Train the weights, without adapters.", "lora")
+                matrices = [layer_of(names[i]).rpartition(".")[2] for i in self.chosen["main"]]
                 raise wrong_argument(
                     f'there is no product with a weight "{shortened(target)}"',
-                    nearest(target, [ALL_LINEAR, *known]), "lora",
+                    nearest(target, [ALL_LINEAR, *sorted({*matrices})]), "lora",
                 )  # fmt: skip
 
 

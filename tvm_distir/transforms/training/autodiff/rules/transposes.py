@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from tvm import ir
 from tvm.relax import BlockBuilder, Expr
@@ -20,7 +19,7 @@ def is_transposed(value: Expr) -> bool:
     return isinstance(value, ir.Call) and bool(PERMUTE.same_as(value.op))
 
 
-def transposed_from(builder: BlockBuilder, value: Expr, order: Sequence[int]) -> Any:
+def transposed_from(builder: BlockBuilder, value: Expr, order: Sequence[int]) -> Expr | None:
     """Return the variable that a variable transposes in a given order of dims, else None."""
     producer = builder.lookup_binding(value) if isinstance(value, ir.Var) else None
     if producer is None or not is_transposed(producer) or not isinstance(producer.args[0], ir.Var):
