@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from tvm_distir.models.mlir.tree import Operation
+from tvm_distir.models.mlir.tree import Operation, RegionBlock
 
 from .composites import is_known
 from .converters import CALLS, MANUAL
@@ -64,24 +64,23 @@ class Sizes:
     def manual(self, name: str) -> Operation | None:
         """Return the first manual computation in a function and its callees."""
         if name not in self._manual:
-            seen = {name}
+            seen = {name: self._functions[name].regions[0]}
             self._manual[name] = self._first_manual(seen)
             if self._manual[name] is None:
                 self._manual.update(dict.fromkeys(seen))
         return self._manual[name]
 
-    def _first_manual(self, seen: set[str]) -> Operation | None:
-        """Return that of the only function of ``seen``, to which its callees are added."""
-        (name,) = seen
-        pending = [*reversed(self._functions[name].regions[0].operations)]
+    def _first_manual(self, seen: dict[str, RegionBlock]) -> Operation | None:
+        """Return that of the function in ``seen``, to which its callees are added."""
+        pending = [op for body in seen.values() for op in reversed(body.operations)]
         while pending:
             operation = pending.pop()
             if operation.name == MANUAL:
                 return operation
             inner = [op for region in operation.regions for op in region.operations]
             if operation.name == "func.call" and (callee := self._callee(operation)) not in seen:
-                seen.add(callee)
-                inner += self._functions[callee].regions[0].operations
+                seen[callee] = self._functions[callee].regions[0]
+                inner += seen[callee].operations
             pending += reversed(inner)
         return None
 
