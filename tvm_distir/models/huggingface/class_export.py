@@ -12,7 +12,7 @@ import importlib
 import importlib.util
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tvm import ir
 
@@ -21,9 +21,6 @@ from tvm_distir.support import ModelError, nearest, parse_int
 
 from .config_reader import MODEL_TYPES
 from .quantized_config import Keys
-
-if TYPE_CHECKING:
-    from torch.export import ExportedProgram
 
 _MISSING = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
 SIZES = {"batch": "", "seq": "", "layers": "num_hidden_layers", "dtype": "dtype"}
@@ -94,7 +91,6 @@ def _exported(data: Keys, location: str, keys: Keys) -> ir.IRModule:
             model.forward = lambda input_ids: forward(input_ids, use_cache=False).logits
             ids = torch.zeros(batch, seq, dtype=torch.int64)
             program = torch.export.export(model, (ids,), strict=False)
-        _share_tied(program, dict(model.named_parameters(remove_duplicate=False)))
     except Exception as error:  # whatever the code of a class raises
         first = " ".join(str(error).split())[:200]
         problem = f"transformers {transformers.__version__} cannot export the class: {first}"
@@ -103,17 +99,3 @@ def _exported(data: Keys, location: str, keys: Keys) -> ir.IRModule:
         )
         raise _fault(problem, location, remedy) from error
     return from_exported_program(program)
-
-
-def _share_tied(program: ExportedProgram, parameters: Mapping[str, object]) -> None:
-    """Let a program read parameters that are the same object from a single input."""
-    graph, specs = program.graph_module.graph, program.graph_signature.input_specs
-    nodes = {node.name: node for node in graph.nodes}
-    first: dict[int, object] = {}
-    for spec in [spec for spec in specs if spec.target in parameters]:
-        node = nodes[spec.arg.name]
-        shared = first.setdefault(id(parameters[spec.target]), node)
-        if shared is not node:
-            node.replace_all_uses_with(shared)
-            graph.erase_node(node)
-            specs.remove(spec)

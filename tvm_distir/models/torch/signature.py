@@ -73,6 +73,8 @@ def read_inputs(
 
     Parameters are weights, and so are buffers that are floats or that a checkpoint holds. What
     else has values and is small (tables of positions, constants of the code) stays a constant.
+    Tied parameters are a single weight, with the name of the first, unless the program returns the
+    gradient of each.
 
     Raises
     ------
@@ -85,8 +87,9 @@ def read_inputs(
         if spec.kind is InputKind.USER_INPUT and isinstance(spec.arg, TensorArgument)
     }
     opened = OpenDims(program, shapes, batch, dims, location)
-    tables = _tables(program)
+    tables, owners = _tables(program), _owners(program)
     inputs = Inputs()
+    shared: dict[str, relax.Var] = {}
     if opened.pinned is not None and batch is not None:
         inputs.batch = PinnedBatch(opened.pinned, batch, location)
     for node, spec in _placeholders(program):
@@ -109,11 +112,17 @@ def read_inputs(
         if _is_unread(node, spec):
             continue
         fake, name = node.meta["val"], spec.arg.name if is_data else str(spec.target)
+        owner = name if is_data else owners.get(name, name)
+        if owner in shared:
+            inputs.env[node] = shared[owner]
+            continue
         shape = opened.shape(fake.shape, name)
         if is_data and shape and inputs.batch is not None:
             shape = (inputs.batch.new, *shape[1:])
         var = relax.Var(name, relax.TensorType(shape, dtype_name(fake.dtype)))
         inputs.env[node] = var
+        if not is_data:
+            shared[owner] = var
         (inputs.data if is_data else inputs.weights).append((name, var))
     return inputs
 
@@ -121,10 +130,12 @@ def read_inputs(
 def weight_values(program: ExportedProgram) -> dict[str, torch.Tensor]:
     """Return the tensors of the weights that the program stores, by name."""
     tables, values = _tables(program), stored_values(program)
+    owners = _owners(program)
     names = [
-        str(spec.target)
+        name
         for node, spec in _placeholders(program)
         if spec.kind in _STORED and not _is_unread(node, spec)
+        if owners.get(name := str(spec.target), name) == name
     ]
     return {name: values[name] for name in names if name in values and name not in tables}
 
@@ -132,6 +143,26 @@ def weight_values(program: ExportedProgram) -> dict[str, torch.Tensor]:
 def _is_unread(node: fx.Node, spec: InputSpec) -> bool:
     """Return whether a placeholder is an unread buffer."""
     return spec.kind in _STORED[1:] and not node.users
+
+
+def _owners(program: ExportedProgram) -> dict[str, str]:
+    """Return the first of the tied parameters for each of them, by name.
+
+    Those of an archive that was written on the meta device are not known to be tied.
+    """
+    if any(spec.kind is OutputKind.GRADIENT_TO_PARAMETER
+           for spec in program.graph_signature.output_specs):  # fmt: skip
+        return {}
+    first: dict[tuple[object, ...], str] = {}
+    owners = {}
+    for name in program.graph_signature.parameters:
+        value = program.state_dict.get(name)
+        if isinstance(value, torch.Tensor):
+            view: tuple[object, ...] = (id(value),)
+            if _has_values(value):
+                view = (value.data_ptr(), value.shape, value.stride(), value.dtype)
+            owners[name] = first.setdefault(view, name)
+    return owners
 
 
 def _tables(program: ExportedProgram) -> dict[str, torch.Tensor]:
