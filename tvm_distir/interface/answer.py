@@ -98,7 +98,7 @@ def _answer(
                 raise
             causes.append(error)
     choices.sort(key=lambda choice: (not choice.fits, -choice.rate))
-    refused = dict.fromkeys(f"{error.code} {error.location}: {error.what}" for error in causes)
+    refused = dict.fromkeys(str(error).splitlines()[0] for error in causes)
     return Answer(
         str(options.model), system.name, devices, question, system.memory_capacity_bytes,
         tuple(choices), tuple(refused), any(error.code in _TOO_LARGE for error in causes),

@@ -95,6 +95,7 @@ def test_what_does_not_fit_is_said(capsys):
     assert main([model, "--gpus", "h100", "--train"]) == 3
     text = capsys.readouterr().out
     assert "DOES NOT FIT: none of the usual plans runs in 79.6 GiB" in text and "DIST0803" in text
+    assert "[Use more devices, " in text
 
 
 def test_an_analysis_without_a_plan_is_of_one_device(capsys):

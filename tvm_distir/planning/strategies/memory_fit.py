@@ -101,10 +101,10 @@ def fitted(
     least = min(choices.peaks.values())
     error = InfeasibleError(
         "DIST0803",
-        f"the step requires {least / GIB:.3g} GiB on a device at least, measured in "
+        f"the step requires {least / GIB:,.4g} GiB on a device at least, measured in "
         f"{len(choices.peaks)} choices, and {bound / GIB:.3g} GiB are available",
         location="train_step (recompute)",
-        remedy="Give more memory_gib, a strategy that replicates less, or smaller micro-batches.",
+        remedy="Use more devices, a strategy that replicates less, or smaller micro-batches.",
     )
     error.least_bytes = least
     raise error

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import NamedTuple
 
 MOST_WAYS = 1 << 14
@@ -163,8 +163,16 @@ def all_ways(
 
 
 def least_bytes(links: Sequence[ChainCall], gaps: Sequence[int]) -> int:
-    """Return the smallest bound within which some choice fits."""
+    """Return the smallest bound within which some choice fits.
+
+    Whether a choice fits does not depend on times: without them a single choice is extended, the
+    one that keeps least.
+    """
     low, high = -1, max(gaps)
+    links = [
+        replace(link, options=tuple(replace(option, time=0) for option in link.options))
+        for link in links
+    ]
     for link in links:
         most = max(o.kept_bytes + o.forward_bytes + o.backward_bytes for o in link.options)
         high += max(link.before_forward, link.before_backward) + most
