@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import math
+
 from tvm.ir import Type
 
 from tvm_distir.core.ir.placement import check_placement
@@ -40,9 +42,7 @@ def check_fit(rule: PlanRule, mesh: MeshSpec, ty: Type, location: str) -> None:
         if len(axes) < 2 or shape is None or not isinstance(shape[dim], int):
             continue
         parts = [mesh.shape[a] for a in axes]
-        count = 1
-        for n in parts:
-            count *= n
+        count = math.prod(parts)
         if shape[dim] % count and shape[dim] <= count:
             names = " and ".join(f'"{mesh.axis_names[a]}"' for a in axes)
             raise PlanError(
