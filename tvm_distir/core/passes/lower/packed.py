@@ -24,7 +24,7 @@ from tvm_distir.core.ops.packed import (
     packed_name,
     packed_rule,
 )
-from tvm_distir.core.rewriting.calls import leaves_of, location_of, typed
+from tvm_distir.core.rewriting.calls import leaves_of, location_of, tuple_of
 from tvm_distir.support import GenericConst, LoweringError, PropagationError, StringImm
 
 from .values import LocalValues
@@ -92,7 +92,7 @@ def packed_call(values: LocalValues, var: relax.Var, call: ir.Call) -> ir.Call:
     if isinstance(call.op, relax.ExternFunc):
         return ir.Call(called, args, call.attrs, types)
     if str(call.op.name) == "relax.call_dps_packed":
-        args = [typed(relax.Tuple(args), relax.TupleType([a.ty for a in args]))]
+        args = [tuple_of(args)]
     return ir.Call(call.op, [called, *args], call.attrs, types)
 
 
