@@ -129,12 +129,11 @@ def parse_bucket(text: str, option: str) -> int | str:
     return text if text == "unit" else parse_bytes(text, option)
 
 
-def parse_seed(text: str) -> int:
-    """Read the value of ``--seed``: an integer from 0 to 2^32 - 1."""
+def parse_seed(text: str, option: str) -> int:
+    """Read a seed: an integer from 0 to 2^32 - 1."""
     seed = parse_int(text, 0, 2**32 - 1)
     if seed is None:
         problem = f'"{shortened(text)}" is not an integer from 0 to 4294967295'
-        raise UsageError(
-            "DIST0152", problem, location="--seed", remedy="Give a seed, e.g. --seed 0."
-        )
+        remedy = f"Give a seed, e.g. {option} 0."
+        raise UsageError("DIST0152", problem, location=option, remedy=remedy)
     return seed
