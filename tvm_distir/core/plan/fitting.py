@@ -20,12 +20,9 @@ def check_fit(rule: PlanRule, mesh: MeshSpec, ty: Type, location: str) -> None:
     tensor = tensor_type(ty)
     ndim = int(tensor.ndim) if tensor is not None else -1
     if ndim < 0:
-        raise MeshError(
-            "DIST0205",
-            "the number of dims is not known, so the placement cannot be checked",
-            location=location,
-            remedy="Give the tensor a type with a known number of dims.",
-        )
+        problem = "the number of dims is not known, so the placement cannot be checked"
+        remedy = "Give the tensor a type with a known number of dims."
+        raise MeshError("DIST0205", problem, location=location, remedy=remedy)
     try:
         check_placement(rule.closed_labels, mesh.shape, ndim, location)
     except MeshError as error:

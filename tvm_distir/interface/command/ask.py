@@ -50,10 +50,8 @@ def read_gpus(text: str) -> tuple[int, str]:
     outcome = _GPUS.fullmatch(text.strip())
     count = int(outcome.group(1) or 1) if outcome else 0
     if outcome is None or count < 1:
-        raise UsageError(
-            "DIST0152", f'"{text}" names no devices', location="--gpus",
-            remedy="Write a number and a system: 8xh100.",
-        )  # fmt: skip
+        remedy = "Write a number and a system: 8xh100."
+        raise UsageError("DIST0152", f'"{text}" names no devices', location="--gpus", remedy=remedy)
     return count, outcome.group(2)
 
 

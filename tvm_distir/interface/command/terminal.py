@@ -116,11 +116,9 @@ def print_analysis(analysis: Analysis, as_json: bool) -> None:
 
 
 def _unwritable(why: str) -> UsageError:
-    return UsageError(
-        "DIST0153", f"the results cannot be written: {why}",
-        location="standard output",
-        remedy="Redirect it to a file with enough space, or to /dev/null.",
-    )  # fmt: skip
+    problem = f"the results cannot be written: {why}"
+    remedy = "Redirect it to a file with enough space, or to /dev/null."
+    return UsageError("DIST0153", problem, location="standard output", remedy=remedy)
 
 
 _shown: list[str] = []

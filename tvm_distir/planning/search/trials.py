@@ -210,11 +210,9 @@ class Trials:
         result = study.result
         used = len({device for mesh in study.program.meshes for device in mesh.device_ids})
         if used != devices:
-            raise UsageError(
-                "DIST0151",
-                f"the plan to compare with is for {used} devices, the search for {devices}",
-                location=name, remedy="Compare with a plan for the same number of devices.",
-            )  # fmt: skip
+            problem = f"the plan to compare with is for {used} devices, the search for {devices}"
+            remedy = "Compare with a plan for the same number of devices."
+            raise UsageError("DIST0151", problem, location=name, remedy=remedy)
         axes = tuple(plan.meshes[0].axes.items())
         word = plan.recompute.get("*", GIVEN if plan.recompute else "none")
         candidate = Candidate(axes, recompute=word)

@@ -49,13 +49,11 @@ def parse_mesh(text: str, option: str = "--mesh") -> dict[str, int]:
             raise UsageError("DIST0152", problem, location=option, remedy=remedy)
         count = parse_int(size, 1)
         if count is None:
-            raise MeshError(
-                "DIST0201",
+            problem = (
                 f'axis "{name}" has size "{shortened(size)}", which is not a positive integer '
-                f"of at most {MAX_INT}",
-                location=option,
-                remedy=MESH_REMEDY,
+                f"of at most {MAX_INT}"
             )
+            raise MeshError("DIST0201", problem, location=option, remedy=MESH_REMEDY)
         axes[name] = count
     if math.prod(axes.values()) > MAX_DEVICES:
         problem = f"a mesh of {' x '.join(map(str, axes.values()))} devices is too large"

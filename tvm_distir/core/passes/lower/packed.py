@@ -73,12 +73,9 @@ def packed_call(values: LocalValues, var: relax.Var, call: ir.Call) -> ir.Call:
         if not isinstance(ty, DTensorType):
             continue
         if not same_mesh(ty.device_mesh, values.mesh):
-            raise LoweringError(
-                "DIST0503",
-                "an operand is on another mesh than the object",
-                location=location,
-                remedy="Redistribute it to the object's mesh.",
-            )
+            problem = "an operand is on another mesh than the object"
+            remedy = "Redistribute it to the object's mesh."
+            raise LoweringError("DIST0503", problem, location=location, remedy=remedy)
         shard(ty)
     parts = interleaved_parts(call)
     if parts is not None:
