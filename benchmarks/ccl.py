@@ -29,7 +29,9 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
 from ccl_sides import OPTIONS, Case, Shared, measure, mpi_side, numpy_side
+from tests.performance.native.shared_fabric import SharedFabric
 
 from tvm_distir.execution.runtime.collectives import native_library as native
 from tvm_distir.execution.runtime.engines.mpi.launch import find_launcher
@@ -79,14 +81,14 @@ def on_processes(cases: Sequence[Case]) -> list[Pair]:
 
 def _on_processes(case: Case) -> Pair:
     fork, count = multiprocessing.get_context("fork"), case.count
-    fabric = native.CclFabric(range(count), TIMEOUT_S, shared=True)
+    fabric = SharedFabric(range(count), TIMEOUT_S)
     memory = mmap.mmap(-1, case.size_bytes * (count + 1))
     lanes = np.frombuffer(memory, case.dtype).reshape(count + 1, -1)[:, : case.elements]
     shared = Shared(fork.Barrier(count), list(lanes[:count]), lanes[count], copies=True)
     results = fork.SimpleQueue()
 
     def work(rank: int) -> None:
-        with native.CclFabric.open(fabric.descriptor).worker(rank):
+        with SharedFabric.open(fabric.descriptor).worker(rank):
             reported = measure_numpy(case, shared, rank)
         if rank == 0:
             results.put(reported)
@@ -131,15 +133,15 @@ def be_mpi_rank(cases: Sequence[Case]) -> None:
         print(json.dumps(rows), flush=True)
 
 
-def share_fabric(world: Any) -> native.CclFabric:
+def share_fabric(world: Any) -> SharedFabric:
     """A fabric for the processes of a job on one host: the memory of rank 0, opened by the rest."""
     if world.rank == 0:
-        fabric = native.CclFabric(range(world.size), TIMEOUT_S, shared=True)
+        fabric = SharedFabric(range(world.size), TIMEOUT_S)
         world.bcast((os.getpid(), fabric.descriptor))
     else:
         process, number = world.bcast(None)
         descriptor = os.open(f"/proc/{process}/fd/{number}", os.O_RDWR)
-        fabric = native.CclFabric.open(descriptor)
+        fabric = SharedFabric.open(descriptor)
         os.close(descriptor)
     world.Barrier()
     return fabric

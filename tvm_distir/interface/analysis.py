@@ -176,15 +176,11 @@ def analyze(options: AnalysisOptions) -> AnalysisResult:
     True
     """
     if options.plan is not None and options.strategy is not None:
-        raise UsageError(
-            "DIST0151", "a plan and a strategy are both given", location="analyze",
-            remedy="Give one of them.",
-        )  # fmt: skip
+        problem = "a plan and a strategy are both given"
+        raise UsageError("DIST0151", problem, location="analyze", remedy="Give one of them.")
     if options.strategy is not None and options.mesh is None:
-        raise UsageError(
-            "DIST0151", "a strategy needs a mesh", location="analyze",
-            remedy='Give its axes, as mesh={"dp": 2, "tp": 4}.',
-        )  # fmt: skip
+        remedy = 'Give its axes, as mesh={"dp": 2, "tp": 4}.'
+        raise UsageError("DIST0151", "a strategy needs a mesh", location="analyze", remedy=remedy)
     if options.system is None:
         System.required(None)  # raises, before the step is distributed
     check_advice(options.advice)

@@ -10,7 +10,7 @@ from typing import Any
 from tvm import ir, relax
 
 from tvm_distir.core.ir.attributes import FIELDS_ATTR, PARAM_NAMES_ATTR
-from tvm_distir.core.rewriting import bind_dims, open_tuples
+from tvm_distir.core.rewriting import bind_dims, map_functions, open_tuples
 from tvm_distir.support import ModelError
 
 _PACKED = "packed_params"
@@ -58,11 +58,7 @@ def from_nn(module: Any, spec: Any, dims: Mapping[str, int] | None = None) -> ir
 
 def with_names(mod: ir.IRModule, names: list[str]) -> ir.IRModule:
     """Return a module with opened tuples whose parameters have the names of an ``nn.Module``."""
-    functions = {
-        gv: _named(fn, names) if isinstance(fn, relax.Function) else fn
-        for gv, fn in mod.functions.items()
-    }
-    return ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+    return map_functions(mod, lambda fn: _named(fn, names))
 
 
 def _named(fn: relax.Function, names: list[str]) -> relax.Function:

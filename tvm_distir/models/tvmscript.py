@@ -186,12 +186,8 @@ def _parse(text: str, node: ast.ClassDef, names: dict[str, object], location: st
             "DIST0323", first_line(error), location=f"{location}:{first}", remedy=remedy
         ) from error
     if not isinstance(mod, ir.IRModule):
-        raise ModelError(
-            "DIST0322",
-            f"{node.name} does not evaluate to an IRModule",
-            location=f"{location}:{first}",
-            remedy=remedy,
-        )
+        problem = f"{node.name} does not evaluate to an IRModule"
+        raise ModelError("DIST0322", problem, location=f"{location}:{first}", remedy=remedy)
     return mod
 
 

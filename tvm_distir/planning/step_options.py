@@ -277,11 +277,9 @@ class StepOptions:
         if self.seq is None:
             return self
         if not isinstance(self.model, (str, Path)):
-            raise UsageError(
-                "DIST0151",
-                "the tokens of a sample are given, but the sizes of the module are fixed",
-                location="seq", remedy="Remove seq, or give a configuration or a model of the zoo.",
-            )  # fmt: skip
+            problem = "the tokens of a sample are given, but the sizes of the module are fixed"
+            remedy = "Remove seq, or give a configuration or a model of the zoo."
+            raise UsageError("DIST0151", problem, location="seq", remedy=remedy)
         return replace(self, model=model_with_seq(str(self.model), self.seq), seq=None)
 
     def on_one_device(self: _Options) -> _Options:

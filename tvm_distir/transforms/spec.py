@@ -108,12 +108,9 @@ def _checked(call: Call, location: str) -> PassSpec:
         try:
             options[key] = known[key].read(term)
         except Unreadable as fault:
-            raise UsageError(
-                "DIST0152",
-                f'{key}={shortened(term)} of the pass "{call.name}" is not {fault.expects}',
-                location=location,
-                remedy=fault.remedy or known[key].fault_remedy,
-            ) from None
+            problem = f'{key}={shortened(term)} of the pass "{call.name}" is not {fault.expects}'
+            remedy = fault.remedy or known[key].fault_remedy
+            raise UsageError("DIST0152", problem, location=location, remedy=remedy) from None
     return PassSpec(call.name, options)
 
 

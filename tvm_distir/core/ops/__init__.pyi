@@ -14,6 +14,7 @@ from .factor import Rule as Rule
 from .factor import Work as Work
 from .index_ranges import index_range as index_range
 from .index_ranges import input_index_ranges as input_index_ranges
+from .index_ranges import sizes_of as sizes_of
 from .inference import register_inference as register_inference
 from .kernel_classes import KERNEL_CLASSES as KERNEL_CLASSES
 from .kernel_classes import TENSOR_CLASSES as TENSOR_CLASSES

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -77,10 +78,7 @@ def nominal(dim: int | ir.Expr) -> int:
 
 def elements(shape: Shape) -> int:
     """Return the number of elements; symbols count nominally."""
-    count = 1
-    for n in shape:
-        count *= nominal(n)
-    return count
+    return math.prod(map(nominal, shape))
 
 
 def size_bytes(shape: Shape, dtype: str) -> int:

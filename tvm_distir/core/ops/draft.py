@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -173,6 +173,23 @@ class Draft:
         dims_out = tuple(where.get(("out", i)) for i in range(len(self.call.outs)))
         costs = (comm_bytes, pads, rescale, apart or adjacent, kernels, passes)
         self._factors.append(Factor(size, dims_in, dims_out, kind, *costs))
+
+    def tie_each(
+        self,
+        ndim: int,
+        ins: Iterable[int] = (0,),
+        outs: Iterable[int] = (0,),
+        without: int | None = None,
+    ) -> Draft:
+        """Tie each dim of the first operand, or of others, to the same dim of results.
+
+        ``without`` is a dim of which no factor is made.
+        """
+        operands, results = tuple(ins), tuple(outs)
+        for d in range(ndim):
+            if d != without:
+                self.tie(dict.fromkeys(operands, d), dict.fromkeys(results, d))
+        return self
 
     def replicate(self, side: str, number: int, dim: int, why: str) -> None:
         """Record why a dim cannot be sharded (the first reason given stays)."""

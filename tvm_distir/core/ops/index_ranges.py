@@ -62,7 +62,7 @@ class IndexRange:
         return (self.low, self.high, *(() if self.ignored is None else (self.ignored,)))
 
 
-def _shape(expr: ir.Expr) -> tuple[int, ...]:
+def sizes_of(expr: ir.Expr) -> tuple[int, ...]:
     """Return the static shape of an operand, () when unknown."""
     shape = known_shape(expr.ty) if getattr(expr, "ty", None) is not None else None
     return shape or ()
@@ -80,17 +80,17 @@ def index_range(call: ir.Call, operand: int, leaf: int = 0) -> IndexRange | None
         Number of the tensor in an operand that is a tuple.
     """
     name = str(call.op.name) if isinstance(call.op, ir.Op) else ""
-    data = _shape(call.args[0]) if call.args else ()
+    data = sizes_of(call.args[0]) if call.args else ()
     if name in ("relax.nn.nll_loss", "relax.grad.nll_loss_backward"):
         first = int(name == "relax.grad.nll_loss_backward")
-        classes = _shape(call.args[first])
+        classes = sizes_of(call.args[first])
         if operand != first + 1 or not classes:
             return None
         return IndexRange(0, classes[min(1, len(classes) - 1)], int(call.attrs.ignore_index))
     if name == "relax.one_hot":
         return IndexRange(0, int(call.attrs.depth), strict=False) if operand == 0 else None
     if operand == 2 and name == "relax.grad.take_backward":
-        table, axis = _shape(call.args[1]), call.attrs.axis
+        table, axis = sizes_of(call.args[1]), call.attrs.axis
         return _along(table, axis, 0)
     if name in CACHE_OPS:
         return _paged(call, operand)
@@ -109,7 +109,7 @@ def index_range(call: ir.Call, operand: int, leaf: int = 0) -> IndexRange | None
     if name in ("relax.gather_nd", "relax.scatter_nd"):
         # A row of the operand names several dims: of which of them an element is, is not followed.
         first = int(call.attrs.batch_dims) if name == "relax.gather_nd" else 0
-        depth = (_shape(call.args[1]) or (1,))[-1]
+        depth = (sizes_of(call.args[1]) or (1,))[-1]
         dims = data[first : first + depth]
         return IndexRange(0, min(dims, default=0), strict=len(set(dims)) == 1)
     return None
@@ -118,9 +118,9 @@ def index_range(call: ir.Call, operand: int, leaf: int = 0) -> IndexRange | None
 def _paged(call: ir.Call, operand: int) -> IndexRange | None:
     """Return the range of the pages, or of the lengths, of an op on a paged cache."""
     appends = str(call.op.name) == KV_APPEND_OP
-    cache, new = _shape(call.args[0 if appends else 1]), _shape(call.args[1 if appends else 0])
+    cache, new = sizes_of(call.args[0 if appends else 1]), sizes_of(call.args[1 if appends else 0])
     positions = 2 if appends else 3
-    pages = _shape(call.args[positions])
+    pages = sizes_of(call.args[positions])
     if operand not in (positions, positions + 1) or not (cache and new and pages):
         return None
     if operand == positions:

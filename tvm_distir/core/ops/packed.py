@@ -259,12 +259,8 @@ def packed_rule(call: ir.Call, placements: Sequence[Dims | None]) -> tuple[Rule,
     results = [
         layout.holds.get(j, ()) if dims is None else dims for j, dims in enumerate(seen.outs)
     ]
-    factors = tuple(
-        factor
-        for tie in layout.ties
-        for factor in [_factor(seen.name, tie, seen.ins, results)]
-        if factor is not None
-    )
+    tied = (_factor(seen.name, tie, seen.ins, results) for tie in layout.ties)
+    factors = tuple(factor for factor in tied if factor is not None)
     sizes = tuple(map(_bytes, packed_types(call)))
     written_bytes = tuple(_bytes(t) for ty in call.ty_args for t in flat_types(ty))
     why = {

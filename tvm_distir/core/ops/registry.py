@@ -88,11 +88,9 @@ def load_entry_points() -> None:
         try:
             offer.load()
         except DependencyError as error:
+            problem = f"sharding rules: {error.what}"
             raise PropagationError(
-                "DIST0404",
-                f"sharding rules: {error.what}",
-                location=error.location,
-                remedy=error.remedy,
+                "DIST0404", problem, location=error.location, remedy=error.remedy
             ) from error
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from tvm import ir, relax
 
 from tvm_distir.core.ir.types import static_shape
+from tvm_distir.core.rewriting.calls import permutation
 from tvm_distir.core.rewriting.native.function_index import FunctionView
 
 from .class_memo import class_facts
@@ -50,9 +51,7 @@ def _swaps_last_two(call: ir.Call) -> bool:
     if shape is None or len(shape) < 2:
         return False
     count = len(shape)
-    axes = call.attrs["axes"]
-    order = list(range(count))[::-1] if axes is None else [int(a) % count for a in axes]
-    return order == [*range(count - 2), count - 1, count - 2]
+    return permutation(call, count) == [*range(count - 2), count - 1, count - 2]
 
 
 def _read(value: Any) -> list[Any]:

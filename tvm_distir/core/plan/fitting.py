@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import math
+
 from tvm.ir import Type
 
 from tvm_distir.core.ir.placement import check_placement
@@ -18,12 +20,9 @@ def check_fit(rule: PlanRule, mesh: MeshSpec, ty: Type, location: str) -> None:
     tensor = tensor_type(ty)
     ndim = int(tensor.ndim) if tensor is not None else -1
     if ndim < 0:
-        raise MeshError(
-            "DIST0205",
-            "the number of dims is not known, so the placement cannot be checked",
-            location=location,
-            remedy="Give the tensor a type with a known number of dims.",
-        )
+        problem = "the number of dims is not known, so the placement cannot be checked"
+        remedy = "Give the tensor a type with a known number of dims."
+        raise MeshError("DIST0205", problem, location=location, remedy=remedy)
     try:
         check_placement(rule.closed_labels, mesh.shape, ndim, location)
     except MeshError as error:
@@ -40,9 +39,7 @@ def check_fit(rule: PlanRule, mesh: MeshSpec, ty: Type, location: str) -> None:
         if len(axes) < 2 or shape is None or not isinstance(shape[dim], int):
             continue
         parts = [mesh.shape[a] for a in axes]
-        count = 1
-        for n in parts:
-            count *= n
+        count = math.prod(parts)
         if shape[dim] % count and shape[dim] <= count:
             names = " and ".join(f'"{mesh.axis_names[a]}"' for a in axes)
             raise PlanError(

@@ -35,6 +35,7 @@ from .functions import callees_of as callees_of
 from .functions import callers_closure as callers_closure
 from .functions import calls_op as calls_op
 from .functions import has_dtensor as has_dtensor
+from .functions import map_functions as map_functions
 from .functions import retyped as retyped
 from .functions import with_functions as with_functions
 from .kernel_binding import KernelCall as KernelCall
@@ -59,5 +60,4 @@ from .thread_scopes import separate_scopes as separate_scopes
 from .tuple_parameters import open_tuples as open_tuples
 from .worker_collectives import with_mesh_collectives as with_mesh_collectives
 from .writer import BlockWriter as BlockWriter
-from .writer import merged_blocks as merged_blocks
 from .writer import with_body as with_body

@@ -13,7 +13,7 @@ import tvm_ffi
 from tvm import ir, relax, tirx
 
 from tvm_distir.core.ir.handles import handle
-from tvm_distir.core.ir.operators.names import free_name
+from tvm_distir.core.ir.operators.names import first_or_new_name
 from tvm_distir.core.ir.types import is_private
 from tvm_distir.support import ModelError
 
@@ -117,7 +117,7 @@ class DimBinder:
                 opened = fn.bind_symbolic_vars(dict(sizes)) if sizes else fn
             opened = _Rewriter(self, name).run(opened)
             ty = relax.FuncType([p.ty for p in opened.params], opened.ret_ty)
-            gv = typed(ir.GlobalVar(self._fresh(name)), ty)
+            gv = typed(ir.GlobalVar(first_or_new_name(name, self.used, self.used_names)), ty)
             self.out[gv] = opened
             self.copies[name, key] = gv
         return self.copies[name, key]
@@ -127,7 +127,7 @@ class DimBinder:
         old, kernel = self.kernels[name]
         key = tuple(sorted((handle(variable), str(size)) for variable, size in sizes.items()))
         if (name, key) not in self.copies:
-            free = self._fresh(name)
+            free = first_or_new_name(name, self.used, self.used_names)
             if sizes:
                 kernel = specialise_kernel(kernel, sizes)
             same = not sizes and free == name
@@ -135,11 +135,6 @@ class DimBinder:
             self.out[gv] = kernel
             self.copies[name, key] = gv
         return self.copies[name, key]
-
-    def _fresh(self, name: str) -> str:
-        free = free_name(name, self.used | self.used_names) if name in self.used else name
-        self.used.add(free)
-        return free
 
 
 @relax.expr_functor.mutator

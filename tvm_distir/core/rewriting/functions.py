@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from tvm import ir, relax
@@ -50,6 +50,14 @@ def with_functions(mod: ir.IRModule, functions: Mapping[ir.GlobalVar, ir.BaseFun
     ):
         return mod
     return ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
+def map_functions(
+    mod: ir.IRModule, change: Callable[[Any], ir.BaseFunc], kind: type = relax.Function
+) -> ir.IRModule:
+    """Return a module with each function of a kind changed, or the module itself."""
+    items = mod.functions.items()
+    return with_functions(mod, {gv: change(f) if isinstance(f, kind) else f for gv, f in items})
 
 
 def callers_closure(mod: ir.IRModule, first: set[str]) -> set[str]:

@@ -28,11 +28,11 @@ from typing import Any
 from tvm import ir, relax
 
 from tvm_distir.core.ir.attributes.keys import CODEGEN_ATTR, COMPOSITE_ATTR, COMPOSITE_OPS_ATTR
-from tvm_distir.core.ir.operators.names import free_name
+from tvm_distir.core.ir.operators.names import new_name
 from tvm_distir.core.ir.types import relax_functions
 
 from .calls import called_name, typed
-from .functions import with_functions
+from .functions import map_functions, with_functions
 from .scopes import all_bindings
 from .substitute import substitute
 from .writer import with_body
@@ -57,8 +57,7 @@ def open_partitions(mod: ir.IRModule) -> ir.IRModule:
             for binding in block.bindings:
                 value = binding.value
                 if type(value) is relax.Function:
-                    name = free_name(f"{gv.name_hint}_{binding.var.name}", names)
-                    names.add(name)
+                    name = new_name(f"{gv.name_hint}_{binding.var.name}", names)
                     env[binding.var] = typed(ir.GlobalVar(name), value.ty)
                     functions[env[binding.var]] = value
                 else:
@@ -90,12 +89,8 @@ def has_attr(fn: ir.BaseFunc | None, key: str) -> bool:
 
 def unpartitioned(mod: ir.IRModule) -> ir.IRModule:
     """Return the module with functions of libraries as private functions like others."""
-    mod = open_partitions(mod)
-    functions = {
-        gv: without(fn, CODEGEN_ATTR, COMPOSITE_ATTR, "Primitive")
-        for gv, fn in relax_functions(mod)
-    }
-    return with_functions(mod, {**mod.functions, **functions})
+    attributes = CODEGEN_ATTR, COMPOSITE_ATTR, "Primitive"
+    return map_functions(open_partitions(mod), lambda fn: without(fn, *attributes))
 
 
 def without(fn: relax.Function, *keys: str) -> relax.Function:

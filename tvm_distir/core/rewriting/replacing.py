@@ -10,7 +10,7 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from .functions import with_functions
+from .functions import map_functions
 
 Replacements = Mapping[str, Callable[[relax.BlockBuilder, ir.Call], Any]]
 """Functions that return what replaces the call of an op, or None, by the op's name."""
@@ -36,8 +36,4 @@ class _CallReplacer(PyExprMutator):  # type: ignore[misc,unused-ignore]
 
 def replaced_calls(mod: ir.IRModule, table: Replacements) -> ir.IRModule:
     """Return the module with the calls of its Relax functions replaced."""
-    functions = {
-        gv: _CallReplacer(mod, table).visit_expr(fn) if isinstance(fn, relax.Function) else fn
-        for gv, fn in mod.functions.items()
-    }
-    return with_functions(mod, functions)
+    return map_functions(mod, lambda fn: _CallReplacer(mod, table).visit_expr(fn))

@@ -15,7 +15,7 @@ from tvm.relax.distributed import DTensorType
 
 from tvm_distir.support import GenericConst
 
-from .calls import rebuild, typed
+from .calls import rebuild, tuple_of, typed
 from .substitute import VARIABLES
 from .writer import with_body
 
@@ -59,8 +59,7 @@ class _FunctionResizing:
         if isinstance(expr, relax.ShapeExpr):
             return relax.ShapeExpr(list(map(self.resize, expr.values)))
         if isinstance(expr, relax.Tuple):
-            fields = [self.expression(field) for field in expr.fields]
-            return typed(relax.Tuple(fields), relax.TupleType([f.ty for f in fields]))
+            return tuple_of([self.expression(field) for field in expr.fields])
         if isinstance(expr, relax.TupleGetItem):
             item = relax.TupleGetItem(self.expression(expr.tuple_value), expr.index)
             return typed(item, resized_type(expr.ty, self.resize))

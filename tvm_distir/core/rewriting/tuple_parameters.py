@@ -36,7 +36,7 @@ from tvm_distir.core.ir.attributes.keys import (
 from tvm_distir.core.ir.attributes.readers import param_names
 from tvm_distir.core.ir.types import is_private, relax_functions
 
-from .calls import typed
+from .calls import tuple_of, typed
 from .functions import inner_made_private, retyped
 from .scopes import all_bindings
 from .substitute import substitute, variables
@@ -168,8 +168,8 @@ class _Opener:
     def _opened(self, ty: ir.Type, name: str, title: str, path: tuple[int, ...]) -> Any:
         """Return the parameter of a field, or the tuple of those of its fields."""
         if type(ty) is relax.TupleType:
-            parts = [self._opened(t, name, title, (*path, i)) for i, t in enumerate(ty.fields[:])]
-            return typed(relax.Tuple(parts), relax.TupleType([part.ty for part in parts]))
+            fields = enumerate(ty.fields[:])
+            return tuple_of([self._opened(t, name, title, (*path, i)) for i, t in fields])
         numbers = "".join(f"_{i}" for i in path)
         cached = self.names.get((name, path[0])) if len(path) == 1 else None
         free = cached if cached and cached not in self.used_names else name + numbers

@@ -22,7 +22,7 @@ import tvm_ffi
 from tvm import ir, relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvm_distir.core.rewriting import called_name
+from tvm_distir.core.rewriting import called_name, map_functions
 from tvm_distir.execution.runtime.engines.reference import Reference
 from tvm_distir.execution.runtime.program.io_layout import np_dtype
 from tvm_distir.execution.runtime.program.tensors import Array
@@ -126,11 +126,7 @@ def widened(mod: ir.IRModule, wide: str = WIDE) -> ir.IRModule:
     graph = json.loads(ir.save_json(mod))
     graph["nodes"] = [_widened_node(node, wide) for node in graph["nodes"]]
     copy = ir.load_json(json.dumps(graph))
-    functions = {
-        gv: _WideConstants(copy, wide).visit_expr(fn) if isinstance(fn, relax.Function) else fn
-        for gv, fn in copy.functions.items()
-    }
-    return ir.IRModule(functions, attrs=copy.attrs, global_infos=copy.global_infos)
+    return map_functions(copy, lambda fn: _WideConstants(copy, wide).visit_expr(fn))
 
 
 def rounded(mod: ir.IRModule) -> ir.IRModule:

@@ -12,8 +12,8 @@ from typing import Any
 
 from tvm import DataType, ir, relax, tirx
 
-from tvm_distir.core.ir import flat_types, known_shape
-from tvm_distir.core.ops import index_range
+from tvm_distir.core.ir import flat_types
+from tvm_distir.core.ops import index_range, sizes_of
 from tvm_distir.support import Steps, shipped_data, unrolled
 
 from .divisors import divisor_leaves
@@ -224,7 +224,7 @@ def _known(expr: relax.Expr, facts: Roots) -> tuple[int, ...]:
 
 
 def _numel(expr: relax.Expr) -> int:
-    return math.prod(_shape(expr))
+    return math.prod(sizes_of(expr))
 
 
 def _note_gains(call: ir.Call, sums: Roots, uses: list[list[InputUse]]) -> None:
@@ -234,7 +234,7 @@ def _note_gains(call: ir.Call, sums: Roots, uses: list[list[InputUse]]) -> None:
     if call.op.name in _RECTIFIERS:
         for root in _known(call.args[0], sums):
             uses[root].append(InputUse(gain=_RELU_GAIN))
-    if call.op.name == "relax.add" and _shape(call.args[0]) == _shape(call.args[1]):
+    if call.op.name == "relax.add" and sizes_of(call.args[0]) == sizes_of(call.args[1]):
         weighted = [_known(arg, sums) for arg in call.args]
         gain = _JOINT_GAIN if all(weighted) else _RESIDUAL_GAIN
         for root in [*weighted[0], *weighted[1]]:
@@ -252,7 +252,7 @@ def _uses_in(call: ir.Call, index: int, leaf: int) -> list[InputUse]:
         return [InputUse(usage)] if usage else []
     if name in _HINTS:
         return [InputUse(_HINTS[name], firm=False)]
-    shape = _shape(call.args[index])
+    shape = sizes_of(call.args[index])
     if name == "relax.take" and index == 0 and shape:
         return [InputUse("weight", fan_in=shape[-1])]
     if name == "relax.matmul" and shape:
@@ -264,9 +264,3 @@ def _uses_in(call: ir.Call, index: int, leaf: int) -> list[InputUse]:
         terms = math.prod(shape) // max(outputs, 1) // groups
         return [InputUse("weight", fan_in=terms)]
     return []
-
-
-def _shape(expr: relax.Expr) -> tuple[int, ...]:
-    """Return the static shape of an operand, () when unknown."""
-    shape = known_shape(expr.ty) if getattr(expr, "ty", None) is not None else None
-    return shape or ()

@@ -205,7 +205,7 @@ class KernelTable:
         return _features(self.kernel, self.sizes, self.processors) / _SCALES[self.kernel]
 
     @property
-    def _regression(self) -> tuple[Floats, Floats]:
+    def regression(self) -> tuple[Floats, Floats]:
         """Return the covariance of the rows, and the logarithms of what the rate leaves open."""
         residual = np.log(self.time_s / self.rate.spent_s(self.flops, self.moved).total)
         return _matern(self._known, self._known) + _NUGGET * np.eye(len(residual)), residual
@@ -213,18 +213,7 @@ class KernelTable:
     @cached_property
     def _weights(self) -> Floats:
         """Return the weight of each measured kernel in the interpolation."""
-        return np.asarray(np.linalg.solve(*self._regression))
-
-    def left_out_errors(self) -> Floats:
-        """Return the relative error of each kernel, predicted from all others.
-
-        Notes
-        -----
-        Rasmussen and Williams 2006, equation 5.12. The form is that of all kernels.
-        """
-        covariance, residual = self._regression
-        inverse = np.linalg.inv(covariance)
-        return np.expm1(-(inverse @ residual) / np.diag(inverse))
+        return np.asarray(np.linalg.solve(*self.regression))
 
     def residuals(self, sizes: Floats) -> Floats:
         """Return the logarithms of the times of kernels of ``sizes`` over those of the form."""

@@ -19,7 +19,7 @@ from .opt import script
 from .options import add_model_options, asked_by, model_inputs, read_planned_step
 from .outputs import Outputs, add_force
 from .stages import stopwatch, study_of
-from .terminal import print_message, print_page, print_result, wants_colour
+from .terminal import print_analysis, print_message
 from .traces import add_trace, reserve_trace, write_trace
 
 if TYPE_CHECKING:
@@ -58,11 +58,6 @@ def _run(arguments: argparse.Namespace, step: AnalysisOptions, outputs: Outputs)
     levels: dict[str, ir.IRModule] | None = None if folder is None else {}
     result = analyze_step(step, command_line(arguments, step), levels=levels)
     analysis = advised(result.report, result.study, step.advice, step.measure)
-    from tvm_distir.interface.report.document import to_dict, to_json
-    from tvm_distir.interface.report.text import to_text
-    from tvm_distir.interface.report.verdict import check_fits, to_verdict
-
-    data = to_json(to_dict(analysis))
     if report is not None or folder is not None:
         from tvm_distir.interface.report.html import to_html
 
@@ -72,8 +67,11 @@ def _run(arguments: argparse.Namespace, step: AnalysisOptions, outputs: Outputs)
             outputs.add(folder / "report.html", page)
     write_trace(trace, outputs, result.simulation)
     if folder is not None:
+        from tvm_distir.interface.report.document import to_dict, to_json
+        from tvm_distir.interface.report.text import to_text
+
         _add_folder(outputs, folder, result.study)
-        outputs.add(folder / "analysis.json", data)
+        outputs.add(folder / "analysis.json", to_json(to_dict(analysis)))
         outputs.add(folder / "analysis.txt", to_text(analysis))
     outputs_text = outputs.commit()
     folders = [path for path in (folder, trace.path if trace else None) if path is not None]
@@ -84,12 +82,7 @@ def _run(arguments: argparse.Namespace, step: AnalysisOptions, outputs: Outputs)
         count = sum(path.parent == parent for path in outputs_text)
         if count:
             print_message(f"wrote {count} files to {parent}")
-    if arguments.json:
-        print_result(data)
-    else:
-        colour = wants_colour()
-        print_page(to_text(analysis, colour), to_verdict(analysis, colour))
-    check_fits(analysis)
+    print_analysis(analysis, arguments.json)
     return 0
 
 

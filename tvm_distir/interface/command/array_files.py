@@ -22,10 +22,8 @@ _EXTENSIONS = (".npz", ".safetensors")
 def check_array_file(path: Path | None) -> None:
     """Refuse (UsageError DIST0152) an output that is no file of arrays."""
     if path is not None and path.suffix not in _EXTENSIONS:
-        raise UsageError(
-            "DIST0152", f'"{path}" ends with neither .npz nor .safetensors',
-            location="-o", remedy="Use one of these extensions.",
-        )  # fmt: skip
+        problem = f'"{path}" ends with neither .npz nor .safetensors'
+        raise UsageError("DIST0152", problem, location="-o", remedy="Use one of these extensions.")
 
 
 def add_arrays(

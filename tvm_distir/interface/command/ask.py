@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from dataclasses import replace
 
@@ -14,7 +13,7 @@ from tvm_distir.support import UsageError
 
 from .options import add_model, add_options, read_step
 from .resumable import begin
-from .terminal import print_result, with_warnings
+from .terminal import print_answer
 
 _GPUS = re.compile(r"(?:(\d+)\s*[xX*]\s*)?(\S+)")
 
@@ -51,10 +50,8 @@ def read_gpus(text: str) -> tuple[int, str]:
     outcome = _GPUS.fullmatch(text.strip())
     count = int(outcome.group(1) or 1) if outcome else 0
     if outcome is None or count < 1:
-        raise UsageError(
-            "DIST0152", f'"{text}" names no devices', location="--gpus",
-            remedy="Write a number and a system: 8xh100.",
-        )  # fmt: skip
+        remedy = "Write a number and a system: 8xh100."
+        raise UsageError("DIST0152", f'"{text}" names no devices', location="--gpus", remedy=remedy)
     return count, outcome.group(2)
 
 
@@ -71,9 +68,5 @@ def run(arguments: argparse.Namespace) -> int:
     from tvm_distir.interface.answer import answer
 
     outcome = answer(replace(step, system=system), devices)
-    print_result(
-        json.dumps(with_warnings(outcome.to_dict()), indent=1) + "\n"
-        if arguments.json
-        else outcome.to_text()
-    )
+    print_answer(outcome.to_dict(), outcome.to_text(), arguments.json)
     return 0 if outcome.best is not None else 3

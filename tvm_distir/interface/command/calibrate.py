@@ -13,11 +13,8 @@ from tvm_distir.support import option
 from .help import SYSTEM_HELP
 from .options import WorkerOptions, add_options, asked_by, read_options
 from .outputs import Outputs
+from .search_options import parse_names
 from .terminal import print_result
-
-
-def _names(text: str, _option: str) -> tuple[str, ...]:
-    return tuple(filter(None, text.split(",")))
 
 
 @dataclass(frozen=True)
@@ -34,7 +31,7 @@ class CalibrateOptions(WorkerOptions):
         Print JSON instead of text.
     """
 
-    fit: tuple[str, ...] = option("fit", "NAME[,NAME]", _names, usual="", frequent=True)
+    fit: tuple[str, ...] = option("fit", "NAME[,NAME]", parse_names, usual="", frequent=True)
     output: str | None = option("fit", "FILE", flag="-o", frequent=True)
     json: bool = option("write", default=False, frequent=True)
 

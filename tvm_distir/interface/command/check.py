@@ -27,10 +27,6 @@ EXECUTION = "execution"
 PROGRAMS, REFERENCE = "programs.json", "reference.json"
 
 
-def _seed(text: str, _option: str) -> int:
-    return parse_seed(text)
-
-
 def _method(text: str, flag: str) -> str:
     if text not in (EXECUTION, "rules"):
         problem = f'"{shortened(text)}" is no method'
@@ -89,7 +85,7 @@ class CheckOptions:
     )
     by: str = option("run", "METHOD", _method, default=EXECUTION, frequent=True)
     system: str | None = option("run", "S", frequent=True)
-    seed: int = option("run", "N", _seed, usual="0", frequent=True)
+    seed: int = option("run", "N", parse_seed, usual="0", frequent=True)
     json: bool = option("run", default=False, frequent=True)
 
 

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ from .options import (
 )
 from .outputs import Outputs
 from .stages import study_of
-from .terminal import print_result, with_warnings
+from .terminal import print_answer
 
 
 @dataclass(frozen=True)
@@ -88,16 +87,12 @@ def run(arguments: argparse.Namespace) -> int:
         )  # fmt: skip
     inputs = [{"name": p.name, "shape": list(p.shape), "dtype": p.dtype} for p in deployed.inputs]
     files = {name: size for name, (size, _) in deployed.manifest.files.items()}
-    if options.json:
-        about = {"folder": str(deployed.folder), "target": deployed.manifest.target}
-        timings_s = study.watch.timings_s
-        data = {"schema_version": 1, **about, "inputs": inputs, "files": files}
-        data |= {"timings_s": timings_s}
-        print_result(json.dumps(with_warnings(data), indent=1) + "\n")
-        return 0
+    about = {"folder": str(deployed.folder), "target": deployed.manifest.target}
+    data = {"schema_version": 1, **about, "inputs": inputs, "files": files}
+    data |= {"timings_s": study.watch.timings_s}
     ranks = sum(len(e.ranks) for e in deployed.entries)
     lines = [f"{deployed.folder}: {len(deployed.entries)} meshes, {ranks} devices"]
     lines += [f"  {name}  {size:,} bytes" for name, size in files.items()]
     lines += [f"  input {item['name']}: {item['dtype']}{item['shape']}" for item in inputs]
-    print_result("\n".join(lines) + "\n")
+    print_answer(data, "\n".join(lines) + "\n", options.json)
     return 0

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import dataclass
 
 from tvm_distir.planning import StepOptions
@@ -13,7 +12,7 @@ from tvm_distir.support import option
 
 from .options import add_model_options, add_options, read_planned_step
 from .stages import study_of
-from .terminal import print_result, with_warnings
+from .terminal import print_answer
 
 
 @dataclass(frozen=True)
@@ -52,8 +51,5 @@ def run(arguments: argparse.Namespace) -> int:
         system=study.known_system,
         alternatives=not arguments.no_alternatives,
     )
-    if arguments.json:
-        print_result(json.dumps(with_warnings(explanation.to_dict()), indent=1) + "\n")
-    else:
-        print_result(explanation.to_text())
+    print_answer(explanation.to_dict(), explanation.to_text(), arguments.json)
     return 0

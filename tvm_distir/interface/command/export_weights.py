@@ -28,10 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Open the checkpoint, write the file."""
     if not arguments.out.endswith(".safetensors"):
-        raise UsageError(
-            "DIST0152", f'"{arguments.out}" does not end with .safetensors',
-            location="-o", remedy="Use this extension.",
-        )  # fmt: skip
+        problem = f'"{arguments.out}" does not end with .safetensors'
+        raise UsageError("DIST0152", problem, location="-o", remedy="Use this extension.")
     outputs = Outputs({"CHECKPOINT": arguments.checkpoint})
     target = outputs.reserve(arguments.out, "-o")
     from tvm_distir.execution import export_weights, open_weights

@@ -83,8 +83,5 @@ def format_of(path: str) -> ModuleFormat:
     for module_format in FORMATS:
         if path.lower().endswith(module_format.ending):
             return module_format
-    raise UsageError(
-        "DIST0152", f"{path} has an unknown extension",
-        location="OUT",
-        remedy=f"Use {', '.join(module_format.ending for module_format in FORMATS)}.",
-    )  # fmt: skip
+    remedy = f"Use {', '.join(module_format.ending for module_format in FORMATS)}."
+    raise UsageError("DIST0152", f"{path} has an unknown extension", location="OUT", remedy=remedy)

@@ -108,10 +108,8 @@ def run_job(folder: str, options: JobRunOptions) -> int:
     """Join the job, run, write the outputs; return the exit code."""
     check_array_file(options.output)
     if options.every and options.checkpoints is None:
-        raise UsageError(
-            "DIST0151", "it needs the folder of the checkpoints",
-            location="--every", remedy="Add --checkpoints.",
-        )  # fmt: skip
+        problem = "it needs the folder of the checkpoints"
+        raise UsageError("DIST0151", problem, location="--every", remedy="Add --checkpoints.")
     from tvm_distir.execution import ServeOptions, check_trace_path, serve
 
     engine = _engine(options)

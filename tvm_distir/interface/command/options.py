@@ -183,10 +183,8 @@ def read_options(arguments: argparse.Namespace, options: Callable[..., _Read]) -
 
 def without_training(declared: CommandOption, command: str) -> UsageError:
     """Return the error of an option of a training step without ``--train``."""
-    return UsageError(
-        "DIST0151", f"{declared.flag} needs --train",
-        location=f"tvm-distir {command}", remedy="Add --train.",
-    )  # fmt: skip
+    problem = f"{declared.flag} needs --train"
+    return UsageError("DIST0151", problem, location=f"tvm-distir {command}", remedy="Add --train.")
 
 
 def read_step(

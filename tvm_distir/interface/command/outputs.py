@@ -135,11 +135,9 @@ class Outputs:
                 "DIST0152", "the path is empty", location=option, remedy="Name a file."
             )
         if path == "-":
-            raise UsageError(
-                "DIST0152", '"-" does not stand for standard output',
-                location=option,
-                remedy="Use /dev/stdout for standard output, or ./- for a file of this name.",
-            )  # fmt: skip
+            problem = '"-" does not stand for standard output'
+            remedy = "Use /dev/stdout for standard output, or ./- for a file of this name."
+            raise UsageError("DIST0152", problem, location=option, remedy=remedy)
         target = _usable(path, option)
         if target.is_dir():
             raise _fault(target, "it is a folder", option)

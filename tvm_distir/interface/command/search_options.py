@@ -48,12 +48,13 @@ def parse_share(text: str, option: str) -> float:
     return share
 
 
-def _names(text: str, _option: str = "") -> tuple[str, ...]:
+def parse_names(text: str, _option: str = "") -> tuple[str, ...]:
+    """Read names that are separated by commas."""
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
 def _counts(text: str, option: str) -> tuple[int, ...]:
-    return tuple(parse_count(word, option) for word in _names(text))
+    return tuple(parse_count(word, option) for word in parse_names(text))
 
 
 @dataclass(frozen=True)
@@ -104,10 +105,10 @@ class SearchOptions(WorkerOptions):
     """
 
     memory: int | None = option(COST, "80GiB", parse_size, frequent=True)
-    axes: tuple[str, ...] = option(COST, "dp,tp,pp", _names, usual="dp,tp", frequent=True)
+    axes: tuple[str, ...] = option(COST, "dp,tp,pp", parse_names, usual="dp,tp", frequent=True)
     max: Mapping[str, int] | None = option(COST, "tp=8", parse_mesh, frequent=True)
     fixed: Mapping[str, int] | None = option(COST, "tp=8,pp=1", parse_mesh)
-    inside_node: tuple[str, ...] = option(COST, "tp", _names, usual="")
+    inside_node: tuple[str, ...] = option(COST, "tp", parse_names, usual="")
     keep: str | None = option(RUN, "P.json")
     compare: str | None = option(RUN, "STRATEGY|P.json", frequent=True)
     micro_batch_sizes: tuple[int, ...] = option(
@@ -115,7 +116,7 @@ class SearchOptions(WorkerOptions):
     )
     chunks: tuple[int, ...] = option(COST, "1,2", _counts, usual="1")
     stage_devices: str = option(COST, "any", usual="equal")
-    recompute: tuple[str, ...] = option(COST, "none,full", _names, usual="none,selective,full")
+    recompute: tuple[str, ...] = option(COST, "none,full", parse_names, usual="none,selective,full")
     gap: float = option(COST, "1%", parse_share, usual="1%")
     margin: float = option(COST, "5%", parse_share, usual="5%")
     time_limit: int | None = option(RUN, "S", parse_count)
@@ -130,15 +131,12 @@ class SearchOptions(WorkerOptions):
         from tvm_distir.core.plan import Plan
         from tvm_distir.planning import Constraints
 
+        copied = ("axes", "inside_node", "chunks", "recompute", "stage_devices")
         return Constraints(
-            axes=self.axes,
             most=self.max or {},
             fixed=self.fixed or {},
-            inside_node=self.inside_node,
             keep=Plan.load(self.keep) if self.keep else None,
             micro_batches=self.micro_batch_sizes,
             counts=self.micro_batches,
-            chunks=self.chunks,
-            recompute=self.recompute,
-            stage_devices=self.stage_devices,
+            **{name: getattr(self, name) for name in copied},
         )

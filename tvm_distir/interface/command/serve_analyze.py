@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,7 @@ from tvm_distir.support import UsageError, option, parse_count, parse_mesh, pars
 from .options import add_options, read_options, read_step
 from .outputs import Outputs
 from .resumable import begin
-from .terminal import print_result, with_warnings
+from .terminal import print_answer
 
 
 def _seconds(text: str, option: str) -> float:
@@ -163,10 +162,7 @@ def run(arguments: argparse.Namespace) -> int:
         levels=serving.levels,
         **{name: value for name, value in vars(serving).items() if name not in positional},
     )
-    print_result(
-        json.dumps(with_warnings(report.to_dict()), indent=1) if arguments.json else report.text()
-    )
-    print_result("\n")
+    print_answer(report.to_dict(), report.text() + "\n", arguments.json)
     if trace is not None:
         outputs.add(trace, request_trace(report.served))
         outputs.write()

@@ -15,7 +15,7 @@ from .help import SYSTEM_HELP
 from .options import add_options, asked_by, read_options
 from .outputs import Outputs, add_force
 from .stages import stopwatch
-from .terminal import print_page, print_result, wants_colour
+from .terminal import print_analysis
 from .traces import add_trace, reserve_trace, write_trace
 
 
@@ -64,9 +64,6 @@ def run(arguments: argparse.Namespace) -> int:
     with watch.stage("load"):
         from tvm_distir.hardware import System
         from tvm_distir.interface.report.collect import analysis_of
-        from tvm_distir.interface.report.document import to_dict, to_json
-        from tvm_distir.interface.report.text import to_text
-        from tvm_distir.interface.report.verdict import check_fits, to_verdict
         from tvm_distir.performance import Program, simulate
 
         with asked_by("--system", "DIST0701"):
@@ -91,10 +88,5 @@ def run(arguments: argparse.Namespace) -> int:
     )
     write_trace(trace, outputs, result)
     outputs.commit()
-    if arguments.json:
-        print_result(to_json(to_dict(analysis)))
-    else:
-        colour = wants_colour()
-        print_page(to_text(analysis, colour), to_verdict(analysis, colour))
-    check_fits(analysis)
+    print_analysis(analysis, arguments.json)
     return 0

@@ -5,16 +5,20 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
 import sys
 from collections.abc import Mapping
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from tvm_distir.support import UsageError, printable
 
 from .progress import clear_line
+
+if TYPE_CHECKING:
+    from tvm_distir.interface.report.model import Analysis
 
 _CHUNK = 4096
 """Characters per write."""
@@ -86,26 +90,35 @@ def print_result(text: str) -> None:
         raise _unwritable(error.strerror or str(error)) from error
 
 
-def print_page(text: str, verdict: str) -> None:
-    """Print results; repeat the verdict at the end if the terminal is shorter than the text.
+def print_answer(data: Mapping[str, object], text: str, as_json: bool) -> None:
+    """Print results as text, or as JSON with the warnings that were shown."""
+    print_result(json.dumps(with_warnings(data), indent=1) + "\n" if as_json else text)
 
-    Parameters
-    ----------
-    text : str
-        Begins with the verdict.
-    verdict : str
+
+def print_analysis(analysis: Analysis, as_json: bool) -> None:
+    """Print an analysis; its verdict again at the end if the terminal is shorter than the text.
+
+    Raises
+    ------
+    InfeasibleError
+        DIST0804 where the step does not fit into the memory of the devices.
     """
+    from tvm_distir.interface.report.document import to_dict, to_json
+    from tvm_distir.interface.report.text import to_text
+    from tvm_distir.interface.report.verdict import check_fits, to_verdict
+
+    colour = wants_colour()
+    text = to_json(to_dict(analysis)) if as_json else to_text(analysis, colour)
     rows = shutil.get_terminal_size((80, 24)).lines
-    repeats_verdict = _is_terminal() and text.count("\n") >= rows
-    print_result(f"{text}\n{verdict}" if repeats_verdict else text)
+    repeats_verdict = not as_json and _is_terminal() and text.count("\n") >= rows
+    print_result(f"{text}\n{to_verdict(analysis, colour)}" if repeats_verdict else text)
+    check_fits(analysis)
 
 
 def _unwritable(why: str) -> UsageError:
-    return UsageError(
-        "DIST0153", f"the results cannot be written: {why}",
-        location="standard output",
-        remedy="Redirect it to a file with enough space, or to /dev/null.",
-    )  # fmt: skip
+    problem = f"the results cannot be written: {why}"
+    remedy = "Redirect it to a file with enough space, or to /dev/null."
+    return UsageError("DIST0153", problem, location="standard output", remedy=remedy)
 
 
 _shown: list[str] = []

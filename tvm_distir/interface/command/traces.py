@@ -55,10 +55,8 @@ def reserve_trace(path: str | None, format: str | None, outputs: Outputs) -> Tra
     if path is None:
         if format is None:
             return None
-        raise UsageError(
-            "DIST0151", "--trace-format needs --trace",
-            location="--trace-format", remedy="Add --trace PATH.",
-        )  # fmt: skip
+        problem = "--trace-format needs --trace"
+        raise UsageError("DIST0151", problem, location="--trace-format", remedy="Add --trace PATH.")
     if format in FOLDERS:
         folder = outputs.reserve_folder(path, "--trace", _NAMES[format])
         return None if folder is None else Trace(folder, format)

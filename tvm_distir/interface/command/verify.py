@@ -23,10 +23,6 @@ from .stages import stopwatch, study_of
 from .terminal import print_result, wants_colour, with_warnings
 
 
-def _seed(text: str, _option: str) -> int:
-    return parse_seed(text)
-
-
 @dataclass(frozen=True)
 class VerifyOptions:
     """Options of ``verify``.
@@ -46,7 +42,7 @@ class VerifyOptions:
     """
 
     engine: str = option("build", "E", usual="virtual", frequent=True)
-    seed: int = option("run", "N", _seed, usual="0", frequent=True)
+    seed: int = option("run", "N", parse_seed, usual="0", frequent=True)
     exact: bool = option("run", default=False, frequent=True)
     symbolic: bool = option("run", default=False, frequent=True)
     json: bool = option("run", default=False, frequent=True)

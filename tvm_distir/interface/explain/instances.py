@@ -205,12 +205,9 @@ def _only(targets: list[Target], text: str) -> Target:
             location=text, remedy=f"Name a field: {text}.0 to {text}.{len(targets) - 1}.",
         )  # fmt: skip
     if len({t.value for t in targets}) > 1:
-        raise PropagationError(
-            "DIST0431",
-            f"{len(targets)} variables are called {' or '.join(sorted(variables))}",
-            location=text,
-            remedy=f"Name one: {text}#0 to {text}#{len(targets) - 1}, in program order.",
-        )
+        problem = f"{len(targets)} variables are called {' or '.join(sorted(variables))}"
+        remedy = f"Name one: {text}#0 to {text}#{len(targets) - 1}, in program order."
+        raise PropagationError("DIST0431", problem, location=text, remedy=remedy)
     return tensors[0]
 
 

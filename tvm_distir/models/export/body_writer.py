@@ -168,11 +168,9 @@ class Body:
 
     def reshape(self, value: Ssa, shape: Shape) -> Ssa:
         """Reshape a value."""
-        return (
-            value
-            if value.shape == tuple(shape)
-            else self.op("reshape", [value], shape, value.dtype)
-        )
+        if value.shape == tuple(shape):
+            return value
+        return self.op("reshape", [value], shape, value.dtype)
 
     def transpose(self, value: Ssa, order: Sequence[int]) -> Ssa:
         """Permute the dims of a value."""

@@ -21,6 +21,7 @@ from tvm_distir.core.ir.operators import call_axes
 from tvm_distir.models.common.hlo_names import REDUCTIONS
 
 from .body_writer import Ssa
+from .shapes import same
 from .step import ExportStep, Write, refuse
 from .text import table
 
@@ -166,11 +167,6 @@ def _exchange(step: ExportStep) -> Ssa:
     return result
 
 
-def _same(step: ExportStep) -> Ssa:
-    value: Ssa = step[0]
-    return value
-
-
 def _placed(step: ExportStep) -> Ssa:
     """Annotate a value with the placement of the op, or of its result."""
     x, attrs, ty = step[0], step.attrs, step.call.ty
@@ -200,10 +196,10 @@ _MOVES: dict[str, Write] = {
 
 WRITERS: dict[str, Write] = {
     **{f"dist.{name}": _at_levels(write, _placed) for name, write in _MOVES.items()},
-    "dist.partial": _at_levels(_partial, _same),
-    "dist.view": _same,
+    "dist.partial": _at_levels(_partial, same),
+    "dist.view": same,
     "dist.axis_index": _coordinate,
-    "dist.collective_done": _same,
+    "dist.collective_done": same,
     "dist.annotate_sharding": _placed,
     "dist.redistribute": _placed,
 }

@@ -50,10 +50,10 @@ class Composites:
         if attributes_text is None:
             return write(step)
         name = str(step.call.op.name).removeprefix("relax.")
-        body, operands = Body(), list(_leaves(step.args))
+        body, operands = Body(), list(leaves(step.args))
         inner = [Ssa(f"%arg{i}", value.shape, value.dtype) for i, value in enumerate(operands)]
         result = write(replace(step, args=_renamed(step.args, iter(inner)), body=body))
-        results = list(_leaves(result))
+        results = list(leaves(result))
         title = self._function(f"{PREFIX}.{name}", inner, results, body.lines)
         notes = f"composite_attributes = {{{attributes_text}}}, decomposition = @{title}"
         notes += f', name = "{PREFIX}.{name}", version = 1 : i32'
@@ -82,13 +82,13 @@ class Composites:
         return self._names[key]
 
 
-def _leaves(value: object) -> Iterator[Ssa]:
+def leaves(value: object) -> Iterator[Ssa]:
     """Return the values among arguments or results, in order."""
     if isinstance(value, Ssa):
         yield value
     elif isinstance(value, (tuple, list)):
         for item in value:
-            yield from _leaves(item)
+            yield from leaves(item)
 
 
 def _renamed(value: Any, names: Iterator[Ssa]) -> Any:

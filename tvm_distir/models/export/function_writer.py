@@ -19,7 +19,7 @@ from tvm_distir.transforms import WRITTEN_OPS
 
 from . import collectives, contraction, elementwise, indexing, reductions, shapes
 from .body_writer import Body, Ssa
-from .composites import Composites
+from .composites import Composites, leaves
 from .step import DeviceInterface, ExportStep, Write, dims, dtype
 from .text import Unwritable, string
 
@@ -81,7 +81,7 @@ class FunctionWriter:
         for binding in all_bindings(self._fn.body):
             self._bind(binding.var, binding.value)
         try:
-            return list(_leaves(self._value(self._fn.body.body)))
+            return list(leaves(self._value(self._fn.body.body)))
         except Unwritable as error:
             raise fault(self._name, str(error)) from error
 
@@ -107,7 +107,7 @@ class FunctionWriter:
         location = f"{self._name}/{var.name} ({op_name(value)})"
         try:
             bound = self._value(value)
-            for leaf, ty in zip(_leaves(bound), flat_types(var.ty)):
+            for leaf, ty in zip(leaves(bound), flat_types(var.ty)):
                 self._check(leaf, ty)
         except Unwritable as error:
             raise fault(location, str(error)) from error
@@ -159,7 +159,7 @@ class FunctionWriter:
         return self._value(body.body)
 
     def _called(self, call: ir.Call) -> Written:
-        operands = [leaf for arg in call.args for leaf in _leaves(self._value(arg))]
+        operands = [leaf for arg in call.args for leaf in leaves(self._value(arg))]
         results = [(dims(ty), dtype(ty)) for ty in flat_types(call.ty)]
         notes = f"callee = @{call.op.name_hint}"
         if len(results) == 1:
@@ -206,14 +206,6 @@ class FunctionWriter:
         """Return the types of the results as text, with their placements."""
         notes = port_texts or [self._note_of(ty) for ty in flat_types(self._fn.body.ty)]
         return [v.type + (f" {{{note}}}" if note else "") for v, note in zip(values, notes)]
-
-
-def _leaves(value: Written) -> Iterator[Ssa]:
-    if isinstance(value, tuple):
-        for item in value:
-            yield from _leaves(item)
-    else:
-        yield value
 
 
 def _leaf_names(fn: relax.Function) -> list[str]:

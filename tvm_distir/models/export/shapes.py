@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from tvm_distir.core.rewriting import permutation
+
 from .body_writer import Ssa
 from .step import ExportStep, Write, dims, refuse
 
@@ -13,10 +15,7 @@ def _reshape(step: ExportStep) -> Ssa:
 
 
 def _permute(step: ExportStep) -> Ssa:
-    rank = len(step[0].shape)
-    axes = step.attrs.axes
-    order = range(rank)[::-1] if axes is None else [int(axis) % rank for axis in axes]
-    return step.body.transpose(step[0], list(order))
+    return step.body.transpose(step[0], permutation(step.call, len(step[0].shape)))
 
 
 def _broadcast(step: ExportStep) -> Ssa:
@@ -143,7 +142,8 @@ def _resize(step: ExportStep) -> Ssa:
     return x
 
 
-def _same(step: ExportStep) -> Ssa:
+def same(step: ExportStep) -> Ssa:
+    """Return the operand."""
     value: Ssa = step[0]
     return value
 
@@ -163,5 +163,5 @@ WRITERS: dict[str, Write] = {
     "tril": _triangle(False),
     "triu": _triangle(True),
     "image.resize2d": _resize,
-    "builtin.stop_lift_params": _same,
+    "builtin.stop_lift_params": same,
 }

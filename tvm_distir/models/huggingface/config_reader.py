@@ -52,12 +52,8 @@ def read_config(data: Any, location: str, keys: Mapping[str, Any] | None = None)
         DIST0332 for sizes or a dtype that make no model.
     """
     if not isinstance(data, Mapping) or not isinstance(data.get("model_type"), str):
-        raise ModelError(
-            "DIST0334",
-            "the file has no model_type",
-            location=location,
-            remedy="Give the config.json of a model.",
-        )
+        remedy = "Give the config.json of a model."
+        raise ModelError("DIST0334", "the file has no model_type", location=location, remedy=remedy)
     decoder = of_decoder(data)
     kind = str(decoder["model_type"])
     reading = ConfigKeys(usual_keys(kind, decoder), location)

@@ -15,11 +15,11 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from .misread import Seen, attention_fault
-from .node_writer import NodeWriter
+from .batch import Seen
+from .misread import attention_fault
+from .node_writer import Nodes, NodeWriter
 from .protos import attributes_of
 
-Nodes = list[onnx.NodeProto]
 MICROSOFT = "com.microsoft"
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -33,14 +33,39 @@ _ORDER_KEEPING = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")
 _REMEDY = "Export the model at the batch you want, or with a symbolic batch."
 
 
-class Shapes(Protocol):
-    """Facts known of a graph at a batch."""
+@dataclass
+class Seen:
+    """Facts known of a graph up to a node, at a batch.
 
-    values: dict[str, npt.NDArray[np.generic]]
-    outer: dict[str, int]  # what is merged before the batch in the dim that carries it; 1: absent
+    Attributes
+    ----------
+    types, values, makers : dict
+        The types, known values and nodes of tensors, by name.
+    readers : dict of str to set of str
+        The operators that read a value, by its name.
+    stated : dict of str to shape
+        The shapes that the file states of values inside, by name.
+    updated : dict of str to str
+        The names of new values of what is written in place, by name.
+    outer : dict of str to int
+        What is merged before the batch in the dim that carries it; 1: absent.
+    """
+
+    types: dict[str, onnx.TypeProto] = field(default_factory=dict)
+    values: dict[str, npt.NDArray[np.generic]] = field(default_factory=dict)
+    makers: dict[str, onnx.NodeProto] = field(default_factory=dict)
+    readers: dict[str, set[str]] = field(default_factory=dict)
+    stated: dict[str, Shape] = field(default_factory=dict)
+    updated: dict[str, str] = field(default_factory=dict)
+    outer: dict[str, int] = field(default_factory=dict)
 
     def shape(self, name: str) -> Shape | None:
-        """Return the static shape of a tensor, None when unknown."""
+        """Return the static shape of a tensor; None when there is none or a dim is unknown."""
+        if name not in self.types or not self.types[name].tensor_type.HasField("shape"):
+            return None
+        dims = self.types[name].tensor_type.shape.dim
+        known = all(d.HasField("dim_value") for d in dims)
+        return tuple(d.dim_value for d in dims) if known else None
 
 
 def node_location(node: onnx.NodeProto) -> str:
@@ -53,7 +78,7 @@ def refusal(node: onnx.NodeProto, problem: str) -> ModelError:
     return ModelError("DIST0314", problem, location=node_location(node), remedy=_REMEDY)
 
 
-def carrying_dims(name: str, before: Shapes, after: Shapes) -> tuple[int, ...]:
+def carrying_dims(name: str, before: Seen, after: Seen) -> tuple[int, ...]:
     """Return the dims of a tensor that grow with the batch."""
     old, new = before.shape(name), after.shape(name)
     if old is None or new is None or len(old) != len(new):
@@ -62,7 +87,7 @@ def carrying_dims(name: str, before: Shapes, after: Shapes) -> tuple[int, ...]:
 
 
 def rewrite_pinned(
-    node: onnx.NodeProto, before: Shapes, after: Shapes, batches: tuple[int, int]
+    node: onnx.NodeProto, before: Seen, after: Seen, batches: tuple[int, int]
 ) -> tuple[list[onnx.NodeProto], onnx.NodeProto]:
     """Return the nodes that replace a node for the new batch.
 
@@ -70,7 +95,7 @@ def rewrite_pinned(
     ----------
     node : NodeProto
         Visited by ``before``, not yet by ``after``.
-    before, after : Shapes
+    before, after : Seen
         The walks at the old and at the new batch.
     batches : tuple of int
         Old and new batch.
@@ -93,7 +118,7 @@ def rewrite_pinned(
     return [], node
 
 
-def check_kept(node: onnx.NodeProto, before: Shapes, after: Shapes) -> None:
+def check_kept(node: onnx.NodeProto, before: Seen, after: Seen) -> None:
     """Reject a node whose operands carry the batch but whose results do not (DIST0314)."""
     if node.op_type in _READ_SHAPES or not any(
         carrying_dims(name, before, after) for name in node.input if name
@@ -109,7 +134,7 @@ def check_kept(node: onnx.NodeProto, before: Shapes, after: Shapes) -> None:
         )
 
 
-def note_outer(node: onnx.NodeProto, before: Shapes, after: Shapes) -> None:
+def note_outer(node: onnx.NodeProto, before: Seen, after: Seen) -> None:
     """Record which dims of a visited node's results merge others before the batch."""
     source = next((n for n in node.input if n and carrying_dims(n, before, after)), None)
     if source is None:
@@ -128,7 +153,7 @@ def note_outer(node: onnx.NodeProto, before: Shapes, after: Shapes) -> None:
 
 
 def _rewrite_reshape(
-    node: onnx.NodeProto, before: Shapes, after: Shapes, batches: tuple[int, int]
+    node: onnx.NodeProto, before: Seen, after: Seen, batches: tuple[int, int]
 ) -> tuple[list[onnx.NodeProto], onnx.NodeProto]:
     carried = carrying_dims(node.input[0], before, after)
     pinned = _pinned_value(node, 1, before, after)
@@ -152,7 +177,7 @@ def _rewrite_reshape(
 
 
 def _rewrite_target(
-    node: onnx.NodeProto, operand: int, before: Shapes, after: Shapes
+    node: onnx.NodeProto, operand: int, before: Seen, after: Seen
 ) -> tuple[list[onnx.NodeProto], onnx.NodeProto]:
     """Rewrite a constant of sizes, aligned at the right with the dims of operand 0."""
     carried = carrying_dims(node.input[0], before, after)
@@ -172,7 +197,7 @@ def _rewrite_target(
 
 
 def _stretch_operands(
-    node: onnx.NodeProto, before: Shapes, after: Shapes
+    node: onnx.NodeProto, before: Seen, after: Seen
 ) -> tuple[list[onnx.NodeProto], onnx.NodeProto]:
     """Repeat operands without the batch to match those that have it."""
     shapes = [after.shape(name) for name in node.input]
@@ -211,7 +236,7 @@ def _stretch_operands(
 
 
 def _pinned_value(
-    node: onnx.NodeProto, operand: int, before: Shapes, after: Shapes
+    node: onnx.NodeProto, operand: int, before: Seen, after: Seen
 ) -> npt.NDArray[np.generic] | None:
     """Return the value of an operand that is equal at both batches, or None."""
     if len(node.input) <= operand:

@@ -9,11 +9,9 @@ from collections.abc import Mapping
 import onnx
 from onnx import helper
 
-from .node_writer import NodeWriter
+from .node_writer import Nodes, NodeWriter
 from .protos import copied, refill
 from .rewriting import rewritten
-
-Nodes = list[onnx.NodeProto]
 
 
 def chosen(node: onnx.NodeProto, condition: bool) -> Nodes:

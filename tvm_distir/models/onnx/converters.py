@@ -15,7 +15,8 @@ import onnx
 
 from . import gradient_nodes, loss_nodes, norm_nodes, runtime_nodes, update_nodes
 from .attention_nodes import MICROSOFT
-from .misread import Seen, reads
+from .batch import Seen
+from .misread import reads
 from .node_call import PREFIX, Converter
 from .protos import attribute_of, copied
 

@@ -20,14 +20,13 @@ from .attention_nodes import (
     group_query_attention_nodes,
     multi_head_attention_nodes,
 )
+from .batch import Seen
 from .branches import chosen, with_scalar_condition
-from .misread import Seen
-from .node_writer import NodeWriter
+from .node_writer import Nodes, NodeWriter
 from .protos import attribute_of, attributes_of
 from .resizing import resized
 from .training_nodes import EXPANSIONS
 
-Nodes = list[onnx.NodeProto]
 _FLOATS = (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE)
 _NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 

@@ -4,49 +4,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
-from typing import Protocol
+from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 from onnx import TensorProto
 
 from tvm_distir.support import ModelError
 
-from .batch import node_location
+from .batch import Seen, node_location
 from .protos import attribute_of
-
-
-class Seen(Protocol):
-    """Facts known of a graph up to a node."""
-
-    @property
-    def values(self) -> Mapping[str, npt.NDArray[np.generic]]:
-        """Return the known values."""
-
-    @property
-    def types(self) -> dict[str, onnx.TypeProto]:
-        """Return the types, by name."""
-
-    @property
-    def makers(self) -> dict[str, onnx.NodeProto]:
-        """Return the nodes of results, by name."""
-
-    @property
-    def readers(self) -> Mapping[str, Set[str]]:
-        """Return the operators that read a value, by its name."""
-
-    @property
-    def stated(self) -> Mapping[str, tuple[int, ...]]:
-        """Return the shapes that the file states of values inside, by name."""
-
-    @property
-    def updated(self) -> dict[str, str]:
-        """Return the names of new values of what is written in place, by name."""
-
-    def shape(self, name: str) -> tuple[int, ...] | None:
-        """Return the static shape of a tensor, None when unknown."""
 
 
 def check_read(node: onnx.NodeProto, seen: Seen) -> None:

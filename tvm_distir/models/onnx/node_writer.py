@@ -13,6 +13,8 @@ from onnx import helper
 
 from .protos import constant_node
 
+Nodes = list[onnx.NodeProto]
+
 
 class NodeWriter:
     """Writer of nodes whose intermediate results are named after the final result.
@@ -42,7 +44,7 @@ class NodeWriter:
         self.nodes.append(constant_node(name, values, dtype))
         return name
 
-    def finish(self, op: str, inputs: Sequence[str], **attributes: Any) -> list[onnx.NodeProto]:
+    def finish(self, op: str, inputs: Sequence[str], **attributes: Any) -> Nodes:
         """Write the node of the final result under the original name; return all nodes."""
         output = self.node.output[0]
         last = helper.make_node(

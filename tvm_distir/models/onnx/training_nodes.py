@@ -16,13 +16,11 @@ from onnx import helper
 from tvm_distir.support import ModelError
 
 from .attention_nodes import MICROSOFT
-from .batch import node_location
-from .misread import Seen
-from .node_writer import NodeWriter
+from .batch import Seen, node_location
+from .node_writer import Nodes, NodeWriter
 from .protos import attribute_of, attributes_of, constant_node, copied
 from .update_nodes import ADAM_STEP, SGD_STEP
 
-Nodes = list[onnx.NodeProto]
 Expansion = Callable[[onnx.NodeProto, Seen, int], Nodes | None]
 
 

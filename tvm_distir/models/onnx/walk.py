@@ -15,7 +15,7 @@ from onnx import helper, numpy_helper, shape_inference
 from tvm_distir.models.common.quiet import reason
 from tvm_distir.support import ModelError
 
-from .batch import node_location
+from .batch import Seen, node_location
 from .converters import converter_of, marked
 from .evaluate import evaluated
 from .expanding import expanded
@@ -39,7 +39,7 @@ _REFUSALS = (
 )
 
 
-class ShapeWalk:
+class ShapeWalk(Seen):
     """Shapes and known values of a graph, node by node.
 
     Parameters
@@ -51,14 +51,9 @@ class ShapeWalk:
     """
 
     def __init__(self, model: onnx.ModelProto, shapes: Mapping[str, Shape]) -> None:
+        super().__init__()
         self.model = model
         self.version = opset_version(model) or 1
-        self.types: dict[str, onnx.TypeProto] = {}
-        self.values: dict[str, Array] = {}
-        self.outer: dict[str, int] = {}
-        self.makers: dict[str, onnx.NodeProto] = {}
-        self.updated: dict[str, str] = {}
-        self.readers: dict[str, set[str]] = {}
         self._note_readers(model.graph.node)
         for output in model.graph.output:
             self.readers.setdefault(output.name, set()).add("the caller")
@@ -69,15 +64,6 @@ class ShapeWalk:
         for value in model.graph.input:
             elem_type = value.type.tensor_type.elem_type
             self.types[value.name] = helper.make_tensor_type_proto(elem_type, shapes[value.name])
-
-    def shape(self, name: str) -> Shape | None:
-        """Return the static shape of a tensor; None when there is none or a dim is unknown."""
-        if name not in self.types or not self.types[name].tensor_type.HasField("shape"):
-            return None
-        dims = self.types[name].tensor_type.shape.dim
-        return (
-            tuple(d.dim_value for d in dims) if all(d.HasField("dim_value") for d in dims) else None
-        )
 
     def set_constant(self, name: str, value: Array) -> onnx.NodeProto:
         """Record a known value of ``name`` and return its Constant node."""

@@ -91,19 +91,11 @@ class ArgumentNames:
 
 def _count(function: Operation) -> int | None:
     """Return the number of data arguments, by an attribute or XLA's field for it."""
-    frontend_attributes = function.attributes.get("mhlo.frontend_attributes")
-    count_text = (
-        frontend_attributes.get(NUM_INPUT)
-        if isinstance(frontend_attributes, dict)
-        else function.attributes.get(NUM_INPUT)
-    )
-    return (
-        count_text
-        if type(count_text) is int
-        else parse_int(count_text)
-        if isinstance(count_text, str)
-        else None
-    )
+    notes = function.attributes.get("mhlo.frontend_attributes")
+    count = (notes if isinstance(notes, dict) else function.attributes).get(NUM_INPUT)
+    if isinstance(count, str):
+        return parse_int(count)
+    return count if type(count) is int else None
 
 
 def _distinct(names: list[str]) -> list[str]:

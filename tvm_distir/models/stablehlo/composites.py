@@ -43,10 +43,7 @@ def read_composite(operation: Operation, operands: Tensors, write: Emitter) -> T
     if make is None:
         return None
     write.hint = str(operation.attributes["name"]).rpartition(".")[2]
-    result = write.emit(make([_full(value, write) for value in operands]))
-    if not isinstance(result.ty, relax.TupleType):
-        return [write.value(result)]
-    return [write.value(write.emit(result[i])) for i in range(len(result.ty.fields))]
+    return write.values(write.emit(make([_full(value, write) for value in operands])))
 
 
 def _full(value: TranslatedTensor, write: Emitter) -> Expr:
@@ -143,7 +140,7 @@ def _fields(key: str, attributes: dict[str, Any]) -> dict[str, Any] | None:
     return fields
 
 
-def _tensors(arguments: list[Any]) -> int:
+def _tensors(arguments: list[object]) -> int:
     """Return the number of tensors in arguments, or -1 if another tool wrote them."""
     count = 0
     for item in arguments:
@@ -169,7 +166,7 @@ def _is_number(item: dict[str, object]) -> bool:
     return good and item["type"] in ("int64", "int32", "float32", "float64", "bool")
 
 
-def _argument(item: Any, values: Iterator[Any]) -> Any:
+def _argument(item: Any, values: Iterator[Expr]) -> Any:
     if item is True:
         return next(values)
     if isinstance(item, list):

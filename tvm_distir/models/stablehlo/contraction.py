@@ -97,9 +97,7 @@ def _convolution(call: HloCall) -> TranslatedTensor:
         )
     )
     order = ["b", "f", *spatial]
-    return TranslatedTensor(
-        write.permute(convolved, [order.index(word) for word in result]), call.shape
-    )
+    return write.value(write.permute(convolved, [order.index(word) for word in result]))
 
 
 def _as_channels(call: HloCall, x: Expr, groups: int) -> Expr:

@@ -146,10 +146,8 @@ class IndexDims:
 
 def _both(write: Emitter, inside: Expr, column: Expr, highest: int) -> Expr:
     zero, most = constant(0, dtype_of(column)), constant(highest, dtype_of(column))
-    low, high = (
-        write.emit(_op.greater_equal(column, zero)),
-        write.emit(_op.less_equal(column, most)),
-    )
+    low = write.emit(_op.greater_equal(column, zero))
+    high = write.emit(_op.less_equal(column, most))
     in_range = write.emit(_op.logical_and(low, high))
     return in_range if inside is None else write.emit(_op.logical_and(inside, in_range))
 

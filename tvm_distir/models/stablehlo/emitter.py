@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from tvm import relax, te
 from tvm.relax import BlockBuilder, Expr
 
-from .translated_values import TranslatedTensor, constant, dtype_of, is_constant, shape_of
+from .translated_values import Tensors, TranslatedTensor, constant, dtype_of, is_constant, shape_of
 
 _op = relax.op
 
@@ -58,6 +58,12 @@ class Emitter:
             unsharded = self._joined(value) if value.rows is not None else self._spread(value)
             self._written[id(value)] = value, unsharded
         return self._written[id(value)][1]
+
+    def values(self, expr: Expr) -> Tensors:
+        """Return the tensors of an expression, of the fields if it is a tuple."""
+        if not isinstance(expr.ty, relax.TupleType):
+            return [self.value(expr)]
+        return [self.value(self.emit(expr[i])) for i in range(len(expr.ty.fields))]
 
     def value(self, expr: Expr) -> TranslatedTensor:
         """Return a value of a full tensor."""

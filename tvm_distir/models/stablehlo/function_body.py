@@ -185,8 +185,4 @@ class FunctionBody:
             return self._in_scope(self._functions.by_name[name].regions[0], operands, [])
         variable = self._functions.variable(operation, name)
         args = [self._write.full(value) for value in operands]
-        result = self._write.emit(relax.Call(variable, args))
-        if len(operation.result_types) == 1:
-            return [self._write.value(result)]
-        count = len(operation.result_types)
-        return [self._write.value(self._write.emit(result[i])) for i in range(count)]
+        return self._write.values(self._write.emit(relax.Call(variable, args)))

@@ -206,14 +206,9 @@ class Functions:
         operation = self.by_name[name]
         block, builder = operation.regions[0], BlockBuilder()
         locations = self.module.locations
-        titles = (
-            names.titles
-            if names
-            else [
-                cleaned(read_name(a.location, locations)) or a.name.strip("%")
-                for a in block.arguments
-            ]
-        )
+        read = [cleaned(read_name(a.location, locations)) for a in block.arguments]
+        others = [title or a.name.strip("%") for title, a in zip(read, block.arguments)]
+        titles = names.titles if names else others
         order = names.order if names else list(range(len(titles)))
         params, placed = [], self._start_local(operation) if names else None
         for i, (argument, title) in enumerate(zip(block.arguments, titles)):

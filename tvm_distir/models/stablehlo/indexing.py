@@ -52,9 +52,7 @@ def _gather(call: HloCall) -> TranslatedTensor:
         gathered = write.emit(_op.gather_elements(table, many, axis=last))
         return TranslatedTensor(write.reshape(gathered, call.shape), call.shape)
     flat, _ = dims.flat(write, indices, clip=True)
-    return TranslatedTensor(
-        write.emit(_op.take(write.rows_flat(table), flat, axis=0, mode="clip")), call.shape
-    )
+    return write.value(write.emit(_op.take(write.rows_flat(table), flat, axis=0, mode="clip")))
 
 
 def _rows(call: HloCall, dims: IndexDims, table: Expr, indices: Expr) -> Expr:
@@ -95,9 +93,7 @@ def _scatter(call: HloCall) -> TranslatedTensor:
     table = write.pad(write.rows_flat(call.full(0)), [0], [1])
     flat, new = write.rows_flat(flat), write.rows_flat(call.full(2))
     scattered = write.emit(_op.scatter_elements(table, flat, new, axis=0, reduction=kind))
-    return TranslatedTensor(
-        write.reshape(write.slice(scattered, [0], [count]), call.shape), call.shape
-    )
+    return write.value(write.reshape(write.slice(scattered, [0], [count]), call.shape))
 
 
 def _combine_written(call: HloCall) -> str:
@@ -193,9 +189,7 @@ def _dynamic_update_slice(call: HloCall) -> TranslatedTensor:
         rows[first] = new
         return TranslatedTensor(x.expr, x.shape, tuple(rows))
     if len(moved) == 1 and starts[moved[0]].integer is not None:
-        return TranslatedTensor(
-            _replaced(call, moved[0], int(starts[moved[0]].integer or 0)), x.shape
-        )
+        return write.value(_replaced(call, moved[0], int(starts[moved[0]].integer or 0)))
     result, inside = write.full(new), None
     for axis in moved:
         size, part = x.shape[axis], new.shape[axis]

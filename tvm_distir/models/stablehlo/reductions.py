@@ -124,7 +124,7 @@ def _top_k(call: HloCall) -> Tensors:
     count, write = int(call.attribute("k")), call.write
     dtype = call.result_dtype(1)
     pair = write.emit(_op.topk(call.full(0), k=count, axis=-1, ret_type="both", dtype=dtype))
-    return [write.value(write.emit(pair[i])) for i in range(2)]
+    return write.values(pair)
 
 
 CONVERTERS: dict[str, Converter] = {

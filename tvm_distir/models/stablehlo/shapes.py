@@ -85,9 +85,7 @@ def _concatenate(call: HloCall) -> TranslatedTensor:
     parts = [call.full(i) for i in range(len(call.operands)) if 0 not in call[i].shape]
     if len(parts) == 1:
         return call.write.value(parts[0])
-    return TranslatedTensor(
-        call.write.emit(_op.concat(parts, int(call.attribute("dimension")))), call.shape
-    )
+    return call.write.value(call.write.emit(_op.concat(parts, int(call.attribute("dimension")))))
 
 
 def sliced(call: HloCall, begins: list[int], ends: list[int], steps: list[int]) -> TranslatedTensor:
@@ -130,9 +128,7 @@ def _pad(call: HloCall) -> TranslatedTensor:
     low, high, inner = (call.integers(name) for name in names)
     fill = call[1].scalar
     if fill is not None:
-        return TranslatedTensor(
-            call.write.pad(call.full(0), low, high, inner, float(fill)), call.shape
-        )
+        return call.write.value(call.write.pad(call.full(0), low, high, inner, float(fill)))
     padded = call.write.pad(call.full(0), low, high, inner, 0.0)
     ones: Expr = relax.const(np.ones(call[0].shape, "bool"), "bool")
     inside = call.write.pad(ones, low, high, inner, 0.0)

@@ -109,10 +109,7 @@ def _text_of(data: bytes, location: str) -> str:
     try:
         module: Any = deserialize(context(), data)
     except Exception as error:  # the bindings raise what MLIR's readers say
-        raise ModelError(
-            "DIST0303",
-            f"the bytecode cannot be read: {reason(error)}",
-            location=location,
-            remedy="Write it again with jax.export.",
-        ) from error
+        problem = f"the bytecode cannot be read: {reason(error)}"
+        remedy = "Write it again with jax.export."
+        raise ModelError("DIST0303", problem, location=location, remedy=remedy) from error
     return str(module.operation.get_asm(enable_debug_info=True, print_generic_op_form=True))

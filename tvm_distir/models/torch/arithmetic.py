@@ -16,31 +16,24 @@ from tvm.relax import Expr
 from tvm_distir.models.common.name_tables import by_name
 
 from .aten_call import AtenCall, Converter, UnsupportedOperator, constant, dtype_of, is_float
+from .elementwise import wide
 
 _op = relax.op
 
 
-def _binary(make: Callable[[Expr, Expr], Expr], compares: bool = False) -> Converter:
-    def convert(call: AtenCall) -> Expr:
-        dtype = call.common_dtype("self", "other") if compares else call.dtype
-        return call.emit(make(call.cast(call["self"], dtype), call.cast(call["other"], dtype)))
-
-    return convert
+def _binary(make: Callable[[Expr, Expr], Expr]) -> Converter:
+    return lambda call: call.emit(make(*call.operands()))
 
 
-def _wide_binary(make: Callable[[Expr, Expr], Expr]) -> Converter:
-    def convert(call: AtenCall) -> Expr:
-        operands = (call.cast(call[name], call.dtype) for name in ("self", "other"))
-        return call.in_float32(make, *operands)
-
-    return convert
+def _compared(make: Callable[[Expr, Expr], Expr]) -> Converter:
+    return lambda call: call.emit(make(*call.operands(call.common_dtype("self", "other"))))
 
 
 def _scaled_sum(make: Callable[[Expr, Expr], Expr]) -> Converter:
     """Return ``self + alpha * other``, or a difference."""
 
     def convert(call: AtenCall) -> Expr:
-        a, b = call.cast(call["self"], call.dtype), call.cast(call["other"], call.dtype)
+        a, b = call.operands()
         if call["alpha"] != 1:
             b = call.emit(_op.multiply(b, constant(call["alpha"], call.dtype)))
         return call.emit(make(a, b))
@@ -50,26 +43,21 @@ def _scaled_sum(make: Callable[[Expr, Expr], Expr]) -> Converter:
 
 def _reversed_difference(call: AtenCall) -> Expr:
     """Return ``other - alpha * self``."""
-    a, b = call.cast(call["self"], call.dtype), call.cast(call["other"], call.dtype)
+    a, b = call.operands()
     if call["alpha"] != 1:
         a = call.emit(_op.multiply(a, constant(call["alpha"], call.dtype)))
     return call.emit(_op.subtract(b, a))
 
 
-def _logical(make: Callable[..., Expr], *names: str) -> Converter:
-    return lambda call: call.emit(make(*(call.cast(call[name], "bool") for name in call.names)))
+def _logical(make: Callable[..., Expr]) -> Converter:
+    return lambda call: call.emit(make(*call.operands("bool")))
 
 
 def _bitwise(
     make: Callable[[Expr, Expr], Expr], of_bools: Callable[[Expr, Expr], Expr]
 ) -> Converter:
     """Return a converter with a separate op for bools."""
-
-    def convert(call: AtenCall) -> Expr:
-        a, b = call.cast(call["self"], call.dtype), call.cast(call["other"], call.dtype)
-        return call.emit((of_bools if call.dtype == "bool" else make)(a, b))
-
-    return convert
+    return lambda call: call.emit((of_bools if call.dtype == "bool" else make)(*call.operands()))
 
 
 def _bitwise_not(call: AtenCall) -> Expr:
@@ -78,7 +66,7 @@ def _bitwise_not(call: AtenCall) -> Expr:
 
 
 def _divide_rounded(call: AtenCall) -> Expr:
-    a, b = call.cast(call["self"], call.dtype), call.cast(call["other"], call.dtype)
+    a, b = call.operands()
     mode = call["rounding_mode"]
     if mode == "floor":
         return call.emit(_op.floor_divide(a, b))
@@ -111,7 +99,7 @@ def _clamp(call: AtenCall) -> Expr:
 
 
 def _where(call: AtenCall) -> Expr:
-    a, b = call.cast(call["self"], call.dtype), call.cast(call["other"], call.dtype)
+    a, b = call.operands()
     return call.emit(_op.where(call.cast(call["condition"], "bool"), a, b))
 
 
@@ -138,7 +126,7 @@ _BITS = {
 
 CONVERTERS: dict[str, Converter] = {
     **{
-        f"{name}.{kind}": _binary(make, compares=True)
+        f"{name}.{kind}": _compared(make)
         for name, make in _COMPARED.items()
         for kind in ("Tensor", "Scalar")
     },
@@ -149,10 +137,10 @@ CONVERTERS: dict[str, Converter] = {
     },
     **by_name(
         (_bitwise_not, "bitwise_not.default"),
-        (_logical(_op.logical_not, "self"), "logical_not.default"),
-        (_logical(_op.logical_and, "self", "other"), "logical_and.default"),
-        (_logical(_op.logical_or, "self", "other"), "logical_or.default"),
-        (_logical(_op.logical_xor, "self", "other"), "logical_xor.default"),
+        (_logical(_op.logical_not), "logical_not.default"),
+        (_logical(_op.logical_and), "logical_and.default"),
+        (_logical(_op.logical_or), "logical_or.default"),
+        (_logical(_op.logical_xor), "logical_xor.default"),
         (_scaled_sum(_op.add), "add.Tensor add.Scalar"),
         (_scaled_sum(_op.subtract), "sub.Tensor sub.Scalar"),
         (_reversed_difference, "rsub.Tensor rsub.Scalar"),
@@ -163,7 +151,7 @@ CONVERTERS: dict[str, Converter] = {
         (_binary(_op.floor_mod), "remainder.Tensor remainder.Scalar"),
         (_binary(_op.maximum), "maximum.default max.other"),
         (_binary(_op.minimum), "minimum.default min.other"),
-        (_wide_binary(_op.atan2), "atan2.default"),
+        (wide(_op.atan2), "atan2.default"),
         (_power, "pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar"),
         (_clamp, "clamp.default clamp.Tensor clamp_min.default clamp_max.default"),
         (_where, "where.self where.ScalarOther where.ScalarSelf where.Scalar"),

@@ -197,9 +197,15 @@ class AtenCall:
         wide = self.emit(make(*(self.cast(value, "float32") for value in values)))
         return self.cast(wide, dtype_of(values[0]))
 
-    def normalized(self, value: Expr) -> Expr:
-        """Return an unbound expression with its type inferred."""
-        return self.builder.normalize(value)
+    @property
+    def axis(self) -> int:
+        """Return the argument ``dim`` as an axis of ``self``, counted from the front."""
+        return axis_of(self["dim"], max(len(shape_of(self["self"])), 1))
+
+    def operands(self, dtype: str | None = None) -> list[Expr]:
+        """Return ``self``, and ``other`` if there is one, in a type or else that of the result."""
+        names = [name for name in ("self", "other") if name in self.names]
+        return [self.cast(self[name], dtype or self.dtype) for name in names]
 
     def cast(self, value: Expr, dtype: str) -> Expr:
         """Return a tensor or a number as a tensor of a type."""
@@ -237,12 +243,16 @@ def constant(value: Any, dtype: str) -> GenericConst:
     return relax.const(value, dtype)
 
 
+def scope_of(node: fx.Node) -> str:
+    """Return the path of the module that an operator is in."""
+    stack = node.meta.get("nn_module_stack") or {}
+    return str(next(reversed(list(stack.values())))[0]) if stack else ""
+
+
 def name_hint(node: fx.Node) -> str:
     """Name a node by its module and operator, such as ``layers_0_attn_q_proj_linear``."""
-    stack = node.meta.get("nn_module_stack") or {}
-    path = str(next(reversed(list(stack.values())))[0]) if stack else ""
     operator = str(getattr(node.target, "__name__", "value")).partition(".")[0].strip("_")
-    return re.sub(r"\W+", "_", f"{path}.{operator}".strip("."))
+    return re.sub(r"\W+", "_", f"{scope_of(node)}.{operator}".strip("."))
 
 
 def axis_of(axis: int, rank: int) -> int:

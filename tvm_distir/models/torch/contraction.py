@@ -29,29 +29,22 @@ _op = relax.op
 _LAYOUTS = {1: ("NCW", "OIW", "IOW"), 2: ("NCHW", "OIHW", "IOHW"), 3: ("NCDHW", "OIDHW", "IODHW")}
 
 
-def _product(second: str) -> Converter:
-    def convert(call: AtenCall) -> Expr:
-        return call.emit(_op.matmul(call["self"], call[second]))
-
-    return convert
+def _product(call: AtenCall) -> Expr:
+    return call.emit(_op.matmul(*(call[name] for name in call.names[:2])))
 
 
-def _product_and_sum(first: str, second: str) -> Converter:
+def _product_and_sum(call: AtenCall) -> Expr:
     """Return ``beta * self + alpha * first @ second``."""
-
-    def convert(call: AtenCall) -> Expr:
-        dtype = call.dtype
-        product = call.emit(_op.matmul(call[first], call[second]))
-        if call["alpha"] != 1:
-            product = call.emit(_op.multiply(product, constant(call["alpha"], dtype)))
-        if call["beta"] == 0:
-            return product
-        added = call["self"]
-        if call["beta"] != 1:
-            added = call.emit(_op.multiply(added, constant(call["beta"], dtype)))
-        return call.emit(_op.add(product, added))
-
-    return convert
+    dtype = call.dtype
+    product = call.emit(_op.matmul(*(call[name] for name in call.names[1:3])))
+    if call["alpha"] != 1:
+        product = call.emit(_op.multiply(product, constant(call["alpha"], dtype)))
+    if call["beta"] == 0:
+        return product
+    added = call["self"]
+    if call["beta"] != 1:
+        added = call.emit(_op.multiply(added, constant(call["beta"], dtype)))
+    return call.emit(_op.add(product, added))
 
 
 def _linear(call: AtenCall) -> Expr:
@@ -149,12 +142,8 @@ def _convolution(call: AtenCall) -> Expr:
 
 
 CONVERTERS: dict[str, Converter] = by_name(
-    (_product("mat2"), "mm.default bmm.default"),
-    (_product("vec"), "mv.default"),
-    (_product("tensor"), "dot.default"),
-    (_product("other"), "matmul.default"),
-    (_product_and_sum("mat1", "mat2"), "addmm.default"),
-    (_product_and_sum("batch1", "batch2"), "baddbmm.default"),
+    (_product, "mm.default bmm.default mv.default dot.default matmul.default"),
+    (_product_and_sum, "addmm.default baddbmm.default"),
     (_linear, "linear.default"),
     (_attention, "scaled_dot_product_attention.default"),
     (_convolution, "convolution.default conv1d.default conv2d.default conv3d.default"),

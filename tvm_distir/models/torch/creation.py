@@ -15,7 +15,6 @@ from .aten_call import (
     AtenCall,
     Converter,
     UnsupportedOperator,
-    axis_of,
     constant,
     dtype_of,
     shape_of,
@@ -98,7 +97,7 @@ def _cumulative(make: Expr) -> Converter:
         x = call.cast(call["self"], call.dtype)
         if not shape_of(x):
             return x
-        return call.emit(make(x, axis_of(call["dim"], len(shape_of(x))), dtype_of(x)))
+        return call.emit(make(x, call.axis, dtype_of(x)))
 
     return convert
 

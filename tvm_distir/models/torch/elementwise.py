@@ -23,16 +23,16 @@ def _unary(make: Callable[[Expr], Expr], computes_in_floats: bool = False) -> Co
     return convert
 
 
-def _wide_unary(make: Callable[[Expr], Expr]) -> Converter:
+def wide(make: Callable[..., Expr]) -> Converter:
     """Return a converter for a function without half-precision kernels in TVM."""
-    return lambda call: call.in_float32(make, call.cast(call["self"], call.dtype))
+    return lambda call: call.in_float32(make, *call.operands())
 
 
 def _classified(make: Callable[[Expr], Expr]) -> Converter:
     def convert(call: AtenCall) -> Expr:
         x = call["self"]
-        wide = x if dtype_of(x) in ("float32", "float64") else call.cast(x, "float32")
-        return call.emit(make(wide))
+        is_wide = dtype_of(x) in ("float32", "float64")
+        return call.emit(make(x if is_wide else call.cast(x, "float32")))
 
     return convert
 
@@ -106,22 +106,17 @@ def _hard_swish(call: AtenCall) -> Expr:
 
 
 _FLOATS = ("exp", "log", "sin", "cos", "sqrt", "rsqrt", "tanh", "sigmoid", "erf")
+_OF_SAME_TYPE, _CLASSES = ("abs", "ceil", "floor", "trunc"), ("isnan", "isinf", "isfinite")
 _WIDE = ("tan", "sinh", "cosh", "asin", "acos", "atan")
 
 CONVERTERS: dict[str, Converter] = {
     **{f"{name}.default": _unary(getattr(_op, name), True) for name in _FLOATS},
-    **{f"{name}.default": _wide_unary(getattr(_op, name)) for name in _WIDE},
-    "abs.default": _unary(_op.abs),
+    **{f"{name}.default": wide(getattr(_op, name)) for name in _WIDE},
+    **{f"{name}.default": _unary(getattr(_op, name)) for name in _OF_SAME_TYPE},
+    **{f"{name}.default": _classified(getattr(_op, name)) for name in _CLASSES},
+    **{f"{name}.default": _unary(getattr(_op.nn, name)) for name in ("relu", "silu")},
     "neg.default": _unary(_op.negative),
-    "ceil.default": _unary(_op.ceil),
-    "floor.default": _unary(_op.floor),
-    "trunc.default": _unary(_op.trunc),
     "sign.default": _sign,
-    "isnan.default": _classified(_op.isnan),
-    "isinf.default": _classified(_op.isinf),
-    "isfinite.default": _classified(_op.isfinite),
-    "relu.default": _unary(_op.nn.relu),
-    "silu.default": _unary(_op.nn.silu),
     "gelu.default": _gelu,
     "elu.default": _elu,
     "leaky_relu.default": _leaky_relu,

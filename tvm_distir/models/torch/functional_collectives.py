@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -73,6 +73,12 @@ class _Call:
         """Return the global rank of a position in the group."""
         return int(dist.get_process_group_ranks(self.group)[position])
 
+    def pairs(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Return the outputs of a collective with their inputs, of which there may be several."""
+        if "output_tensor" in self.values:
+            return iter([(self["output_tensor"], self["input_tensor"])])
+        return zip(self["outputs"], self["inputs"], strict=True)
+
 
 def _all_reduce(call: _Call) -> None:
     for x in call["tensors"]:
@@ -85,10 +91,7 @@ def _broadcast(call: _Call) -> None:
 
 
 def _gather(call: _Call) -> None:
-    is_single = "output_tensor" in call.values
-    outputs = [call["output_tensor"]] if is_single else call["outputs"]
-    inputs = [call["input_tensor"]] if is_single else call["inputs"]
-    for out, x in zip(outputs, inputs, strict=True):
+    for out, x in call.pairs():
         joined = call.functional("all_gather_into_tensor", x.reshape(-1), call.size)
         out.copy_(joined.view(out.shape))
 
@@ -101,11 +104,8 @@ def _gather_list(call: _Call) -> None:
 
 
 def _reduce_scatter(call: _Call) -> None:
-    is_single = "output_tensor" in call.values
-    outputs = [call["output_tensor"]] if is_single else call["outputs"]
-    inputs = [call["input_tensor"]] if is_single else call["inputs"]
     kind = _reduction(call["reduce_op"])
-    for out, x in zip(outputs, inputs, strict=True):
+    for out, x in call.pairs():
         part = call.functional("reduce_scatter_tensor", x.reshape(-1), kind, call.size)
         out.copy_(part.view(out.shape))
 

@@ -15,19 +15,13 @@ from tvm.relax import BlockBuilder, Expr
 from tvm_distir.models.common.quiet import IMPORT_ERRORS, reason
 from tvm_distir.support import ModelError
 
-from .aten_call import Absent, AtenCall, UnsupportedOperator, shape_of, translated
+from .aten_call import Absent, AtenCall, UnsupportedOperator, scope_of, shape_of, translated
 from .expert_order import Substitute, unsorted_rows
 from .pinned_batch import PinnedBatch
 from .table import CONVERTERS, NOTES, overload_name
 
 _REGIONS = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
 """Operators that call a graph inside a region of torch."""
-
-
-def scope_of(node: fx.Node) -> str:
-    """Return the path of the module of a node."""
-    stack = node.meta.get("nn_module_stack") or {}
-    return str(next(reversed(list(stack.values())))[0]) if stack else ""
 
 
 def _location(node: fx.Node) -> str:
@@ -64,7 +58,6 @@ def is_region(node: fx.Node) -> bool:
 
 
 def _is_of_sizes(node: fx.Node) -> bool:
-    """Return whether a node computes with sizes of dims."""
     return getattr(node.target, "__module__", "") in (
         "_operator",
         "torch",

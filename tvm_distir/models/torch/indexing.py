@@ -18,7 +18,6 @@ from .aten_call import (
     AtenCall,
     Converter,
     UnsupportedOperator,
-    axis_of,
     constant,
     dtype_of,
     shape_of,
@@ -34,13 +33,11 @@ def _embedding(call: AtenCall) -> Expr:
 
 
 def _index_select(call: AtenCall) -> Expr:
-    axis = axis_of(call["dim"], max(len(shape_of(call["self"])), 1))
-    return call.emit(_op.take(call["self"], call["index"], axis=axis))
+    return call.emit(_op.take(call["self"], call["index"], axis=call.axis))
 
 
 def _gather(call: AtenCall) -> Expr:
-    axis = axis_of(call["dim"], max(len(shape_of(call["self"])), 1))
-    return call.emit(_op.gather_elements(call["self"], call["index"], axis))
+    return call.emit(_op.gather_elements(call["self"], call["index"], call.axis))
 
 
 def _is_counted(node: object) -> bool:
@@ -141,14 +138,13 @@ def _put_at_mask(call: AtenCall, x: Expr, values: Expr, mask: Expr, adds: bool) 
 def _scatter(reduction: str) -> Converter:
     def convert(call: AtenCall) -> Expr:
         x, index = call["self"], call["index"]
-        axis = axis_of(call["dim"], max(len(shape_of(x)), 1))
         if "value" in call.names:
             new = call.broadcast(constant(call["value"], dtype_of(x)), shape_of(index))
         else:
             new = call.cast(call["src"], dtype_of(x))
             if shape_of(new) != shape_of(index):
                 raise UnsupportedOperator("a source of another shape than its indices")
-        return call.emit(_op.scatter_elements(x, index, new, axis, reduction))
+        return call.emit(_op.scatter_elements(x, index, new, call.axis, reduction))
 
     return convert
 

@@ -34,13 +34,23 @@ def _inverse_deviation(call: AtenCall, variance: Expr, epsilon: float) -> Expr:
     return call.emit(_op.rsqrt(moved))
 
 
-def _moments(call: AtenCall, x: Expr, axes: list[int], epsilon: float, keeps: bool) -> list[Expr]:
-    """Return the mean and reciprocal deviation in float32: results 1 and 2 of a norm."""
-    wide = call.cast(x, "float32")
+def _with_moments(
+    call: AtenCall, normalized: Expr, shape: Sequence[int], axes: list[int], keeps: bool
+) -> Expr | list[Expr]:
+    """Return the results of a norm over axes of its input in a shape.
+
+    Results 1 and 2, which only some norms have, are the mean and the reciprocal deviation in
+    float32.
+    """
+    if len(call.results) == 1:
+        return normalized
+    if not (call.is_read(1) or call.is_read(2)):
+        return [normalized, call.absent(1), call.absent(2)]
+    wide = call.cast(call.reshaped(call["input"], shape), "float32")
     variance = call.emit(_op.variance(wide, axes, keeps))
     mean = call.emit(_op.mean(wide, axes, keeps))
-    moments = (mean, _inverse_deviation(call, variance, epsilon))
-    return [call.cast(value, call.result_dtype(i)) for i, value in enumerate(moments, 1)]
+    moments = (mean, _inverse_deviation(call, variance, float(call["eps"])))
+    return [normalized, *(call.cast(v, call.result_dtype(i)) for i, v in enumerate(moments, 1))]
 
 
 def _layer_norm(call: AtenCall) -> Expr:
@@ -51,11 +61,7 @@ def _layer_norm(call: AtenCall) -> Expr:
     normalized = call.in_float32(
         lambda *values: _op.nn.layer_norm(*values, axes=axes, epsilon=epsilon), x, weight, bias
     )
-    if len(call.results) == 1:
-        return normalized
-    if not (call.is_read(1) or call.is_read(2)):
-        return [normalized, call.absent(1), call.absent(2)]
-    return [normalized, *_moments(call, x, axes, epsilon, True)]
+    return _with_moments(call, normalized, shape_of(x), axes, True)
 
 
 def _rms_norm(call: AtenCall) -> Expr:
@@ -65,10 +71,8 @@ def _rms_norm(call: AtenCall) -> Expr:
     epsilon = call["eps"]
     if epsilon is None:
         epsilon = torch.finfo(call.results[0].dtype).eps
-    weight, axes = (
-        _weight_or_neutral(call["weight"], shape, 1.0, dtype_of(x)),
-        list(range(-len(shape), 0)),
-    )
+    axes = list(range(-len(shape), 0))
+    weight = _weight_or_neutral(call["weight"], shape, 1.0, dtype_of(x))
     return call.in_float32(
         lambda *values: _op.nn.rms_norm(*values, axes=axes, epsilon=float(epsilon)), x, weight
     )
@@ -90,12 +94,8 @@ def _group_norm(call: AtenCall) -> Expr:
         weight,
         bias,
     )
-    if not native:
-        return normalized
-    if not (call.is_read(1) or call.is_read(2)):
-        return [normalized, call.absent(1), call.absent(2)]
-    parts = call.reshaped(x, [shape[0], groups, math.prod(shape[1:]) // groups])
-    return [normalized, *_moments(call, parts, [2], epsilon, False)]
+    parts = [shape[0], groups, math.prod(shape[1:]) // groups]
+    return _with_moments(call, normalized, parts, [2], False)
 
 
 def _batch_norm(call: AtenCall) -> Expr:

@@ -31,35 +31,32 @@ def _stack(call: AtenCall) -> Expr:
     return call.emit(_op.concat([call.emit(_op.expand_dims(part, axis)) for part in parts], axis))
 
 
-def _cut(call: AtenCall, sizes: list[int], axis: int) -> list[Expr]:
+def _cut(call: AtenCall, sizes: list[int]) -> list[Expr]:
     if len(sizes) == 1:
         return [call["self"]]
     ends = [sum(sizes[: i + 1]) for i in range(len(sizes) - 1)]
-    parts = call.emit(_op.split(call["self"], ends, axis))
+    parts = call.emit(_op.split(call["self"], ends, call.axis))
     return [call.emit(relax.TupleGetItem(parts, i)) for i in range(len(sizes))]
 
 
+def _in_pieces(call: AtenCall, size: int) -> list[Expr]:
+    total = shape_of(call["self"])[call.axis]
+    return _cut(call, [min(size, total - begin) for begin in range(0, total, size)])
+
+
 def _split(call: AtenCall) -> Expr:
-    shape = shape_of(call["self"])
-    axis = axis_of(call["dim"], len(shape))
     if "split_sizes" in call.names:
-        return _cut(call, [int(n) for n in call["split_sizes"]], axis)
-    size, total = call["split_size"], shape[axis]
-    return _cut(call, [min(size, total - begin) for begin in range(0, total, size)], axis)
+        return _cut(call, [int(n) for n in call["split_sizes"]])
+    return _in_pieces(call, call["split_size"])
 
 
 def _chunk(call: AtenCall) -> Expr:
-    shape = shape_of(call["self"])
-    axis = axis_of(call["dim"], len(shape))
-    size = -(-shape[axis] // call["chunks"])
-    return _cut(call, [min(size, shape[axis] - b) for b in range(0, shape[axis], size)], axis)
+    return _in_pieces(call, -(-shape_of(call["self"])[call.axis] // call["chunks"]))
 
 
 def _unbind(call: AtenCall) -> Expr:
-    shape = shape_of(call["self"])
-    axis = axis_of(call["dim"], len(shape))
-    parts = _cut(call, [1] * shape[axis], axis)
-    return [call.emit(_op.squeeze(part, [axis])) for part in parts]
+    parts = _cut(call, [1] * shape_of(call["self"])[call.axis])
+    return [call.emit(_op.squeeze(part, [call.axis])) for part in parts]
 
 
 def sliced(call: AtenCall, x: Expr, axis: int, begin: int, end: int, step: int = 1) -> Expr:
@@ -72,23 +69,19 @@ def sliced(call: AtenCall, x: Expr, axis: int, begin: int, end: int, step: int =
 
 
 def _slice(call: AtenCall) -> Expr:
-    x = call["self"]
-    begin, end = call["start"], call["end"]
-    axis = axis_of(call["dim"], len(shape_of(x)))
-    return sliced(call, x, axis, begin or 0, _MOST if end is None else end, call["step"])
+    begin, end = call["start"] or 0, _MOST if call["end"] is None else call["end"]
+    return sliced(call, call["self"], call.axis, begin, end, call["step"])
 
 
 def _narrow(call: AtenCall) -> Expr:
-    x = call["self"]
-    axis, begin = axis_of(call["dim"], len(shape_of(x))), call["start"]
-    begin = begin + shape_of(x)[axis] if begin < 0 else begin
-    return sliced(call, x, axis, begin, begin + call["length"])
+    x, begin = call["self"], call["start"]
+    begin = begin + shape_of(x)[call.axis] if begin < 0 else begin
+    return sliced(call, x, call.axis, begin, begin + call["length"])
 
 
 def _select(call: AtenCall) -> Expr:
-    x = call["self"]
-    axis = axis_of(call["dim"], len(shape_of(x)))
-    index = call["index"] + (shape_of(x)[axis] if call["index"] < 0 else 0)
+    x, axis, index = call["self"], call.axis, call["index"]
+    index = index + shape_of(x)[axis] if index < 0 else index
     return call.emit(_op.squeeze(sliced(call, x, axis, index, index + 1), [axis]))
 
 
@@ -126,9 +119,7 @@ def _pad(call: AtenCall) -> Expr:
 
 
 def _diff(call: AtenCall) -> Expr:
-    x = call["self"]
-    axis = axis_of(call["dim"], len(shape_of(x)))
-    ends = [call["prepend"], x, call["append"]]
+    axis, ends = call.axis, [call["prepend"], call["self"], call["append"]]
     present = [part for part in ends if part is not None]
     x = present[0] if len(present) == 1 else call.emit(_op.concat(present, axis))
     for _ in range(call["n"]):
@@ -140,28 +131,27 @@ def _diff(call: AtenCall) -> Expr:
 
 
 def _slice_scatter(call: AtenCall) -> Expr:
-    x, src = call["self"], call["src"]
-    axis = axis_of(call["dim"], len(shape_of(x)))
-    size = shape_of(x)[axis]
+    size = shape_of(call["self"])[call.axis]
     end = size if call["end"] is None else call["end"]
     first, last, step = slice(call["start"] or 0, end, call["step"]).indices(size)
     if step != 1:
         raise UnsupportedOperator("slice_scatter with a step")
-    src = call.cast(src, dtype_of(x))
+    return _written(call, first, last, call.cast(call["src"], dtype_of(call["self"])))
+
+
+def _written(call: AtenCall, first: int, last: int, src: Expr) -> Expr:
+    """Return ``self`` with other rows from the first up to the last."""
+    x, axis = call["self"], call.axis
+    size = shape_of(x)[axis]
     parts = [sliced(call, x, axis, 0, first)] if first else []
     parts += [src, *([sliced(call, x, axis, last, size)] if last < size else [])]
     return call.emit(_op.concat(parts, axis)) if len(parts) > 1 else src
 
 
 def _select_scatter(call: AtenCall) -> Expr:
-    x = call["self"]
-    axis = axis_of(call["dim"], len(shape_of(x)))
-    size = shape_of(x)[axis]
-    index = call["index"] % size
-    row = call.emit(_op.expand_dims(call.cast(call["src"], dtype_of(x)), axis))
-    parts = [sliced(call, x, axis, 0, index)] if index else []
-    parts += [row, *([sliced(call, x, axis, index + 1, size)] if index + 1 < size else [])]
-    return call.emit(_op.concat(parts, axis)) if len(parts) > 1 else row
+    index = call["index"] % shape_of(call["self"])[call.axis]
+    row = call.cast(call["src"], dtype_of(call["self"]))
+    return _written(call, index, index + 1, call.emit(_op.expand_dims(row, call.axis)))
 
 
 CONVERTERS: dict[str, Converter] = by_name(

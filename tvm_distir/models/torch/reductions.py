@@ -83,13 +83,12 @@ def _variance(call: AtenCall, x: Expr, axes: list[int]) -> Expr:
 
 def _var(call: AtenCall) -> Expr:
     x = call["self"]
-    wide = call.cast(x, "float32") if dtype_of(x) in HALVES else x
-    return call.cast(_variance(call, wide, _axes(call, x)), call.dtype)
+    return call.cast(_variance(call, _wide(call, x), _axes(call, x)), call.dtype)
 
 
 def _var_mean(call: AtenCall) -> Expr:
     x = call["self"]
-    wide, axes = call.cast(x, "float32") if dtype_of(x) in HALVES else x, _axes(call, x)
+    wide, axes = _wide(call, x), _axes(call, x)
     mean = call.emit(_op.mean(wide, axes, _keeps(call)))
     return [call.cast(v, call.dtype) for v in (_variance(call, wide, axes), mean)]
 
@@ -108,7 +107,7 @@ def _vector_norm(call: AtenCall) -> Expr:
     raise UnsupportedOperator(f"the norm of order {order}")
 
 
-def _ordered(call: AtenCall, x: Expr) -> Expr:
+def _wide(call: AtenCall, x: Expr) -> Expr:
     """Cast to a type that TVM's sorts order; they silently treat bfloat16 as integers."""
     return call.cast(x, "float32") if dtype_of(x) in HALVES else x
 
@@ -119,7 +118,7 @@ def _position(make: Callable[..., Expr]) -> Converter:
     def convert(call: AtenCall) -> Expr:
         x, dim = call["self"], call["dim"]
         axis = None if dim is None else axis_of(dim, len(shape_of(x)))
-        return call.emit(make(_ordered(call, x), axis, _keeps(call)))
+        return call.emit(make(_wide(call, x), axis, _keeps(call)))
 
     return convert
 
@@ -127,34 +126,30 @@ def _position(make: Callable[..., Expr]) -> Converter:
 def _extreme_and_position(value: Callable[..., Expr], position: Callable[..., Expr]) -> Converter:
     def convert(call: AtenCall) -> Expr:
         x, keeps = call["self"], _keeps(call)
-        axis = axis_of(call["dim"], len(shape_of(x)))
+        axis = call.axis
         extreme = call.emit(value(x, [axis], keeps))
         if not call.is_read(1):
             return [extreme, call.absent(1)]
-        return [extreme, call.emit(position(_ordered(call, x), axis, keeps))]
+        return [extreme, call.emit(position(_wide(call, x), axis, keeps))]
 
     return convert
 
 
 def _top(call: AtenCall) -> Expr:
-    x = call["self"]
-    axis = axis_of(call["dim"], len(shape_of(x)))
-    wide, count = _ordered(call, x), int(call["k"])
-    pair = call.emit(_op.topk(wide, count, axis, "both", bool(call["largest"]), "int64"))
+    x, count, largest = call["self"], int(call["k"]), bool(call["largest"])
+    pair = call.emit(_op.topk(_wide(call, x), count, call.axis, "both", largest, "int64"))
     values, positions = (call.emit(relax.TupleGetItem(pair, i)) for i in (0, 1))
     return [call.cast(values, dtype_of(x)), positions]
 
 
 def _order(call: AtenCall, x: Expr) -> Expr:
-    axis = axis_of(call["dim"], len(shape_of(x)))
-    return call.emit(_op.argsort(_ordered(call, x), axis, bool(call["descending"]), "int64"))
+    return call.emit(_op.argsort(_wide(call, x), call.axis, bool(call["descending"]), "int64"))
 
 
 def _sort(call: AtenCall) -> Expr:
     x = call["self"]
     order = _order(call, x)
-    axis = axis_of(call["dim"], len(shape_of(x)))
-    return [call.emit(_op.gather_elements(x, order, axis)), order]
+    return [call.emit(_op.gather_elements(x, order, call.axis)), order]
 
 
 def _softmax(make: Callable[..., Expr]) -> Converter:
@@ -162,9 +157,7 @@ def _softmax(make: Callable[..., Expr]) -> Converter:
         x = call["self"]
         if dtype_of(x) not in HALVES:
             x = call.cast(x, call.dtype)
-        axis = axis_of(call["dim"], max(len(shape_of(x)), 1))
-        wide = call.cast(x, "float32") if dtype_of(x) in HALVES else x
-        return call.cast(call.emit(make(wide, axis)), call.dtype)
+        return call.cast(call.emit(make(_wide(call, x), call.axis)), call.dtype)
 
     return convert
 

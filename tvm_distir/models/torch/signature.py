@@ -98,13 +98,11 @@ def read_inputs(
             continue
         is_data = spec.kind is InputKind.USER_INPUT
         if not isinstance(spec.arg, TensorArgument) or not (is_data or spec.kind in _STORED):
-            raise ModelError(
-                "DIST0362",
-                f'the input "{node.name}" is not a tensor ({spec.kind.name.lower()})',
-                location=location,
-                remedy="Export a module of tensors, with numbers as constants and without custom "
-                "objects.",
+            problem = f'the input "{node.name}" is not a tensor ({spec.kind.name.lower()})'
+            remedy = (
+                "Export a module of tensors, with numbers as constants and without custom objects."
             )
+            raise ModelError("DIST0362", problem, location=location, remedy=remedy)
         if spec.target in tables:
             value = as_array(tables[spec.target])
             inputs.env[node] = constant(value, dtype_name(node.meta["val"].dtype))

@@ -13,7 +13,7 @@ from tvm.relax import Expr
 
 from tvm_distir.models.common.name_tables import by_name
 
-from .aten_call import AtenCall, Converter, UnsupportedOperator, axes_of, axis_of, shape_of
+from .aten_call import AtenCall, Converter, UnsupportedOperator, axes_of, shape_of
 
 _op = relax.op
 _MOST_INDICES = 1 << 16
@@ -41,7 +41,7 @@ def _flatten(call: AtenCall) -> Expr:
 
 def _unflatten(call: AtenCall) -> Expr:
     shape = shape_of(call["self"])
-    axis, sizes = axis_of(call["dim"], len(shape)), [int(n) for n in call["sizes"]]
+    axis, sizes = call.axis, [int(n) for n in call["sizes"]]
     if -1 in sizes:
         sizes[sizes.index(-1)] = shape[axis] // math.prod(n for n in sizes if n != -1)
     return call.reshaped(call["self"], [*shape[:axis], *sizes, *shape[axis + 1 :]])
@@ -134,8 +134,7 @@ def _repeat(call: AtenCall) -> Expr:
 def _repeat_interleave(call: AtenCall) -> Expr:
     if call["dim"] is None:
         raise UnsupportedOperator("repeat_interleave over the flattened tensor")
-    axis = axis_of(call["dim"], len(shape_of(call["self"])))
-    return call.emit(_op.repeat(call["self"], int(call["repeats"]), axis))
+    return call.emit(_op.repeat(call["self"], int(call["repeats"]), call.axis))
 
 
 CONVERTERS: dict[str, Converter] = by_name(

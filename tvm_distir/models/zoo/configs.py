@@ -95,23 +95,16 @@ def configure(name: str, presets: Mapping[str, AnyConfig], keys: Mapping[str, ob
     rest = dict(keys)
     size = str(rest.pop("size", next(iter(presets)))).lower()
     if size not in presets:
-        raise ModelError(
-            "DIST0331",
-            f'the zoo\'s {name} has no size "{size}"',
-            location=f"zoo:{name}",
-            remedy=nearest(size, presets),
-        )
+        problem = f'the zoo\'s {name} has no size "{size}"'
+        raise ModelError("DIST0331", problem, location=f"zoo:{name}", remedy=nearest(size, presets))
     base = presets[size]
     types: dict[str, type] = {f.name: type(getattr(base, f.name)) for f in fields(base)}
     values: dict[str, Any] = {}
     for key, value in rest.items():
         if key not in types:
-            raise ModelError(
-                "DIST0331",
-                f'the zoo\'s {name} has no key "{key}"',
-                location=f"zoo:{name}",
-                remedy=nearest(key, [*types, "size"]),
-            )
+            problem = f'the zoo\'s {name} has no key "{key}"'
+            remedy = nearest(key, [*types, "size"])
+            raise ModelError("DIST0331", problem, location=f"zoo:{name}", remedy=remedy)
         values[key] = convert_key(f"zoo:{name}", key, value, types[key])
     config = replace(base, **values)
     for problem, remedy in config.faults():

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tvm_distir.support import nearest
 
-from .configs import Config, Fault, indivisible
+from .configs import Fault, indivisible
 from .decoder_experts import ExpertSizes
 
 ATTENTIONS = ("softmax", "flash")
@@ -22,7 +22,7 @@ DISPATCHES = ("permutation", "one_hot")
 
 
 @dataclass(frozen=True)
-class DecoderConfig(ExpertSizes, Config):
+class DecoderConfig(ExpertSizes):
     """Configuration of a decoder of today's families.
 
     Attributes
@@ -143,10 +143,8 @@ class DecoderConfig(ExpertSizes, Config):
     heads: int = 32
     kv_heads: int = 8
     head_dim: int = 0
-    ffn: int = 14336
     vocab: int = 128256
     batch: int = 16
-    seq: int = 4096
     dtype: str = "bfloat16"
     nested: int = 1
     eps: float = 1e-5
@@ -189,20 +187,13 @@ class DecoderConfig(ExpertSizes, Config):
     nope_dim: int = 0
     rope_dim: int = 0
     v_dim: int = 0
-    experts: int = 0
-    top_k: int = 1
-    expert_ffn: int = 0
     shared_ffn: int = 0
     shared_gate: int = 0
-    dense_layers: int = 0
     routing: str = "softmax"
     dispatch: str = "permutation"
-    expert_groups: int = 1
-    top_groups: int = 1
     routing_scale: float = 1.0
     expert_bias: int = 0
     swiglu_limit: float = 0.0
-    capacity_factor: float = 1.0
     norm: str = "rms"
     pre_norms: int = 1
     joint_qk_norm: int = 0

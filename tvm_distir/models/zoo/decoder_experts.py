@@ -6,22 +6,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from .configs import Fault, indivisible
+from .configs import Config, Fault, indivisible
 
 
-class ExpertSizes:
-    """Mixin of configurations with experts, whose fields it reads."""
+@dataclass(frozen=True)
+class ExpertSizes(Config):
+    """Fields of a decoder that determine the sizes of its experts (:class:`.DecoderConfig`)."""
 
-    seq: int
-    ffn: int
-    experts: int
-    top_k: int
-    expert_ffn: int
-    dense_layers: int
-    expert_groups: int
-    top_groups: int
-    capacity_factor: float
+    seq: int = 4096
+    ffn: int = 14336
+    experts: int = 0
+    top_k: int = 1
+    expert_ffn: int = 0
+    dense_layers: int = 0
+    expert_groups: int = 1
+    top_groups: int = 1
+    capacity_factor: float = 1.0
 
     @property
     def expert_width(self) -> int:

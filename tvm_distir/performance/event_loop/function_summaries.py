@@ -81,11 +81,9 @@ def representable() -> Iterator[None]:
     try:
         yield
     except OverflowError as err:
-        raise SimulationError(
-            "DIST0721", "the simulated time does not fit in 64-bit picoseconds (13 days)",
-            location="schedule",
-            remedy="Check the numbers of the system and the sizes of the program.",
-        ) from err  # fmt: skip
+        problem = "the simulated time does not fit in 64-bit picoseconds (13 days)"
+        remedy = "Check the numbers of the system and the sizes of the program."
+        raise SimulationError("DIST0721", problem, location="schedule", remedy=remedy) from err
 
 
 class FunctionSummaries(Protocol):

@@ -37,24 +37,20 @@ def schedule(tasks: Tasks, names: Sequence[str] | None = None) -> tuple[Ints, In
     """
     start, end, done = (reference("schedule") or _schedule_native)(tasks)
     if done < 0:
-        raise SimulationError(
-            "DIST0721", "the simulated time does not fit in 64-bit picoseconds (106 days)",
-            location="schedule",
-            remedy="Check the numbers of the system and the sizes of the program.",
-        )  # fmt: skip
+        problem = "the simulated time does not fit in 64-bit picoseconds (106 days)"
+        remedy = "Check the numbers of the system and the sizes of the program."
+        raise SimulationError("DIST0721", problem, location="schedule", remedy=remedy)
     if done < tasks.size:
         cycle = find_cycle(tasks, start)
         shown = [names[t] if names is not None else f"task {t}" for t in cycle]
         if len(shown) > 8:
             shown = [*shown[:7], f"... {len(shown) - 8} more", shown[-1]]
-        raise SimulationError(
-            "DIST0720",
+        problem = (
             f"{tasks.size - done} of {tasks.size} tasks cannot start, because they wait for each "
-            f"other: {' <- '.join(shown)}",
-            location="schedule",
-            remedy="Use the same order on all devices of a collective and at both ends of a "
-            "transfer.",
+            f"other: {' <- '.join(shown)}"
         )
+        remedy = "Use the same order on all devices of a collective and at both ends of a transfer."
+        raise SimulationError("DIST0720", problem, location="schedule", remedy=remedy)
     return start, end
 
 

@@ -40,6 +40,8 @@ class Dataflow:
         The value whose memory each value uses.
     maker : dict of int to int
         The op that produces each value.
+    reads : list of tuple of int
+        The values with memory that each op reads.
     readers : dict of int to list of int
         The ops, without views, that read each value that has memory, directly or through views.
     kept : set of int
@@ -61,15 +63,15 @@ class Dataflow:
         self.source = source = list(range(len(fn.values)))
         self.maker: dict[int, int] = {}
         self.readers: dict[int, list[int]] = {}
-        self._reads: list[tuple[int, ...]] = []
+        self.reads: list[tuple[int, ...]] = []
         for number, op in enumerate(fn.ops):
             for value in op.outputs:
                 self.maker[value] = number
-            self._reads.append(tuple(dict.fromkeys([source[value] for value in op.inputs])))
+            self.reads.append(tuple(dict.fromkeys([source[value] for value in op.inputs])))
             if number in self.views:
                 source[op.outputs[0]] = source[op.inputs[0]]
                 continue
-            for value in self._reads[-1]:
+            for value in self.reads[-1]:
                 self.readers.setdefault(value, []).append(number)
         self.returned = {self.source[value] for value in fn.results}
 
@@ -81,17 +83,10 @@ class Dataflow:
         ends = self.fn.values[op.inputs[0]], self.fn.values[op.outputs[0]]
         return all(value.dtype in FLOATS for value in ends)
 
-    def reads(self, number: int) -> tuple[int, ...]:
-        """Return the values with memory that an op reads."""
-        return self._reads[number]
-
     @cached_property
-    def _elements(self) -> list[int]:
+    def elements(self) -> list[int]:
+        """Return the number of elements of each value."""
         return [math.prod(value.shape) for value in self.fn.values]
-
-    def elements(self, value: int) -> int:
-        """Number of elements."""
-        return self._elements[value]
 
     def qualifiers(self, number: int) -> tuple[str, ...]:
         """Return what the operands of an op are, as members of rules may ask for.
@@ -101,7 +96,7 @@ class Dataflow:
         """
         op = self.fn.ops[number]
         out = self.fn.values[op.outputs[0]].shape if op.outputs else ()
-        sizes = [self.elements(value) for value in op.inputs] if len(op.inputs) > 1 else []
+        sizes = [self.elements[value] for value in op.inputs] if len(op.inputs) > 1 else []
         ranks = [len(self.fn.values[value].shape) for value in op.inputs]
         thin = any(size > 1 and rank < len(out) for size, rank in zip(sizes, ranks, strict=False))
         batched = op.kernel_class == "matmul" and len(ranks) > 1 and min(ranks[:2]) > 2
@@ -111,11 +106,11 @@ class Dataflow:
     def neighbours(self, number: int) -> list[int]:
         """Return the neighbours of an op: producers and readers of its values, scalars aside."""
         numbers = []
-        for value in self.reads(number):
-            if value in self.maker and self.elements(value) > 1:
+        for value in self.reads[number]:
+            if value in self.maker and self.elements[value] > 1:
                 numbers.append(self.maker[value])
         for value in self.fn.ops[number].outputs:
-            if self.elements(value) > 1:
+            if self.elements[value] > 1:
                 numbers.extend(self.readers.get(value, ()))
         return numbers
 

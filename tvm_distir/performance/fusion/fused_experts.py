@@ -45,7 +45,7 @@ def _without_moves(fn: Function) -> Function:
 
 
 def _makers(flow: Dataflow, number: int) -> set[int]:
-    return {flow.maker[value] for value in flow.reads(number) if value in flow.maker}
+    return {flow.maker[value] for value in flow.reads[number] if value in flow.maker}
 
 
 def _moves(op: Op) -> bool:

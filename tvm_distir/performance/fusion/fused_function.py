@@ -70,7 +70,7 @@ class Writer:
     def _recomputed(self) -> dict[int, tuple[int, ...]]:
         """Return what kernels read instead of results that they compute again, by result."""
         return {
-            value: self.flow.reads(number)
+            value: self.flow.reads[number]
             for number, group in self.group_of.items()
             if self.flow.fn.ops[number].op in group.rule.recomputed
             for value in self.flow.fn.ops[number].outputs
@@ -106,14 +106,14 @@ class Writer:
         inputs = dict.fromkeys(
             operand
             for n in members
-            for v in flow.reads(n)
+            for v in flow.reads[n]
             if v not in defined
             for operand in self.recomputed.get(v, (v,))
         )
         # What nothing reads is launched all the same, and gives what its last op gives.
         outputs = [v for v in sorted(defined) if self._needed(v, group)] or ops[-1].outputs
         limit = sum(op.bytes_read for op in ops)
-        largest = max(flow.elements(v) for v in defined)
+        largest = max(flow.elements[v] for v in defined)
         extra = group.rule.extra_bytes * largest
         heavy = [op for op in ops if op.kernel_class not in _BY_ELEMENT]
         anchor = heavy[0] if heavy else ops[0]

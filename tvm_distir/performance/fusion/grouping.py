@@ -100,14 +100,14 @@ class Grouping:
         forward pass is launched before.
         """
         flow, names = self.flow, group.rule.siblings
-        values = {value for n in group.members for value in flow.reads(n)} if names else ()
+        values = {value for n in group.members for value in flow.reads[n]} if names else ()
         return [
             number
             for value in sorted(values)
             for number in flow.readers[value]
             if flow.fn.ops[number].op in names
             and (number in self.late or not self.late)
-            and flow.elements(value) == flow.elements(flow.fn.ops[number].outputs[0])
+            and flow.elements[value] == flow.elements[flow.fn.ops[number].outputs[0]]
         ]
 
     def _has_what_it_needs(self, group: Group) -> bool:
@@ -150,11 +150,11 @@ def plain(flow: Dataflow, profile: Profile) -> tuple[set[int], int]:
             if not rule.begins(op.op) or _is_multiple(flow, rule, anchor):
                 continue
             launches += rule.launches_else
-            size, seen, todo = flow.elements(op.inputs[0]), {anchor}, [anchor]
+            size, seen, todo = flow.elements[op.inputs[0]], {anchor}, [anchor]
             while todo:
                 for number in flow.neighbours(todo.pop()):
                     other = flow.fn.ops[number]
-                    sizes = {flow.elements(v) for v in (*other.inputs, *other.outputs)}
+                    sizes = {flow.elements[v] for v in (*other.inputs, *other.outputs)}
                     fits = flow.is_cast(number) or rule.takes(
                         other.op, partial(flow.qualifiers, number)
                     )

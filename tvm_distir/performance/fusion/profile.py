@@ -226,12 +226,9 @@ class Profile:
             hint = nearest(str(name_or_path), known)
             if former is not None:
                 hint = f'It is written "{former[1]}{WEIGHTS}{former[2]}".'
-            raise HardwareError(
-                "DIST0701",
-                f"there is no kernel profile {str(name_or_path)!r}, nor a file of that name",
-                location="kernels",
-                remedy=f"{hint} Available: {', '.join(known)}.",
-            )
+            problem = f"there is no kernel profile {str(name_or_path)!r}, nor a file of that name"
+            remedy = f"{hint} Available: {', '.join(known)}."
+            raise HardwareError("DIST0701", problem, location="kernels", remedy=remedy)
         return Profile.from_dict(read_json(path, no_json, repeated=wrong), str(path))
 
     @staticmethod

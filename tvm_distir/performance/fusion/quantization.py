@@ -141,7 +141,7 @@ def check_products(profile: Profile, system: System) -> None:
 def half_matrices(flow: Dataflow, number: int) -> list[int]:
     """Return the 16-bit matrices that an op reads."""
     values = flow.fn.values
-    return [v for v in flow.reads(number) if values[v].dtype in HALF and len(values[v].shape) > 1]
+    return [v for v in flow.reads[number] if values[v].dtype in HALF and len(values[v].shape) > 1]
 
 
 class _Quantizer:
@@ -217,7 +217,7 @@ class _Quantizer:
         if op.op != EXPERTS:
             return sum(values[v].bytes - self._bytes(v) for v in operands)
         weights = [v for v in operands if self._is_given(v)]
-        others = sum(values[v].bytes for v in self.flow.reads(number) if v not in weights)
+        others = sum(values[v].bytes for v in self.flow.reads[number] if v not in weights)
         sizes = {v: values[v].bytes // values[v].shape[0] for v in weights}
         active = max(op.bytes_read - others, 0) // sum(sizes.values())
         saved = active * sum(n - quantized_bytes(n, self._bits(v)) for v, n in sizes.items())

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 from tvm_distir.performance.program.mesh import Mesh
-from tvm_distir.performance.program.parts import Function, Op
+from tvm_distir.performance.program.parts import Function, Op, reached
 from tvm_distir.performance.program.pipeline_program import Edge, PipelineProgram
 from tvm_distir.performance.program.program import Program
 from tvm_distir.performance.program.stage_kind import (
@@ -61,20 +61,14 @@ def reduced(program: Program, profile: Profile) -> Program:
 
 def _called(
     functions: dict[str, Function], staged: PipelineProgram, phases: tuple[str, ...]
-) -> list[str]:
+) -> set[str]:
     todo = [
         phase.function
         for stage_kind in staged.stage_kinds
         for phase in stage_kind.phases
         if phase.name.partition(":")[0] in phases
     ]
-    result: dict[str, None] = {}
-    while todo:
-        name = todo.pop()
-        if name not in result:
-            result[name] = None
-            todo.extend(callee for op in functions[name].ops for callee in op.callees)
-    return list(result)
+    return reached(functions, todo)
 
 
 def _data_axes(stage_kind: StageKind) -> set[int]:

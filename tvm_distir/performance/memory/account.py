@@ -137,28 +137,20 @@ def category_sums(buffers: Iterable[LiveBuffer]) -> list[int]:
 
 def holders(buffers: Iterable[LiveBuffer]) -> tuple[BufferGroup, ...]:
     """Group buffers of the same producer, category and size whose names differ in numbers."""
-    groups: dict[Any, list[LiveBuffer]] = {}
-    for buffer in buffers:
-        label = buffer.label
-        key = (
-            _pattern(label.what),
-            label.maker,
-            label.function,
-            label.unit,
-            buffer.role,
-            buffer.bytes,
-        )
-        groups.setdefault(key, []).append(buffer)
+    groups: dict[tuple[Label, int, int], list[str]] = {}
+    for label, category, size in buffers:
+        same = label._replace(what=_pattern(label.what)), category, size
+        groups.setdefault(same, []).append(label.what)
     joined = [
         BufferGroup(
-            _name([buffer.label.what for buffer in same]),
-            CATEGORIES[same[0].role],
-            same[0].label.function,
-            same[0].label.unit,
-            sum(buffer.bytes for buffer in same),
-            len(same),
+            _name(names),
+            CATEGORIES[category],
+            label.function,
+            label.unit,
+            size * len(names),
+            len(names),
         )
-        for same in groups.values()
+        for (label, category, size), names in groups.items()
     ]
     # Buffers come in no defined order: groups of equal size are ordered by all that names them.
     joined.sort(key=lambda g: (-g.bytes, g.what, g.role, g.function, g.unit))

@@ -49,11 +49,9 @@ def planned_account(program: Program, number: int) -> MemoryAccount:
     """
     storage = program.storage
     if storage is None:
-        raise SimulationError(
-            "DIST0716", "the program has no storage plan",
-            location="program",
-            remedy="Add a plan: dataclasses.replace(program, storage=td.plan_storage(module)).",
-        )  # fmt: skip
+        problem = "the program has no storage plan"
+        remedy = "Add a plan: dataclasses.replace(program, storage=td.plan_storage(module))."
+        raise SimulationError("DIST0716", problem, location="program", remedy=remedy)
     resident = resident_buffers(program, number, CachingAllocator(program, block_bytes=1))
     function = storage.entries[number]
     walk = storage.walk(function)

@@ -108,10 +108,8 @@ def _refuse_symbolic_dims(entries: Mapping[str, relax.Function]) -> None:
         io = fn.attrs[IO_ATTR]
         if "dims" in io:
             dims = [str(dim) for dim in io["dims"]]
-            raise SimulationError(
-                "DIST0714", f"costs need the sizes of {', '.join(dims)}",
-                location=name, remedy=dims_remedy(dims),
-            )  # fmt: skip
+            problem = f"costs need the sizes of {', '.join(dims)}"
+            raise SimulationError("DIST0714", problem, location=name, remedy=dims_remedy(dims))
 
 
 def _entry(name: str, fn: relax.Function) -> Entry:
@@ -126,11 +124,9 @@ def _entry_functions(mod: ir.IRModule) -> dict[str, relax.Function]:
         str(gv.name_hint): fn for gv, fn in relax_functions(mod) if fn.attrs and IO_ATTR in fn.attrs
     }
     if not entries:
-        raise SimulationError(
-            "DIST0714", f"no function has the attribute {IO_ATTR}",
-            location="module",
-            remedy="Export the module of td.distribute(mod, plan), or lower it with LowerDistIR.",
-        )  # fmt: skip
+        problem = f"no function has the attribute {IO_ATTR}"
+        remedy = "Export the module of td.distribute(mod, plan), or lower it with LowerDistIR."
+        raise SimulationError("DIST0714", problem, location="module", remedy=remedy)
     mains = {name: fn for name, fn in entries.items() if entry_family(name) == "main"}
     chosen = [(int(fn.attrs[IO_ATTR]["mesh"]), name) for name, fn in (mains or entries).items()]
     return {name: entries[name] for _, name in sorted(chosen)}

@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -54,10 +55,11 @@ class _Ops(NamedTuple):
     delay_ps: int
 
 
+@dataclass(eq=False)
 class StepAccount:
     """Account of a step.
 
-    Parameters
+    Attributes
     ----------
     program : Program
     system : System
@@ -66,23 +68,17 @@ class StepAccount:
         End of the step, in picoseconds.
     modules : ModuleNames
         The modules of the program's ops.
-
-    Attributes
-    ----------
     works : list of DeviceWork
         The work of each group of devices.
     """
 
-    def __init__(
-        self,
-        program: Program,
-        system: System,
-        lowering: Lowering,
-        finish: int,
-        modules: ModuleNames,
-    ) -> None:
-        self.modules = modules
-        self.program, self.system, self.lowering, self.finish = program, system, lowering, finish
+    program: Program
+    system: System
+    lowering: Lowering
+    finish: int
+    modules: ModuleNames
+
+    def __post_init__(self) -> None:
         self.works: list[DeviceWork] = []
         self._lanes: list[DeviceGroupResult] = []
         self._traffic: Traffic = {}

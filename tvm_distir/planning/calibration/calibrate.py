@@ -133,10 +133,8 @@ def calibrate(
 def _refuse_unfit(system: System, rows: Sequence[AnyRow], fit_also: Sequence[str]) -> None:
     if not rows or not system.constants:
         problem = "there are no rows" if not rows else f"the system {system.name} has no constants"
-        raise SimulationError(
-            "DIST0730", problem,
-            location="calibrate", remedy='Give rows, and a system with "constants".',
-        )  # fmt: skip
+        remedy = 'Give rows, and a system with "constants".'
+        raise SimulationError("DIST0730", problem, location="calibrate", remedy=remedy)
     unknown = [name for name in fit_also if name not in LINKS and name not in MEANINGS]
     if unknown:
         raise SimulationError(
@@ -159,11 +157,9 @@ class _Work:
         self.model = StepTimeModel(rows, system, workers)
         possible = self.model.possible()
         if not possible:
-            raise SimulationError(
-                "DIST0730", f"all {len(rows)} rows are faster than the peak of the device",
-                location="calibrate",
-                remedy="Check the units of the times, and the peaks of the system.",
-            )  # fmt: skip
+            problem = f"all {len(rows)} rows are faster than the peak of the device"
+            remedy = "Check the units of the times, and the peaks of the system."
+            raise SimulationError("DIST0730", problem, location="calibrate", remedy=remedy)
         self.model.keep(possible)
         self.numbers, self.tolerance = possible, tolerance
         self.rows = [rows[number] for number in possible]

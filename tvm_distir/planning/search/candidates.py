@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from tvm_distir.core.plan import DEFAULT_MESH, MeshSpec, Plan, PlanRule, Schedule
 from tvm_distir.hardware import System
@@ -112,10 +112,11 @@ class Candidate:
         return replace(plan, recompute=recompute, schedule=self.schedule)
 
 
+@dataclass(eq=False)
 class Enumeration:
     """All candidates within constraints.
 
-    Parameters
+    Attributes
     ----------
     constraints : Constraints
     devices : int
@@ -124,25 +125,16 @@ class Enumeration:
         Samples of a step; None where they cannot be divided into micro-batches.
     stages : bool
         Whether the model can be cut into stages: it is a training step to be made.
-
-    Attributes
-    ----------
     excluded : Counter of str
         The number of meshes that were left out, by reason: ``constraint``, ``divisibility``.
     """
 
-    def __init__(
-        self,
-        constraints: Constraints,
-        devices: int,
-        system: System,
-        batch: int | None,
-        *,
-        stages: bool,
-    ) -> None:
-        self.constraints, self.devices, self.system = constraints, devices, system
-        self.batch, self.stages = batch, stages
-        self.excluded: Counter[str] = Counter()
+    constraints: Constraints
+    devices: int
+    system: System
+    batch: int | None
+    stages: bool
+    excluded: Counter[str] = field(default_factory=Counter, init=False)
 
     @property
     def in_stages(self) -> bool:

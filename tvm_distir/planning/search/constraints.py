@@ -61,11 +61,9 @@ class Constraints:
                 location="stage_devices", remedy=nearest(self.stage_devices, (EQUAL, ANY)),
             )  # fmt: skip
         if self.stage_devices == ANY and self.keep is not None:
-            raise UsageError(
-                "DIST0151",
-                "a fixed plan names placements on a single mesh, and stages may have several",
-                location="stage_devices", remedy=f'Remove the plan, or choose "{EQUAL}".',
-            )  # fmt: skip
+            problem = "a fixed plan names placements on a single mesh, and stages may have several"
+            remedy = f'Remove the plan, or choose "{EQUAL}".'
+            raise UsageError("DIST0151", problem, location="stage_devices", remedy=remedy)
         fixed = [name for mesh in (self.keep.meshes if self.keep else ()) for name in mesh.axes]
         for option, names in (
             ("most", self.most),

@@ -182,12 +182,9 @@ def _described(result: SearchResult, source: Source, devices: int) -> SearchResu
 
 def _check_counts(enumeration: Enumeration) -> None:
     if enumeration.constraints.counts and not (enumeration.stages and enumeration.batch):
-        raise UsageError(
-            "DIST0151",
-            "micro-batches require a training step of a model whose batch can be divided",
-            location="micro_batches",
-            remedy="Pass train= (--train) and a model of any batch, or remove them.",
-        )
+        problem = "micro-batches require a training step of a model whose batch can be divided"
+        remedy = "Pass train= (--train) and a model of any batch, or remove them."
+        raise UsageError("DIST0151", problem, location="micro_batches", remedy=remedy)
 
 
 def _with_baseline(result: SearchResult, other: FoundPlan | None) -> SearchResult:

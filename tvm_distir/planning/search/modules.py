@@ -52,12 +52,9 @@ class Source:
         if isinstance(model, ir.IRModule):
             self._cache[None] = self._studied(model)
             if batch is not None:
-                raise UsageError(
-                    "DIST0151",
-                    "both a batch and a module are given, and the batch of a module is fixed",
-                    location="search",
-                    remedy="Give a function from a batch to a module, or no batch.",
-                )  # fmt: skip
+                problem = "both a batch and a module are given, and the batch of a module is fixed"
+                remedy = "Give a function from a batch to a module, or no batch."
+                raise UsageError("DIST0151", problem, location="search", remedy=remedy)
         elif batch is None:
             raise UsageError(
                 "DIST0151", "no batch is given for a function from a batch to a module",

@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -150,17 +151,14 @@ def shared_out(
     return best
 
 
+@dataclass(eq=False)
 class _Finder:
     """Solver for the least sum of stage times under a limit of each."""
 
-    def __init__(
-        self,
-        spans: Sequence[npt.NDArray[np.int64]],
-        fits: Sequence[Sequence[npt.NDArray[np.bool_]]],
-        sizes: Sequence[int],
-        devices: int,
-    ) -> None:
-        self.spans, self.fits, self.sizes, self.devices = spans, fits, sizes, devices
+    spans: Sequence[npt.NDArray[np.int64]]
+    fits: Sequence[Sequence[npt.NDArray[np.bool_]]]
+    sizes: Sequence[int]
+    devices: int
 
     def within(self, most: int) -> tuple[int | None, list[StageAssignment]]:
         """Return the least sum, and its stages; None where there are none."""

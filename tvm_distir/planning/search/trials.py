@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from tvm import ir
 
@@ -44,10 +44,11 @@ HIDDEN = (0.0, 0.75)
 where there are stages, the first alone."""
 
 
+@dataclass(eq=False)
 class Trials:
     """Trials of candidates: they are auto-sharded and their plans simulated.
 
-    Parameters
+    Attributes
     ----------
     source : Source
     system : System
@@ -60,29 +61,22 @@ class Trials:
         The margin of estimates.
     in_stages : bool
         Whether candidates may have stages.
-
-    Attributes
-    ----------
     only_products : bool
         Whether lower bounds count the arithmetic of products alone: what fused kernels hand to each
         other need not be stored.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        system: System,
-        limit: int,
-        gap: float,
-        constraints: Constraints,
-        margin: float,
-        *,
-        in_stages: bool,
-    ) -> None:
-        self.source, self.system, self.limit, self.gap = source, system, limit, gap
-        self.constraints, self.margin, self.in_stages = constraints, margin, in_stages
-        self.only_products = bool(Profile.resolve(system.kernels).rules)
-        self._costs = MeshCostCache(system)
+    source: Source
+    system: System
+    limit: int
+    gap: float
+    constraints: Constraints
+    margin: float
+    in_stages: bool
+
+    def __post_init__(self) -> None:
+        self.only_products = bool(Profile.resolve(self.system.kernels).rules)
+        self._costs = MeshCostCache(self.system)
 
     def of(
         self, candidate: Candidate, least_s: float, likely_s: float | None
@@ -216,11 +210,9 @@ class Trials:
         result = study.result
         used = len({device for mesh in study.program.meshes for device in mesh.device_ids})
         if used != devices:
-            raise UsageError(
-                "DIST0151",
-                f"the plan to compare with is for {used} devices, the search for {devices}",
-                location=name, remedy="Compare with a plan for the same number of devices.",
-            )  # fmt: skip
+            problem = f"the plan to compare with is for {used} devices, the search for {devices}"
+            remedy = "Compare with a plan for the same number of devices."
+            raise UsageError("DIST0151", problem, location=name, remedy=remedy)
         axes = tuple(plan.meshes[0].axes.items())
         word = plan.recompute.get("*", GIVEN if plan.recompute else "none")
         candidate = Candidate(axes, recompute=word)

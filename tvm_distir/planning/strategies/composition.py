@@ -148,10 +148,8 @@ def _compose_branches(
     """Compose a strategy for separate meshes of branches with strategies for each of these."""
     if stages is not None or sum(spec.name == LOCAL_LAYERS for spec in specs) > 1:
         other = LOCAL_LAYERS if stages is None else PIPELINE
-        raise PlanError(
-            "DIST0232", f'"{LOCAL_LAYERS}" and "{other}" both create meshes from an axis',
-            location="strategy", remedy="Remove one of them.",
-        )  # fmt: skip
+        problem = f'"{LOCAL_LAYERS}" and "{other}" both create meshes from an axis'
+        raise PlanError("DIST0232", problem, location="strategy", remedy="Remove one of them.")
     info = find_strategy(LOCAL_LAYERS)
     branches = info.function(mod, mesh, **branch_spec.options)
     axis = str(branch_spec.options.get("axis", info.options["axis"].default))

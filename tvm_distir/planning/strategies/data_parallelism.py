@@ -143,8 +143,6 @@ def _batch_input(batched: list[Parameter], name: str, dim: int) -> Parameter:
     if batched:
         return batched[0]
     dims = "one dim" if dim == 0 else f"{dim + 1} dims"
-    raise PlanError(
-        "DIST0233",
-        f"no data input has a batch: none is a tensor of known shape with at least {dims}",
-        location=name, remedy='Name the data inputs in the function attribute "dist.inputs".',
-    )  # fmt: skip
+    problem = f"no data input has a batch: none is a tensor of known shape with at least {dims}"
+    remedy = 'Name the data inputs in the function attribute "dist.inputs".'
+    raise PlanError("DIST0233", problem, location=name, remedy=remedy)

@@ -84,11 +84,9 @@ def local_layers(
         results = range(len(g.rets)) if loss is None else [loss]
         branches = branches_of(module, g, results, least)
         if not branches.groups:
-            raise PlanError(
-                "DIST0233", f"no two independent branches have {least} percent of the work each",
-                location=f"{name} (local_layers)",
-                remedy='Use another strategy, or lower "local_layers:least=".',
-            )  # fmt: skip
+            problem = f"no two independent branches have {least} percent of the work each"
+            remedy = 'Use another strategy, or lower "local_layers:least=".'
+            raise PlanError("DIST0233", problem, location=f"{name} (local_layers)", remedy=remedy)
         rules += _Placing(g, branches, submeshes, rule_name).rules(name, fn)
     return Plan(tuple(submeshes), tuple(rules))
 

@@ -160,10 +160,8 @@ def schedule_of(specs: Sequence[StrategySpec], axes: Mapping[str, int] | None) -
     if not pipelines:
         return None
     if len(pipelines) > 1:
-        raise PlanError(
-            "DIST0232", "two pipelines",
-            location="strategy", remedy="Give the number of chunks with chunks=.",
-        )  # fmt: skip
+        remedy = "Give the number of chunks with chunks=."
+        raise PlanError("DIST0232", "two pipelines", location="strategy", remedy=remedy)
     return _schedule(axes or {}, **checked(pipelines[0]).options)
 
 
@@ -230,11 +228,9 @@ def _stages(text: str, count: int) -> tuple[int, ...]:
         return tuple(range(count)) if text == "all" else ()
     numbers = slashed_numbers(text)
     if not numbers:
-        raise PlanError(
-            "DIST0236", f'offload="{shortened(text)}" names no stages',
-            location=f'strategy "{PIPELINE}"',
-            remedy="Write none, all, or numbers of stages joined by a slash: 0/1.",
-        )  # fmt: skip
+        problem = f'offload="{shortened(text)}" names no stages'
+        remedy = "Write none, all, or numbers of stages joined by a slash: 0/1."
+        raise PlanError("DIST0236", problem, location=f'strategy "{PIPELINE}"', remedy=remedy)
     return numbers
 
 
@@ -242,11 +238,9 @@ def on_stages(mod: ir.IRModule, mesh: MeshSpec, target_schedule: Schedule, axis:
     """Return a plan without rules that has the mesh of a stage and the schedule."""
     pipeline = Pipeline.of(mod)
     if pipeline is None:
-        raise PlanError(
-            "DIST0233", "the module is not a pipelined training step",
-            location=f'strategy "{PIPELINE}"',
-            remedy="Create it with --train, or train_step(..., schedule=...).",
-        )  # fmt: skip
+        problem = "the module is not a pipelined training step"
+        remedy = "Create it with --train, or train_step(..., schedule=...)."
+        raise PlanError("DIST0233", problem, location=f'strategy "{PIPELINE}"', remedy=remedy)
     schedule = pipeline.schedule
     sizes = [(s.stages, s.micro_batches, s.chunks) for s in (schedule, target_schedule)]
     if sizes[0] != sizes[1]:
@@ -259,12 +253,9 @@ def on_stages(mod: ir.IRModule, mesh: MeshSpec, target_schedule: Schedule, axis:
             remedy="Create the step with the schedule that the strategy requires.",
         )
     if target_schedule.stash and not schedule.stash:
-        raise PlanError(
-            "DIST0233",
-            "the step sums gradients over all micro-batches, the strategy requires stash",
-            location=f'strategy "{PIPELINE}"',
-            remedy="Create the step with a schedule that sets stash.",
-        )
+        problem = "the step sums gradients over all micro-batches, the strategy requires stash"
+        remedy = "Create the step with a schedule that sets stash."
+        raise PlanError("DIST0233", problem, location=f'strategy "{PIPELINE}"', remedy=remedy)
     stage, devices = _stage_mesh(mesh, axis)
     if schedule.kind != "custom":
         schedule = replace(target_schedule, cuts=schedule.cuts, stash=schedule.stash)

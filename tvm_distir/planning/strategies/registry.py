@@ -195,21 +195,17 @@ def parse(text: str) -> tuple[StrategySpec, ...]:
         name, colon, rest = part.strip().partition(":")
         name = name.strip()
         if not name or (colon and not rest.strip()):
-            raise PlanError(
-                "DIST0235", f'"{text}" has an empty {"list of options" if name else "name"}',
-                location="strategy",
-                remedy='Write NAME, NAME:key=value,... or several joined by "+".',
-            )  # fmt: skip
+            problem = f'"{text}" has an empty {"list of options" if name else "name"}'
+            remedy = 'Write NAME, NAME:key=value,... or several joined by "+".'
+            raise PlanError("DIST0235", problem, location="strategy", remedy=remedy)
         options: dict[str, Any] = {}
         for item in rest.split(",") if colon else []:
             key, equals, value = item.partition("=")
             key = key.strip()
             if not equals or not key:
-                raise PlanError(
-                    "DIST0235", f'"{item.strip()}" is not key=value',
-                    location=f'strategy "{name}"',
-                    remedy="Join options with commas: axis=tp,sequence=1.",
-                )  # fmt: skip
+                problem = f'"{item.strip()}" is not key=value'
+                remedy = "Join options with commas: axis=tp,sequence=1."
+                raise PlanError("DIST0235", problem, location=f'strategy "{name}"', remedy=remedy)
             if key in options:
                 raise PlanError(
                     "DIST0235", f'the option "{key}" is given twice',

@@ -75,8 +75,6 @@ def _check_sequence(total: Any, count: int, axis: str, location: str) -> None:
             location=location, remedy="Use megatron without sequence=1.",
         )  # fmt: skip
     if shape[SEQ_DIM] < count:
-        raise PlanError(
-            "DIST0234",
-            f'the sequence {shape[SEQ_DIM]} is shorter than the mesh axis "{axis}" ({count})',
-            location=location, remedy="Use fewer devices along it.",
-        )  # fmt: skip
+        problem = f'the sequence {shape[SEQ_DIM]} is shorter than the mesh axis "{axis}" ({count})'
+        remedy = "Use fewer devices along it."
+        raise PlanError("DIST0234", problem, location=location, remedy=remedy)

@@ -101,11 +101,9 @@ def _sequence_inputs(
         )  # fmt: skip
     size = (able[0].shape or ())[dim]
     if isinstance(size, int) and size < mesh.axes[axis]:
-        raise PlanError(
-            "DIST0234",
-            f'the sequence {size} is shorter than the mesh axis "{axis}" ({mesh.axes[axis]})',
-            location=able[0].location, remedy="Use fewer devices along it.",
-        )  # fmt: skip
+        problem = f'the sequence {size} is shorter than the mesh axis "{axis}" ({mesh.axes[axis]})'
+        remedy = "Use fewer devices along it."
+        raise PlanError("DIST0234", problem, location=able[0].location, remedy=remedy)
     return [p.position for p in able if same_size((p.shape or ())[dim], size)]
 
 

@@ -100,11 +100,9 @@ def tensor_parallel(
     spec = as_mesh_spec(mesh)
     number = mesh_axis(spec, axis, "tensor_parallel")
     if slack < 0:
-        raise PlanError(
-            "DIST0231", f"slack={slack} is negative",
-            location='strategy "tensor_parallel"',
-            remedy=f"Give a percentage of 0 or more, by default {SLACK_PERCENT}.",
-        )  # fmt: skip
+        problem = f"slack={slack} is negative"
+        remedy = f"Give a percentage of 0 or more, by default {SLACK_PERCENT}."
+        raise PlanError("DIST0231", problem, location='strategy "tensor_parallel"', remedy=remedy)
     ranks = spec.shape[number]
     parameters = {
         name: tensor_parameters(name, fn, rule_name) for name, fn, rule_name in entries(mod)

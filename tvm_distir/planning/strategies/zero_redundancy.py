@@ -114,11 +114,9 @@ def stored_in_parts(
     spec = as_mesh_spec(mesh)
     axes = find_state_axes(mod, spec, axis, others, strategy)
     if stage not in STAGES:
-        raise PlanError(
-            "DIST0231", f"stage={stage} is not 1, 2 or 3",
-            location=f'strategy "{strategy}"',
-            remedy="Use 1 to shard the optimizer states, 2 for gradients too, 3 for weights too.",
-        )  # fmt: skip
+        problem = f"stage={stage} is not 1, 2 or 3"
+        remedy = "Use 1 to shard the optimizer states, 2 for gradients too, 3 for weights too."
+        raise PlanError("DIST0231", problem, location=f'strategy "{strategy}"', remedy=remedy)
     numbers = [spec.axis_number(name) for name in axes.names]
     rules: list[PlanRule] = []
     parts, faults = 0, faults_of_plan(f'strategy "{strategy}"')

@@ -193,10 +193,8 @@ def _load(path: Path) -> Module:
     try:
         version = int(module["abi_version"]())
     except AttributeError as err:
-        raise DependencyError(
-            "DIST0110", "it does not report its version: it is another library", location=location,
-            remedy=_REBUILD,
-        ) from err  # fmt: skip
+        problem = "it does not report its version: it is another library"
+        raise DependencyError("DIST0110", problem, location=location, remedy=_REBUILD) from err
     if version != ABI_VERSION:
         problem = f"its interface has version {version}, this package requires {ABI_VERSION}"
         raise DependencyError("DIST0110", problem, location=location, remedy=_REBUILD)

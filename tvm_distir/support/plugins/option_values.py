@@ -49,13 +49,11 @@ def parse_mesh(text: str, option: str = "--mesh") -> dict[str, int]:
             raise UsageError("DIST0152", problem, location=option, remedy=remedy)
         count = parse_int(size, 1)
         if count is None:
-            raise MeshError(
-                "DIST0201",
+            problem = (
                 f'axis "{name}" has size "{shortened(size)}", which is not a positive integer '
-                f"of at most {MAX_INT}",
-                location=option,
-                remedy=MESH_REMEDY,
+                f"of at most {MAX_INT}"
             )
+            raise MeshError("DIST0201", problem, location=option, remedy=MESH_REMEDY)
         axes[name] = count
     if math.prod(axes.values()) > MAX_DEVICES:
         problem = f"a mesh of {' x '.join(map(str, axes.values()))} devices is too large"
@@ -129,12 +127,11 @@ def parse_bucket(text: str, option: str) -> int | str:
     return text if text == "unit" else parse_bytes(text, option)
 
 
-def parse_seed(text: str) -> int:
-    """Read the value of ``--seed``: an integer from 0 to 2^32 - 1."""
+def parse_seed(text: str, option: str) -> int:
+    """Read a seed: an integer from 0 to 2^32 - 1."""
     seed = parse_int(text, 0, 2**32 - 1)
     if seed is None:
         problem = f'"{shortened(text)}" is not an integer from 0 to 4294967295'
-        raise UsageError(
-            "DIST0152", problem, location="--seed", remedy="Give a seed, e.g. --seed 0."
-        )
+        remedy = f"Give a seed, e.g. {option} 0."
+        raise UsageError("DIST0152", problem, location=option, remedy=remedy)
     return seed

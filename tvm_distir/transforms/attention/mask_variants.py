@@ -15,7 +15,7 @@ from tvm import ir, relax
 from tvm.relax import Var
 
 from tvm_distir.core.ir import is_private
-from tvm_distir.core.ir.operators import free_name
+from tvm_distir.core.ir.operators import new_name
 from tvm_distir.core.rewriting import all_bindings, op_name, substitute, typed, with_body
 
 from .masks import Fact, MaskReader
@@ -77,9 +77,7 @@ def _calls(
 
 
 def _variant(gv: ir.GlobalVar, names: set[str]) -> Any:
-    name = free_name(str(gv.name_hint), names)
-    names.add(name)
-    return typed(ir.GlobalVar(name), gv.ty)
+    return typed(ir.GlobalVar(new_name(str(gv.name_hint), names)), gv.ty)
 
 
 def _redirected(fn: relax.Function, callee: Any, targets: Mapping[Any, Any]) -> relax.Function:

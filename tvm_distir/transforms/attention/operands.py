@@ -10,7 +10,7 @@ from typing import Any
 from tvm.relax import Expr, op
 
 from tvm_distir.core.ir import known_shape
-from tvm_distir.core.ir.operators import free_name
+from tvm_distir.core.ir.operators import new_name
 from tvm_distir.core.rewriting import BlockWriter, op_name, permutation
 
 QUERIES, KEYS, VALUES = "queries", "keys", "values"
@@ -41,9 +41,7 @@ class OperandWriter:
 
     def emit(self, value: Any, name: str) -> Any:
         """Bind a value to a variable of a new name, by which plans can refer to it."""
-        name = free_name(name, self._names)
-        self._names.add(name)
-        return self._writer.emit(value, name)
+        return self._writer.emit(value, new_name(name, self._names))
 
     def queries(self, expr: Expr) -> Any:
         """Return queries with positions before heads, whose dims are joined."""

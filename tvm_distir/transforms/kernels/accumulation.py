@@ -37,7 +37,7 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm.relax import Var
 
-from tvm_distir.core.rewriting import with_functions
+from tvm_distir.core.rewriting import map_functions
 from tvm_distir.support import IF_THEN_ELSE, SBlock, SBlockRealize, TensorLoad
 
 from .sharing import with_block_fields
@@ -278,15 +278,13 @@ def _rounding(source: ir.Var, result: ir.Var) -> tirx.Stmt:
     return nest
 
 
-def _widened(function: ir.BaseFunc) -> ir.BaseFunc:
-    if not isinstance(function, tirx.PrimFunc) or not _computes(function.body):
-        return function
-    return function if _is_scheduled(function) else _Widening(function).run()
+def _widened(function: tirx.PrimFunc) -> tirx.PrimFunc:
+    wide = _computes(function.body) and not _is_scheduled(function)
+    return _Widening(function).run() if wide else function
 
 
-def _widen_all(mod: ir.IRModule, _: Any) -> ir.IRModule:
-    functions = {gv: _widened(function) for gv, function in mod.functions.items()}
-    return with_functions(mod, functions)
+def _widen_all(mod: ir.IRModule, _: object) -> ir.IRModule:
+    return map_functions(mod, _widened, tirx.PrimFunc)
 
 
 accumulate_in_float32 = tvm.transform.module_pass(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import tvm_ffi
 from tvm import ir, tirx
@@ -132,10 +132,11 @@ class _Scratch:
         return buffer
 
 
+@dataclass(eq=False)
 class _Chunk:
     """Writer of the loops of a chunk.
 
-    Parameters
+    Attributes
     ----------
     inputs, outputs : mapping of int to Var
         The buffers of the operands and of the results.
@@ -144,17 +145,12 @@ class _Chunk:
         The number of the first element, and of the elements.
     """
 
-    def __init__(
-        self,
-        inputs: Mapping[int, ir.Var],
-        outputs: Mapping[int, ir.Var],
-        scratch: _Scratch,
-        start: Expr,
-        size: Expr,
-    ) -> None:
-        self.inputs, self.outputs, self.scratch = inputs, outputs, scratch
-        self.start, self.size = start, size
-        self.values: dict[int, ir.Var] = {}
+    inputs: Mapping[int, ir.Var]
+    outputs: Mapping[int, ir.Var]
+    scratch: _Scratch
+    start: Expr
+    size: Expr
+    values: dict[int, ir.Var] = field(default_factory=dict)
 
     def run(self, members: Sequence[JoinedOp]) -> list[tirx.Stmt]:
         """Return the loops; results are written behind all of them, as they may be operands."""

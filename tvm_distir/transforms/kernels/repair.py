@@ -42,7 +42,7 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm.relax import Expr
 
-from tvm_distir.core.rewriting import with_functions
+from tvm_distir.core.rewriting import map_functions
 from tvm_distir.support import IF_THEN_ELSE, Analyzer, SBlock, TensorLoad
 
 from .division import DIVISIONS, define_division, is_integer_division
@@ -274,12 +274,8 @@ class _Repair:
         return tirx.if_then_else(condition, inner, beyond)
 
 
-def _repair_all(mod: ir.IRModule, _: Any) -> ir.IRModule:
-    repaired = {
-        gv: _Repair(fn).function if isinstance(fn, tirx.PrimFunc) else fn
-        for gv, fn in mod.functions.items()
-    }
-    return with_functions(mod, repaired)
+def _repair_all(mod: ir.IRModule, _: object) -> ir.IRModule:
+    return map_functions(mod, lambda fn: _Repair(fn).function, tirx.PrimFunc)
 
 
 repair_kernels = tvm.transform.module_pass(

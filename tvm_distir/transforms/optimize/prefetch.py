@@ -12,7 +12,7 @@ from tvm.relax import Binding, BindingBlock, Var
 
 from tvm_distir.core.ir import flat_types, is_private
 from tvm_distir.core.ir.attributes import COUNT_PHASE, IN_FLIGHT_ATTR, phase_of
-from tvm_distir.core.ir.operators import free_name, started_op
+from tvm_distir.core.ir.operators import new_name, started_op
 from tvm_distir.core.passes import Rewrite, module_pass
 from tvm_distir.core.redistribution import local_bytes
 from tvm_distir.core.rewriting import (
@@ -96,8 +96,7 @@ class _Prefetch:
         used_names = {str(gv.name_hint) for gv in old_functions}
         named: dict[ir.GlobalVar, SplitPrefetch] = {}
         for gv, lifted in parts.items():
-            name = free_name(f"{gv.name_hint}_gathers", used_names)
-            used_names.add(name)
+            name = new_name(f"{gv.name_hint}_gathers", used_names)
             gathers = typed(ir.GlobalVar(name), lifted.gathers.ty)
             rest = retyped(gv, lifted.rest.ty)
             named[gv] = SplitPrefetch(lifted, gathers, rest)

@@ -73,12 +73,9 @@ class Traffic:
 
     def include(self, other: Traffic) -> None:
         """Add the counts of another instance."""
-        for mine, theirs in zip(
-            (self.counts, self.result_bytes, self.sent_bytes),
-            (other.counts, other.result_bytes, other.sent_bytes),
-        ):
-            for kind, number in theirs.items():
-                mine[kind] += number
+        self.counts.update(other.counts)
+        self.result_bytes.update(other.result_bytes)
+        self.sent_bytes.update(other.sent_bytes)
 
     def to_text(self) -> str:
         """Return a line with the counts by kind and the total bytes sent."""

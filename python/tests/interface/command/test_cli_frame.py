@@ -55,13 +55,13 @@ def test_bad_meshes(text: str, error: type[DistIRError], code: str) -> None:
 
 
 def test_count_and_seed() -> None:
-    assert parse_count("8", "--batch") == 8 and parse_seed("0") == 0
+    assert parse_count("8", "--batch") == 8 and parse_seed("0", "--seed") == 0
     for text in ("0", "-1", "x", "1.5", ""):
         with pytest.raises(UsageError, match="DIST0152"):
             parse_count(text, "--batch")
     for text in ("-1", str(2**32), "x"):
         with pytest.raises(UsageError, match="DIST0152"):
-            parse_seed(text)
+            parse_seed(text, "--seed")
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ import tvm_ffi
 
 from tests.performance.native.collective_cases import DTYPES, equal, np_dtype, random_groups, wild
 from tests.performance.native.rank_threads import run_ranks
+from tests.performance.native.shared_fabric import SharedFabric
 from tvm_distir.core.collectives.meaning import Collective, apply, wide_dtype
 from tvm_distir.core.ir.operators import PACKED_ARGS
 from tvm_distir.core.ir.operators.names import COLLECTIVES, REDUCE_OPS
@@ -267,8 +268,8 @@ def test_a_failure_of_one_reaches_all_others(size):
 
 def test_fields_of_a_failure_are_kept_apart():
     """Other processes learn them as they are, or cut at a whole character where they are long."""
-    fabric = native.CclFabric(ALL, 20, shared=True)
-    other = native.CclFabric.open(fabric.descriptor)
+    fabric = SharedFabric(ALL, 20)
+    other = SharedFabric.open(fabric.descriptor)
     awkward = EngineError("DIST0612", "a: b [c]", location="x: y", remedy="Write [S[0]].")
     assert fabric.fail(1, awkward) == 1
     rank, result = other.failure()

@@ -38,6 +38,7 @@ from .names import REDUCE_OPS as REDUCE_OPS
 from .names import REDUCTIONS as REDUCTIONS
 from .names import TRANSFERS as TRANSFERS
 from .names import free_name as free_name
+from .names import new_name as new_name
 from .ops import IMPURE as IMPURE
 from .ops import PREFIX as PREFIX
 from .ops import call_axes as call_axes

@@ -60,6 +60,20 @@ def free_name(name: str, used_names: Collection[str]) -> str:
     return free
 
 
+def new_name(name: str, used_names: set[str]) -> str:
+    """Return a free name, which is used from now on."""
+    free = free_name(name, used_names)
+    used_names.add(free)
+    return free
+
+
+def first_or_new_name(name: str, used_names: set[str], reserved: set[str]) -> str:
+    """Return a name, or where it is used a new one that is not reserved; it is used from now on."""
+    free = free_name(name, used_names | reserved) if name in used_names else name
+    used_names.add(free)
+    return free
+
+
 def relax_names(words: str) -> list[str]:
     """Return the full op names of a list of words."""
     return [f"relax.{word}" for word in words.split()]

@@ -38,10 +38,7 @@ def degree(e: ir.Expr, partial: Callable[[Any], bool]) -> int | None:
         return int(partial(e.source))
     if kind in ("IntImm", "FloatImm"):
         return _ZERO if plain(e) == 0 else 0
-    if kind == "Call" and str(e.op.name).endswith("if_then_else"):
-        condition, yes, no = (degree(x, partial) for x in e.args)
-        return _agree(yes, no) if condition in (0, _ZERO) else None
-    if kind == "Select":
+    if kind == "Select" or (kind == "Call" and str(e.op.name).endswith("if_then_else")):
         condition, yes, no = (degree(x, partial) for x in children(e))
         return _agree(yes, no) if condition in (0, _ZERO) else None
     parts = [degree(x, partial) for x in children(e)]

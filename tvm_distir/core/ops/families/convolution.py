@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import math
+
 from tvm import ir
 
 from tvm_distir.core.ir.operators.names import CONVOLUTIONS
@@ -120,7 +122,5 @@ def convolution(call: CallShape) -> Draft:
     else:
         tie_spatial(draft, data, out, sliding, "convolution")
     draft.linear((0,), (1,))
-    taps = nominal(w[weight.index("I")])
-    for n in kernel:
-        taps *= n
+    taps = nominal(w[weight.index("I")]) * math.prod(kernel)
     return draft.work(2 * elements(call.outs[0]) * taps, "conv")

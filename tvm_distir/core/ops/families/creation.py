@@ -34,27 +34,20 @@ def ones_on_shards(cx: LocalCall) -> ir.Call:
 @FAMILY.rule("relax.ones", local=ones_on_shards)
 def filled(call: CallShape) -> Draft:
     """Shard any dim: every element has the same value."""
-    draft = Draft(call)
-    for d in range(len(call.outs[0])):
-        draft.tie({}, {0: d})
-    return draft
+    return Draft(call).tie_each(len(call.outs[0]), ())
 
 
 @FAMILY.rule("relax.full_like", "relax.ones_like", local=SAME_OP)
 @FAMILY.rule("relax.zeros_like", local=SAME_OP, padding=ZEROS_KEPT)
 def filled_like(call: CallShape) -> Draft:
     """Shard like the operand, whose elements are not read."""
-    draft = Draft(call)
-    for d in range(len(call.outs[0])):
-        draft.tie({0: d}, {0: d})
-    return draft.work(0, in_bytes={0: 0})
+    return Draft(call).tie_each(len(call.outs[0])).work(0, in_bytes={0: 0})
 
 
 @FAMILY.rule("relax.arange", "relax.eye", "relax.eye_like", "relax.hamming_window", local=SAME_OP)
 def positional(call: CallShape) -> Draft:
     """Replicate all dims: values depend on the position."""
-    draft = Draft(call, why="its values depend on the position")
-    return draft
+    return Draft(call, why="its values depend on the position")
 
 
 @FAMILY.rule("relax.multinomial_from_uniform", local=SAME_OP)

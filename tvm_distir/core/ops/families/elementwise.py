@@ -80,8 +80,7 @@ def nonlinear(call: CallShape) -> Draft:
 @FAMILY.rule(*relax_names(IDENTITY), local=SAME_OP)
 def identity(call: CallShape) -> Draft:
     """Shard an op that marks a value: operand and result agree, and it does no work."""
-    draft = elementwise(call)
-    return draft.work(0, "view")
+    return elementwise(call).work(0, "view")
 
 
 @FAMILY.rule("relax.add", "relax.subtract", local=SAME_OP, padding=Padding(zeros=Zeros.ALIGNED))
@@ -139,7 +138,4 @@ def prelu(call: CallShape) -> Draft:
 @FAMILY.rule("relax.nn.dropout", local=SAME_OP)
 def dropout(call: CallShape) -> Draft:
     """Shard result and mask like the data."""
-    draft = Draft(call)
-    for d in range(len(call.ins[0])):
-        draft.tie({0: d}, {0: d, 1: d})
-    return draft.per_element()
+    return Draft(call).tie_each(len(call.ins[0]), outs=(0, 1)).per_element()

@@ -109,11 +109,8 @@ def scatter_nd(call: CallShape) -> Draft:
 def slice_scatter(call: CallShape) -> Draft:
     """Shard dims other than the axis; the op is jointly linear in data and slice."""
     draft = Draft(call, why="only a slice of it is written")
-    axis = int(call.attrs.axis) % len(call.ins[0])
-    for d in range(len(call.ins[0])):
-        if d != axis:
-            draft.tie({0: d, 1: d}, {0: d})
-    return draft.linear((0, 1))
+    ndim = len(call.ins[0])
+    return draft.tie_each(ndim, (0, 1), without=int(call.attrs.axis) % ndim).linear((0, 1))
 
 
 @FAMILY.rule("relax.one_hot", local=SAME_OP)
@@ -131,7 +128,4 @@ def one_hot(call: CallShape) -> Draft:
 @FAMILY.rule("relax.bucketize", local=SAME_OP)
 def bucketize(call: CallShape) -> Draft:
     """Shard dims of the input; the boundaries are replicated."""
-    draft = Draft(call, why="it is searched")
-    for d in range(len(call.ins[0])):
-        draft.tie({0: d}, {0: d})
-    return draft.per_element(8)
+    return Draft(call, why="it is searched").tie_each(len(call.ins[0])).per_element(8)

@@ -17,10 +17,8 @@ def concat(call: CallShape) -> Draft:
     draft = Draft(call, why="the operands are concatenated: a block contains parts of several")
     ndim = len(call.outs[0])
     axis = (call.integers("axis") or (0,))[0] % ndim
-    for d in range(ndim):
-        if d != axis:
-            draft.tie(dict.fromkeys(range(len(call.ins)), d), {0: d})
-    return draft.linear(range(len(call.ins)))
+    operands = range(len(call.ins))
+    return draft.tie_each(ndim, operands, without=axis).linear(operands)
 
 
 @FAMILY.rule("relax.stack", local=SAME_OP, padding=ZEROS_KEPT)
@@ -42,10 +40,7 @@ def split(call: CallShape) -> Draft:
     draft = Draft(call, why="its sections are concatenated: a block contains parts of several")
     ndim = len(call.ins[0])
     axis = int(call.attrs.axis) % ndim
-    for d in range(ndim):
-        if d != axis:
-            draft.tie({0: d}, dict.fromkeys(range(len(call.outs)), d))
-    return draft.linear((0,))
+    return draft.tie_each(ndim, outs=range(len(call.outs)), without=axis).linear((0,))
 
 
 @FAMILY.rule("relax.meshgrid", local=SAME_OP)

@@ -136,11 +136,8 @@ def tile(call: CallShape) -> Draft:
 def flip(call: CallShape) -> Draft:
     """Shard the dims that are not flipped."""
     draft = Draft(call, why="it is reversed, which reorders blocks")
-    axis = int(call.attrs.axis) % len(call.ins[0])
-    for d in range(len(call.ins[0])):
-        if d != axis:
-            draft.tie({0: d}, {0: d})
-    return draft.linear((0,))
+    ndim = len(call.ins[0])
+    return draft.tie_each(ndim, without=int(call.attrs.axis) % ndim).linear((0,))
 
 
 @FAMILY.rule("relax.nn.pixel_shuffle", local=SAME_OP)

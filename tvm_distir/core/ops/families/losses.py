@@ -13,6 +13,7 @@ from tvm_distir.core.ops.dims import Shape, elements, size_bytes
 from tvm_distir.core.ops.draft import CallShape, Draft
 from tvm_distir.core.ops.local.call import LocalCall
 from tvm_distir.core.ops.local.own_positions import as_int64, own_positions
+from tvm_distir.core.ops.local.statistics import cutting_axes
 from tvm_distir.core.ops.padding import ZERO_TERMS, Padding, Reduced
 from tvm_distir.core.ops.registration import Family
 
@@ -69,15 +70,8 @@ class _Targets:
         self.targets = cx.ins[first + 1].shard
         self.class_dim = min(1, len(self.predictions.global_shape) - 1)
         self.class_axes = cx.axes_of_dim(first, self.class_dim)
-        self.sample_axes = tuple(
-            sorted(
-                {
-                    a
-                    for d in range(len(self.targets.global_shape))
-                    for a in cx.axes_of_dim(first + 1, d)
-                }
-            )
-        )
+        dims = range(len(self.targets.global_shape))
+        self.sample_axes = cutting_axes(cx, dims, first + 1)
         self.classes = as_int64(cx, cx.operand(first + 1))
         ignored = relax.const(int(cx.call.attrs.ignore_index), "int64")
         counts = cx.emit(relax.op.not_equal(self.classes, ignored), "counts")

@@ -22,11 +22,7 @@ FAMILY: Family = Family()
 
 
 def _other_dims(call: CallShape, axis: int) -> Draft:
-    draft = Draft(call)
-    for d in range(len(call.ins[0])):
-        if d != axis:
-            draft.tie({0: d}, dict.fromkeys(range(len(call.outs)), d))
-    return draft
+    return Draft(call).tie_each(len(call.ins[0]), outs=range(len(call.outs)), without=axis)
 
 
 def scan_on_shards(cx: LocalCall) -> ir.Call:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,34 +139,35 @@ def avg_pool_on_shards(cx: LocalCall) -> ir.Expr:
 def pool(call: CallShape) -> Draft:
     """Shard batch, channels and spatial dims; an average is linear."""
     draft = Draft(call)
-    data = letters(str(call.attrs.layout))
-    out = letters(str(call.attrs.out_layout) or str(call.attrs.layout))
-    if data is None or out is None:
+    layouts = _tied_layouts(draft)
+    if layouts is None:
         return unsupported(draft)
+    data, out = layouts
     kernel = call.integers("pool_size") or (1,)
-    count = len(data) - 2
-    kernel = kernel * (count // len(kernel))
-    for c in "NC":
-        draft.tie({0: data.index(c)}, {0: out.index(c)})
+    kernel = kernel * ((len(data) - 2) // len(kernel))
     tie_spatial(draft, data, out, windows(call.attrs, kernel), "pool")
     if "avg" in call.op and call.floats:  # an integer average rounds
         draft.linear((0,))
-    taps = 1
-    for n in kernel:
-        taps *= n
-    return draft.per_element(taps)
+    return draft.per_element(math.prod(kernel))
+
+
+def _tied_layouts(draft: Draft) -> tuple[str, str] | None:
+    """Tie batch and channels; return the layouts of data and result if they are supported."""
+    attrs = draft.call.attrs
+    data, out = letters(str(attrs.layout)), letters(str(attrs.out_layout) or str(attrs.layout))
+    if data is None or out is None:
+        return None
+    for c in "NC":
+        draft.tie({0: data.index(c)}, {0: out.index(c)})
+    return data, out
 
 
 @FAMILY.rule(*each_rank("relax.nn.adaptive_avg_pool{}d"), local=SAME_OP)
 def adaptive_pool(call: CallShape) -> Draft:
     """Shard batch and channels; spatial windows depend on the full extents."""
     draft = Draft(call, why="the windows of an adaptive pool depend on the full extent")
-    data = letters(str(call.attrs.layout))
-    out = letters(str(call.attrs.out_layout) or str(call.attrs.layout))
-    if data is None or out is None:
+    if _tied_layouts(draft) is None:
         return unsupported(draft)
-    for c in "NC":
-        draft.tie({0: data.index(c)}, {0: out.index(c)})
     if call.floats:
         draft.linear((0,))
     return draft.work(elements(call.ins[0]))

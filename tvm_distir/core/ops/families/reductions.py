@@ -108,8 +108,7 @@ def spread_on_shards(cx: LocalCall) -> ir.Call:
     axes = cutting_axes(cx, dims)
     if not axes:
         return cx.same()
-    count = math.prod(shard.global_shape[d] for d in dims)
-    _, _, result = Moments(cx, cx.operand(0), dims, axes, count).centred()
+    _, _, result = Moments(cx, cx.operand(0), dims, axes).centred()
     if str(cx.call.op.name) == "relax.std":
         result = cx.emit(relax.op.sqrt(result), "root")
     return result if bool(a.keepdims) else relax.op.reshape(result, list(cx.outs[0].local))

@@ -48,10 +48,8 @@ def _copies(call: CallShape, extent: int | ir.Expr, result: int | ir.Expr) -> bo
     """
     if not isinstance(extent, int) or not isinstance(result, int) or extent < 2:
         return False
-    mode, rounding = (
-        str(call.attrs.coordinate_transformation_mode),
-        str(call.attrs.rounding_method),
-    )
+    mode = str(call.attrs.coordinate_transformation_mode)
+    rounding = str(call.attrs.rounding_method)
     aligned = (mode == "asymmetric" and rounding == "floor") or (
         mode == "half_pixel" and rounding.startswith("round")
     )

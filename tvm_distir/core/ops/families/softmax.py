@@ -10,7 +10,7 @@ from tvm_distir.core.ir.operators import ops
 from tvm_distir.core.ops.draft import CallShape, Draft
 from tvm_distir.core.ops.local.call import LocalCall
 from tvm_distir.core.ops.local.masking import neutral_element
-from tvm_distir.core.ops.local.statistics import widened
+from tvm_distir.core.ops.local.statistics import fill_padding, widened
 from tvm_distir.core.ops.registration import Family
 from tvm_distir.core.ops.statistic import statistic_bytes
 
@@ -26,9 +26,7 @@ def softmax_on_shards(cx: LocalCall) -> ir.Call:
         return cx.same()
     x = widened(cx, cx.operand(0))
     dtype = str(x.ty.dtype)
-    if axis in shard.padded_dims:
-        low = cx.scalar(neutral_element("max", dtype), dtype)
-        x = cx.emit(relax.op.where(cx.valid(0, axis), x, low), "kept")
+    x = fill_padding(cx, x, [axis], neutral_element("max", dtype), dtype)
     top = cx.emit(relax.op.max(x, [axis], keepdims=True), "max")
     top = cx.emit(ops.all_reduce(top, cx.mesh, cut, "max"), "max")
     shifted = cx.emit(relax.op.subtract(x, top), "shifted")

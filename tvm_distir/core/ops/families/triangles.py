@@ -41,7 +41,5 @@ def triangle(call: CallShape) -> Draft:
     """Shard all dims; rows and columns where the diagonal is a known number."""
     draft = Draft(call, why="the diagonal is not a constant")
     ndim = len(call.ins[0])
-    for d in range(ndim if isinstance(call.args[1], int) else ndim - 2):
-        draft.tie({0: d}, {0: d})
-    draft.linear((0,))
-    return draft.per_element()
+    draft.tie_each(ndim if isinstance(call.args[1], int) else ndim - 2)
+    return draft.linear((0,)).per_element()

@@ -19,7 +19,7 @@ from tvm.relax.distributed import DeviceMesh
 from tvm_distir.core.ir.types import flat_types, static_shape, tensor_type
 from tvm_distir.core.ops.dims import same, symbols
 from tvm_distir.core.ops.terms import CallSharding
-from tvm_distir.core.rewriting.calls import is_tensors, location_of, rebuild, typed
+from tvm_distir.core.rewriting.calls import is_tensors, location_of, rebuild, tuple_of
 from tvm_distir.core.rewriting.dims import dims_remedy
 from tvm_distir.core.rewriting.nodes import scalar_of
 from tvm_distir.core.rewriting.writer import BlockWriter
@@ -101,8 +101,7 @@ class LocalCall:
 
     def _argument(self, arg: ir.Expr, at: list[int]) -> ir.Expr:
         if type(arg) is relax.Tuple and is_tensors(arg.ty):
-            fields = [self._argument(f, at) for f in arg.fields[:]]
-            return typed(relax.Tuple(fields), relax.TupleType([f.ty for f in fields]))
+            return tuple_of([self._argument(f, at) for f in arg.fields[:]])
         if type(arg) is ir.GlobalVar or not is_tensors(arg.ty):
             return arg
         count = len(flat_types(arg.ty))
@@ -112,8 +111,7 @@ class LocalCall:
             return self.operand(first)
         if not any(o.changed for o in self.ins[first : first + count]):
             return self.ins[first].source
-        fields = [self.operand(i) for i in range(first, first + count)]
-        return typed(relax.Tuple(fields), relax.TupleType([f.ty for f in fields]))
+        return tuple_of([self.operand(i) for i in range(first, first + count)])
 
     def same(self) -> ir.Call:
         """Write the same op with the same attributes on the local operands."""

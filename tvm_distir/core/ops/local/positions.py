@@ -78,10 +78,11 @@ class BlockMemo:
             known.clear()
 
 
+@dataclass(eq=False)
 class Positions:
     """Emits positions along a mesh for a call.
 
-    Parameters
+    Attributes
     ----------
     mesh : DeviceMesh
     writer : BlockWriter
@@ -90,49 +91,45 @@ class Positions:
     memo : BlockMemo
     """
 
-    def __init__(
-        self,
-        mesh: DeviceMesh,
-        writer: BlockWriter,
-        emit: Callable[[Any, str], Any],
-        memo: BlockMemo,
-    ) -> None:
-        self._mesh, self._writer, self._emit, self._memo = mesh, writer, emit, memo
+    mesh: DeviceMesh
+    writer: BlockWriter
+    emit: Callable[[Any, str], Any]
+    memo: BlockMemo
 
     def number(self, axes: Sequence[int]) -> ir.Expr:
         """Return the rank's number among the shards of a dim split by ``axes`` (int64 scalar)."""
         key = tuple(axes)
-        if key not in self._memo.positions:
-            sizes = [int(n) for n in self._mesh.shape]
+        if key not in self.memo.positions:
+            sizes = [int(n) for n in self.mesh.shape]
             rank = None
             for axis in axes:
-                mine = self._writer.emit(ops.axis_index(self._mesh, axis), "axis_index")
+                mine = self.writer.emit(ops.axis_index(self.mesh, axis), "axis_index")
                 if rank is not None:
                     scaled = relax.op.multiply(rank, relax.const(sizes[axis], "int64"))
-                    mine = self._writer.emit(relax.op.add(self._emit(scaled, ""), mine), "shard")
+                    mine = self.writer.emit(relax.op.add(self.emit(scaled, ""), mine), "shard")
                 rank = mine
-            self._memo.positions[key] = rank
-        return self._memo.positions[key]
+            self.memo.positions[key] = rank
+        return self.memo.positions[key]
 
     def start(self, shard: Shard, axes: Axes, dim: int) -> ir.Expr:
         """Return where a shard begins along a dim split by ``axes`` (int64 scalar)."""
         if dim in shard.inner_dims:
             return self.part(shard.global_shape[dim], axes)[0]
         key = (axes, shard.global_shape[dim])
-        if key not in self._memo.starts:
+        if key not in self.memo.starts:
             chunk = relax.const(shard.local[dim], "int64")
             begin = relax.op.multiply(self.number(axes), chunk)
-            self._memo.starts[key] = self._emit(begin, "start")
-        return self._memo.starts[key]
+            self.memo.starts[key] = self.emit(begin, "start")
+        return self.memo.starts[key]
 
     def part(self, size: int, axes: Axes) -> tuple[Any, Any]:
         """Return start and length of the rank's part of a dim, as in :func:`.shard_range`."""
         key = (axes, size)
-        if key not in self._memo.parts:
-            emit, begin = self._emit, None
+        if key not in self.memo.parts:
+            emit, begin = self.emit, None
             length_var, block = relax.const(size, "int64"), size
             for axis in axes:
-                block = -(-block // int(self._mesh.shape[axis]))
+                block = -(-block // int(self.mesh.shape[axis]))
                 length = relax.const(block, "int64")
                 skipped = emit(relax.op.multiply(self.number((axis,)), length), "skipped")
                 skipped = emit(relax.op.minimum(skipped, length_var), "skipped")
@@ -140,24 +137,24 @@ class Positions:
                 begin = emit(begin, "start")
                 rest = emit(relax.op.subtract(length_var, skipped), "rest")
                 length_var = emit(relax.op.minimum(rest, length), "held")
-            self._memo.parts[key] = begin, length_var
-        return self._memo.parts[key]
+            self.memo.parts[key] = begin, length_var
+        return self.memo.parts[key]
 
     def valid(self, shard: Shard, axes: Axes, dim: int) -> ir.Expr:
         """Return a boolean tensor, broadcastable to a shard: True where its dim has no padding."""
         ndim = len(shard.local)
         key = (axes, shard.global_shape[dim], ndim, dim)
-        if key not in self._memo.valid:
+        if key not in self.memo.valid:
             chunk = shard.local[dim]
-            positions = self._emit(relax.op.arange(0, chunk, 1, "int64"), "places")
+            positions = self.emit(relax.op.arange(0, chunk, 1, "int64"), "places")
             if dim in shard.inner_dims:
                 end = self.part(shard.global_shape[dim], axes)[1]
             else:
-                positions = self._emit(
+                positions = self.emit(
                     relax.op.add(positions, self.start(shard, axes, dim)), "places"
                 )
                 end = relax.const(shard.global_shape[dim], "int64")
-            inside = self._emit(relax.op.less(positions, end), "inside")
+            inside = self.emit(relax.op.less(positions, end), "inside")
             shape = [chunk if d == dim else 1 for d in range(ndim)]
-            self._memo.valid[key] = self._emit(relax.op.reshape(inside, shape), "valid")
-        return self._memo.valid[key]
+            self.memo.valid[key] = self.emit(relax.op.reshape(inside, shape), "valid")
+        return self.memo.valid[key]

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -52,8 +53,8 @@ class Moments:
         Dims of ``x``.
     axes : sequence of int
         Mesh axes that cut them.
-    count : int
-        Elements of the full tensor that a statistic covers.
+    count : int, optional
+        Elements of the full tensor that a statistic covers, where ``x`` has its dims split.
     clean : bool
         The padding of these dims holds zeros already.
     """
@@ -64,11 +65,13 @@ class Moments:
         x: ir.Expr,
         dims: Sequence[int],
         axes: Sequence[int],
-        count: int,
+        count: int | None = None,
         clean: bool = False,
     ) -> None:
         self.cx, self.x, self.dims, self.axes, self.clean = cx, x, list(dims), axes, clean
         self.dtype = str(x.ty.dtype)
+        if count is None:
+            count = math.prod(cx.ins[0].shard.global_shape[d] for d in dims)
         self.count = cx.scalar(count, self.dtype)
 
     def _neutral(self, value: ir.Expr) -> ir.Expr:

@@ -14,7 +14,7 @@ from tvm.relax import Binding, Function
 from tvm.relax.distributed import DeviceMesh
 
 from tvm_distir.core.ir.attributes.readers import open_axes_of, param_names, with_annotated
-from tvm_distir.core.ir.operators.names import free_name
+from tvm_distir.core.ir.operators.names import new_name
 from tvm_distir.core.ir.placement import placement_of
 from tvm_distir.core.plan.matching import FunctionTargets
 from tvm_distir.core.plan.name_patterns import plain_name
@@ -128,8 +128,7 @@ class Annotator:
 
     def _emit(self, value: Expr, name: str, rule: PlanRule, local: bool) -> Expr:
         """Bind the annotation of ``value`` and give back its variable."""
-        unique = free_name(plain_name(name) + SUFFIX, self.used_names)
-        self.used_names.add(unique)
+        unique = new_name(plain_name(name) + SUFFIX, self.used_names)
         key = (rule.mesh, rule.closed_labels)
         if key not in self.annotations:
             mesh, placement = self.device_meshes[rule.mesh], placement_of(rule.closed_labels)

@@ -15,7 +15,7 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax.utils import copy_with_new_vars
 
-from tvm_distir.core.ir.operators.names import free_name
+from tvm_distir.core.ir.operators.names import new_name
 from tvm_distir.core.ir.segments import Segments
 from tvm_distir.core.ir.types import relax_functions
 from tvm_distir.core.plan.matching import FunctionTargets
@@ -87,8 +87,7 @@ class InterleavedFunctions:
         if name not in self._sources:
             return None
         if (gv, orders) not in self._versions:
-            unique = free_name(f"{name}{SUFFIX}", self._names)
-            self._names.add(unique)
+            unique = new_name(f"{name}{SUFFIX}", self._names)
             version = self._versions[gv, orders] = typed(ir.GlobalVar(unique), gv.ty)
             fn, copied = self._sources[name], copy_with_new_vars(self._sources[name])
             self._copy_targets(name, str(version.name_hint), fn, copied)

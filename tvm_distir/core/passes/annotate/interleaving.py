@@ -40,7 +40,13 @@ from tvm_distir.core.ops.packed import (
 )
 from tvm_distir.core.ops.registration import SAME_OP
 from tvm_distir.core.ops.registry import registration_of
-from tvm_distir.core.rewriting.calls import TIR_CALLS, called_name, leaves_of, rebuild, typed
+from tvm_distir.core.rewriting.calls import (
+    TIR_CALLS,
+    called_name,
+    leaves_of,
+    rebuild,
+    tuple_of,
+)
 from tvm_distir.core.rewriting.substitute import substitute, variables
 from tvm_distir.core.rewriting.writer import BlockWriter, with_body
 from tvm_distir.support import PropagationError
@@ -240,7 +246,7 @@ class _Interleaver:
             pieces = self._joined_pieces(args[-1], sizes) or self._split_pieces(args[-1], sizes)
             args[-1] = self._interleaved(pieces, fused, parts)
         called = relax.ExternFunc(f"{INTERLEAVED_ATTENTION}.{parts}")
-        operands = typed(relax.Tuple(args), relax.TupleType([arg.ty for arg in args]))
+        operands = tuple_of(args)
         self.writer.bind(var, rebuild(call, call.op, [called, operands], call.ty))
 
     def _joined_pieces(self, value: Any, sizes: tuple[int, ...]) -> list[Any]:
@@ -296,7 +302,7 @@ class _Interleaver:
             if len(group) > 1:
                 self.orders[field] = Segments(axis, group, order.parts)
         rows = [self.orders.get(field) for field in fields]
-        value = typed(relax.Tuple(fields), relax.TupleType([field.ty for field in fields]))
+        value = tuple_of(fields)
         self.writer.bind(var, value)
         if any(row is not None for row in rows):
             self.fields[var] = rows
@@ -329,7 +335,7 @@ class _Interleaver:
                 if order is not None:
                     self.orders[item] = order
             parts = [self._original(item) if item in self.orders else item for item in items]
-            joined = typed(relax.Tuple(parts), relax.TupleType([part.ty for part in parts]))
+            joined = tuple_of(parts)
             env[full] = self.writer.add(joined, str(full.name))
         if not env:
             return value

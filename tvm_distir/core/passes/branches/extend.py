@@ -13,7 +13,7 @@ from tvm import ir, relax
 from tvm_distir.core.analysis.partial import PartialState
 from tvm_distir.core.ir.attributes.keys import PARTIAL_ATTR
 from tvm_distir.core.ir.types import value_types
-from tvm_distir.core.rewriting.calls import rebuild, typed
+from tvm_distir.core.rewriting.calls import rebuild, tuple_of, typed
 from tvm_distir.core.rewriting.writer import merged_blocks
 
 from .def_use import Path
@@ -102,7 +102,7 @@ def _converted(expr: ir.Expr, path: Path, results: dict[Path, list[Any]], out: l
             out.append(relax.VarBinding(new_var, item))
             item = new_var
         fields.append(_converted(item, (*path, i), results, out))
-    return typed(relax.Tuple(fields), relax.TupleType([f.ty for f in fields]))
+    return tuple_of(fields)
 
 
 def _first_leaves(fn: relax.Function) -> dict[int, int]:

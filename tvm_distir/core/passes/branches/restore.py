@@ -33,8 +33,8 @@ import tvm_ffi
 from tvm import ir, relax
 
 from tvm_distir.core.ir.branches import SIDES, branch_of
-from tvm_distir.core.ir.types import relax_functions
 from tvm_distir.core.rewriting.calls import typed
+from tvm_distir.core.rewriting.functions import map_functions
 from tvm_distir.core.rewriting.substitute import variables
 from tvm_distir.core.rewriting.writer import with_body
 
@@ -76,12 +76,9 @@ def restore_branches(mod: ir.IRModule) -> ir.IRModule:
     mod : IRModule
         The module, at level 5; it is not changed (and returned when it has no lifted branch).
     """
-    functions: dict[ir.GlobalVar, ir.Expr] = dict(mod.functions.items())
-    if not any(branch_of(fn) for fn in functions.values()):
+    if not any(branch_of(fn) for _, fn in mod.functions.items()):
         return mod
-    for gv, fn in relax_functions(mod):
-        functions[gv] = _restored(mod, fn)
-    return ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+    return map_functions(mod, lambda fn: _restored(mod, fn))
 
 
 def choices(mod: ir.IRModule, fn: relax.Function) -> list[Choice]:

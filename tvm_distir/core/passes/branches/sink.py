@@ -32,6 +32,7 @@ from tvm import ir, relax
 
 from tvm_distir.core.analysis.partial import PartialState
 from tvm_distir.core.ir.branches import branch_calls, branch_of
+from tvm_distir.core.ir.operators.names import free_name
 from tvm_distir.core.ir.types import relax_functions
 from tvm_distir.core.rewriting.calls import typed
 from tvm_distir.core.rewriting.functions import retyped
@@ -199,10 +200,7 @@ class _Sinker:
         for gv, other in variants:
             if tvm_ffi.structural_equal(other, fn):
                 return gv
-        new, number = name, 0
-        while variants and new in self.used_names:
-            number += 1
-            new = f"{name}_{number}"
+        new = free_name(name, self.used_names) if variants else name
         self.used_names.add(new)
         gv = retyped(ir.GlobalVar(new), fn.ty)
         variants.append((gv, fn))

@@ -32,6 +32,7 @@ from tvm_distir.core.rewriting.calls import (
     location_of,
     rebuild,
     rebuilt,
+    tuple_of,
     typed,
 )
 from tvm_distir.core.rewriting.substitute import substitute
@@ -125,8 +126,7 @@ class CallLegalizer:
         if is_tensors(arg.ty):
             return self.values.demand(arg, [()] * len(list(leaves_of(arg))))
         if isinstance(arg, relax.Tuple):
-            fields = [self._finished(field) for field in arg.fields]
-            return typed(relax.Tuple(fields), relax.TupleType([f.ty for f in fields]))
+            return tuple_of([self._finished(field) for field in arg.fields])
         return arg
 
     def op_call(self, var: relax.Var, value: ir.Call, like: int) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tvm import ir, relax
@@ -38,10 +39,11 @@ from .collective_calls import TypedCalls
 from .partial_values import WRAP, LegalizedValues, TransferTags
 
 
+@dataclass(eq=False)
 class Moves:
     """The redistribution of values of a function.
 
-    Parameters
+    Attributes
     ----------
     values : LegalizedValues
     planner : Planner
@@ -54,16 +56,11 @@ class Moves:
         The meshes of the module.
     """
 
-    def __init__(
-        self,
-        values: LegalizedValues,
-        planner: Planner,
-        tags: TransferTags,
-        calls: TypedCalls,
-        views: ModuleViews,
-    ) -> None:
-        self.values, self.planner, self.tags, self.calls = values, planner, tags, calls
-        self.views = views
+    values: LegalizedValues
+    planner: Planner
+    tags: TransferTags
+    calls: TypedCalls
+    views: ModuleViews
 
     def wrap(self, var: relax.Var, value: Call) -> None:
         """Legalize ``R.dist.partial``: keep partial sums and make reduced values partial."""

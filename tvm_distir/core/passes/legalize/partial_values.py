@@ -16,7 +16,7 @@ from tvm_distir.core.ir.operators import ops
 from tvm_distir.core.ir.placement import R
 from tvm_distir.core.ir.types import as_dtensor, flat_types
 from tvm_distir.core.ops.terms import Terms, axes_of, sums, without
-from tvm_distir.core.rewriting.calls import leaves_of, typed
+from tvm_distir.core.rewriting.calls import leaves_of, tuple_of
 from tvm_distir.core.rewriting.repeated_bindings import RewrittenValues
 from tvm_distir.core.rewriting.writer import BlockWriter
 from tvm_distir.support import GenericConst
@@ -189,8 +189,7 @@ class LegalizedValues(RewrittenValues):
     def _assemble(self, arg: Expr, leaves: Sequence[Any], at: list[int]) -> Any:
         """Put changed leaves back into the argument's structure."""
         if isinstance(arg, relax.Tuple):
-            fields = [self._assemble(f, leaves, at) for f in arg.fields]
-            return typed(relax.Tuple(fields), relax.TupleType([f.ty for f in fields]))
+            return tuple_of([self._assemble(f, leaves, at) for f in arg.fields])
         count = len(flat_types(arg.ty))
         mine = leaves[at[0] : at[0] + count]
         at[0] += count
@@ -202,4 +201,4 @@ class LegalizedValues(RewrittenValues):
             e if done else self.complete(e, n, axes_of(self.terms_of(e, n)), "item")
             for e, n, done in mine
         ]
-        return typed(relax.Tuple(fields), relax.TupleType([f.ty for f in fields]))
+        return tuple_of(fields)

@@ -27,6 +27,9 @@ from .call_legalizer import CallLegalizer
 from .moves import Moves
 from .partial_values import ITEM, REDUCE, USE, WRAP, LegalizedValues
 
+_READS = {"partial": WRAP, **dict.fromkeys(REDUCTIONS, REDUCE)}
+"""How calls of ``R.dist`` read their operands, unless it is any other use."""
+
 
 class FunctionLegalizer:
     """A rewriter of a function.
@@ -96,15 +99,7 @@ class FunctionLegalizer:
             field = reading.kinds[number] == FIELD
             if name is None and not field:
                 continue
-            how = (
-                ITEM
-                if field
-                else WRAP
-                if name == "partial"
-                else REDUCE
-                if name in REDUCTIONS
-                else USE
-            )
+            how = ITEM if field else _READS.get(name or "", USE)
             first, end = reading.begin[number : number + 2]
             for used in others[first:end]:
                 reads[used] |= how

@@ -27,6 +27,7 @@ from tvm import ir, relax, tirx
 from tvm.relax.distributed import DTensorType
 
 from tvm_distir.core.ir.mesh import mesh_shape
+from tvm_distir.core.ir.operators.names import free_name
 from tvm_distir.core.ir.placement import labels_of, shard_counts
 from tvm_distir.core.ir.types import flat_types, known_shape, static_shape
 from tvm_distir.core.ops.dims import symbols
@@ -160,11 +161,7 @@ class DivisibleDims:
         """Return the variables of shards by the names of the dims (see :data:`Dims`)."""
         dims: dict[str, tuple[Any, int]] = {}
         for variable, local in self.local.items():
-            name, number = str(variable.name), 0
-            while name in dims:
-                number += 1
-                name = f"{variable.name}_{number}"
-            dims[name] = local, self.parts.get(variable, 1)
+            dims[free_name(str(variable.name), dims)] = local, self.parts.get(variable, 1)
         return dims
 
 

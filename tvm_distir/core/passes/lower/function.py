@@ -14,7 +14,7 @@ from tvm.relax.distributed import DTensorType
 from tvm_distir.core.ir.handles import handle
 from tvm_distir.core.ir.types import TENSORS_ONLY, flat_types, is_object, is_shape
 from tvm_distir.core.ops.terms import attribute_axes, axes_of, sums
-from tvm_distir.core.rewriting.calls import bindings_of, is_tensors, leaves_of, typed
+from tvm_distir.core.rewriting.calls import bindings_of, is_tensors, leaves_of, tuple_of
 from tvm_distir.core.rewriting.native.function_index import FunctionView
 from tvm_distir.core.rewriting.native.making import make_variables
 from tvm_distir.core.rewriting.native.pruning import pruned_bindings
@@ -162,7 +162,7 @@ class LocalFunction:
                 fields = [make(t, f"{name}_{i}") for i, t in enumerate(ty.fields)]
                 if any(f is None for f in fields):
                     return None
-                return typed(relax.Tuple(fields), relax.TupleType([f.ty for f in fields]))
+                return tuple_of(fields)
             if not isinstance(ty, DTensorType):
                 values.local_type(ty, f"{values.name}/{name}")
             if values.context.mesh_number(ty.device_mesh) != values.number:
@@ -218,7 +218,7 @@ class LocalFunction:
             self.outputs.append(Output(index, ty, like))
         if len(mine) == 1:
             return mine[0]
-        return typed(relax.Tuple(mine), relax.TupleType([v.ty for v in mine]))
+        return tuple_of(mine)
 
     def _check_reduced(self, result: Expr) -> None:
         """Refuse a result that is partial along other axes than its callers expect."""

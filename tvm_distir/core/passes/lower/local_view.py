@@ -37,12 +37,8 @@ def _shard_type(ty: ir.Type, location: str) -> Any:
         return ty
     shape = static_shape(ty)
     if shape is None:
-        raise LoweringError(
-            "DIST0502",
-            "a shape is unknown",
-            location=location,
-            remedy="Give the tensor a known shape.",
-        )
+        remedy = "Give the tensor a known shape."
+        raise LoweringError("DIST0502", "a shape is unknown", location=location, remedy=remedy)
     local = local_shape(shape, labels_of(ty.placement), mesh_shape(ty.device_mesh))
     return relax.TensorType(local, ty.tensor_ty.dtype, ty.tensor_ty.vdevice)
 

@@ -36,16 +36,7 @@ class LocalMoves:
         """Write a ``send`` or ``recv``."""
         values = self.values
         if kind == "recv":
-            names = (
-                "device_mesh",
-                "peer_mesh",
-                "placement",
-                "peer_placement",
-                "shape",
-                "dtype",
-                "tag",
-            )
-            call = ops.recv(**{n: value.attrs[n] for n in names})
+            call = ops.recv(**dict(value.attrs.items()))
             values.bind(var, values.builder.normalize(call), [()], False)
             return
         source = value.args[0]

@@ -24,7 +24,7 @@ from tvm_distir.core.ops.packed import (
     packed_name,
     packed_rule,
 )
-from tvm_distir.core.rewriting.calls import leaves_of, location_of, typed
+from tvm_distir.core.rewriting.calls import leaves_of, location_of, tuple_of
 from tvm_distir.support import GenericConst, LoweringError, PropagationError, StringImm
 
 from .values import LocalValues
@@ -73,12 +73,9 @@ def packed_call(values: LocalValues, var: relax.Var, call: ir.Call) -> ir.Call:
         if not isinstance(ty, DTensorType):
             continue
         if not same_mesh(ty.device_mesh, values.mesh):
-            raise LoweringError(
-                "DIST0503",
-                "an operand is on another mesh than the object",
-                location=location,
-                remedy="Redistribute it to the object's mesh.",
-            )
+            problem = "an operand is on another mesh than the object"
+            remedy = "Redistribute it to the object's mesh."
+            raise LoweringError("DIST0503", problem, location=location, remedy=remedy)
         shard(ty)
     parts = interleaved_parts(call)
     if parts is not None:
@@ -92,7 +89,7 @@ def packed_call(values: LocalValues, var: relax.Var, call: ir.Call) -> ir.Call:
     if isinstance(call.op, relax.ExternFunc):
         return ir.Call(called, args, call.attrs, types)
     if str(call.op.name) == "relax.call_dps_packed":
-        args = [typed(relax.Tuple(args), relax.TupleType([a.ty for a in args]))]
+        args = [tuple_of(args)]
     return ir.Call(call.op, [called, *args], call.attrs, types)
 
 

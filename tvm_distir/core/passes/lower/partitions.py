@@ -17,7 +17,7 @@ from tvm import ir, relax
 from tvm.relax.backend import get_pattern
 
 from tvm_distir.core.ir.attributes.keys import CODEGEN_ATTR, COMPOSITE_ATTR, COMPOSITE_OPS_ATTR
-from tvm_distir.core.ir.operators.names import free_name
+from tvm_distir.core.ir.operators.names import new_name
 from tvm_distir.core.ir.types import relax_functions
 from tvm_distir.core.rewriting.calls import called_name, typed
 from tvm_distir.core.rewriting.functions import callee_of, callees_first
@@ -112,7 +112,7 @@ class _Restorer:
         elif core is fn:
             self.functions[gv] = self.intact[name] = fn.without_attr(COMPOSITE_OPS_ATTR)
         else:
-            target = typed(ir.GlobalVar(self._free(f"{name}_core")), core.ty)
+            target = typed(ir.GlobalVar(new_name(f"{name}_core", self.names)), core.ty)
             self.functions[target] = self.intact[str(target.name_hint)] = _copied(core)
             call = typed(ir.Call(target, list(core.params)), core.ret_ty)
             result = relax.VarBinding(core.body.body, call)
@@ -120,11 +120,6 @@ class _Restorer:
             body = plain.body.body
             self.functions[gv] = with_body(plain, fn.params, [block], body, bool(fn.is_pure))
             self.inner.append(name)
-
-    def _free(self, name: str) -> str:
-        free = free_name(name, self.names)
-        self.names.add(free)
-        return free
 
     def _is_library(self, fn: relax.Function) -> bool:
         """Return whether a function only calls intact composites."""
@@ -137,7 +132,7 @@ class _Restorer:
         for callee in map(callee_of, calls_in(fn)):
             name = "" if callee is None else str(callee.name_hint)
             if name in self.intact and callee not in env:
-                single = self._free(f"{gv.name_hint}_pattern")
+                single = new_name(f"{gv.name_hint}_pattern", self.names)
                 new = _calling(callee, self.intact[name], fn.attrs[CODEGEN_ATTR])
                 env[callee] = typed(ir.GlobalVar(single), new.ty)
                 self.functions[env[callee]] = new

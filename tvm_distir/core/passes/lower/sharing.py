@@ -23,7 +23,7 @@ from tvm.relax.utils import copy_with_new_vars
 from tvm_distir.core.ir.attributes.keys import IO_ATTR, NUM_INPUT_ATTR
 from tvm_distir.core.ir.mesh import mesh_devices, mesh_shape
 from tvm_distir.core.ir.operators.ops import dist_op_name
-from tvm_distir.core.rewriting.calls import typed
+from tvm_distir.core.rewriting.calls import tuple_of
 from tvm_distir.core.rewriting.native.function_index import OP_CALL, FunctionView
 from tvm_distir.core.rewriting.writer import with_body
 
@@ -212,4 +212,4 @@ def _results(parts: Sequence[relax.Function]) -> Any:
         results += list(result.fields) if isinstance(result, relax.Tuple) else [result]
     if len(results) == 1:
         return results[0]
-    return typed(relax.Tuple(results), relax.TupleType([r.ty for r in results]))
+    return tuple_of(results)

@@ -21,7 +21,7 @@ from tvm_distir.core.ops.local.positions import BlockMemo
 from tvm_distir.core.ops.local.shard import Shard, shard
 from tvm_distir.core.ops.registry import registration_of
 from tvm_distir.core.ops.terms import Terms
-from tvm_distir.core.rewriting.calls import location_of, typed
+from tvm_distir.core.rewriting.calls import location_of, tuple_of
 from tvm_distir.core.rewriting.repeated_bindings import RewrittenValues
 from tvm_distir.core.rewriting.substitute import VARIABLES, substitute
 from tvm_distir.core.rewriting.writer import BlockWriter
@@ -236,8 +236,7 @@ class LocalValues(RewrittenValues):
                 labels = labels_of(expr.ty.placement)
             return self.constant(expr, labels, self.view_of(expr.ty))
         if isinstance(expr, relax.Tuple):
-            fields = [self.local(f) for f in expr.fields[:]]
-            return typed(relax.Tuple(fields), relax.TupleType([f.ty for f in fields]))
+            return tuple_of([self.local(f) for f in expr.fields[:]])
         return substitute(expr, self.env)
 
     def _variable(self, var: relax.Var) -> Expr:

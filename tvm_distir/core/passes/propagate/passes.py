@@ -17,6 +17,7 @@ from tvm_distir.core.ir.attributes.keys import (
     STATIONARY_ATTR,
 )
 from tvm_distir.core.ir.branches import lift_branches
+from tvm_distir.core.ir.operators.names import first_or_new_name
 from tvm_distir.core.ir.types import relax_functions
 from tvm_distir.core.passes.branches.sink import sink_conversions
 from tvm_distir.core.passes.cost_model import CostModel
@@ -162,16 +163,10 @@ class ModuleRewriter:
             kids = [kid for _, kid in sorted(inst.kids.items())]
             for kid in kids:
                 if kid.number not in self.names:
-                    self.names[kid.number] = self._free_name(kid.graph.name)
+                    self.names[kid.number] = first_or_new_name(
+                        kid.graph.name, self.used, self.used_names
+                    )
             pending += reversed(kids)
-
-    def _free_name(self, base: str) -> str:
-        name, count = base, 0
-        while name in self.used or (count and name in self.used_names):
-            count += 1
-            name = f"{base}_{count}"
-        self.used.add(name)
-        return name
 
     def _write(self, inst: Instance, name: str) -> Steps[ir.GlobalVar]:
         """Write an instance once, its callees before it."""

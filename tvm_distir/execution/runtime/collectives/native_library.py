@@ -92,32 +92,18 @@ class CclFabric:
         Ranks that take part.
     timeout_s : float
         The time for which a rank waits for another rank that is busy.
-    shared : bool
-        Whether processes can take part, through :meth:`open` of its ``descriptor``.
     """
 
-    def __init__(self, ranks: Sequence[int], timeout_s: float, shared: bool = False) -> None:
+    def __init__(self, ranks: Sequence[int], timeout_s: float) -> None:
         import tvm_ffi
 
         shape = tvm_ffi.Shape([int(r) for r in ranks])
-        self._keep(load_library()["ccl_make_fabric"](shape, float(timeout_s), shared))
-
-    @classmethod
-    def open(cls, descriptor: int) -> CclFabric:
-        """Open the fabric of another process by its open file, which stays the caller's."""
-        fabric = cls.__new__(cls)
-        fabric._keep(load_library()["ccl_open_fabric"](descriptor))
-        return fabric
+        self._keep(load_library()["ccl_make_fabric"](shape, float(timeout_s), False))
 
     def _keep(self, handle: int) -> None:
         self._library = load_library()
         self._handle = int(handle)
         self._closer = weakref.finalize(self, self._library["ccl_drop_fabric"], self._handle)
-
-    @property
-    def descriptor(self) -> int:
-        """Return the descriptor of the shared memory; -1 for a fabric of threads."""
-        return int(self._call("descriptor"))
 
     def _call(self, name: str, *args: object) -> Any:
         return self._library[f"ccl_{name}"](self._handle, *args)

@@ -78,13 +78,7 @@ def _seen(rows: int, columns: int, causal: int) -> Array | None:
 
 
 def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    scale: float,
-    causal: int,
-    *orders: Sequence[int],
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, causal: int, *orders: Order
 ) -> None:
     """Write attention with a bias that is added to the scores.
 
@@ -117,9 +111,7 @@ def attend(
             np.divide(weighted, scores.sum(-1, keepdims=True), out=result[sample, some])
 
 
-def attention(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: int, *orders: Sequence[int]
-) -> None:
+def attention(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: int, *orders: Order) -> None:
     """Write attention."""
     attend(q, k, v, None, scale, causal, *orders)
 

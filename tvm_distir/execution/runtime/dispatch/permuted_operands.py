@@ -17,13 +17,13 @@ from tvm import ir, relax, tirx
 from tvm_distir.core.ir import handle
 from tvm_distir.core.rewriting import (
     bindings_in,
+    map_functions,
     op_name,
     permutation,
     typed,
     variables,
     with_body,
     with_branches,
-    with_functions,
 )
 
 from .packed_names import library_named
@@ -140,8 +140,4 @@ def merge_permutations(mod: ir.IRModule) -> ir.IRModule:
     Permutations that only packed functions read, who see their operands through views, are
     removed.
     """
-    functions = {
-        gv: _without_permutations(fn) if isinstance(fn, relax.Function) else fn
-        for gv, fn in mod.functions.items()
-    }
-    return with_functions(mod, functions)
+    return map_functions(mod, _without_permutations)

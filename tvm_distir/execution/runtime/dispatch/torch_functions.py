@@ -19,23 +19,19 @@ from tvm.runtime import Tensor
 from . import torch_gpu_attention
 from .packed_names import causal_offset, group_sizes
 
+Order = Sequence[int]
+
 _FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
-def _view(tensor: Tensor, order: Sequence[int]) -> torch.Tensor:
+def _view(tensor: Tensor, order: Order) -> torch.Tensor:
     """Return a tensor with its dims in an order."""
     return from_dlpack(tensor).permute(tuple(order))
 
 
 def product(
-    a: Tensor,
-    b: Tensor,
-    cuts: Sequence[int],
-    a_order: Sequence[int],
-    b_order: Sequence[int],
-    out_order: Sequence[int],
-    out: Tensor,
+    a: Tensor, b: Tensor, cuts: Order, a_order: Order, b_order: Order, out_order: Order, out: Tensor
 ) -> None:
     """Write a product, of tensors in the groups of :class:`.contractions.Contraction`."""
     x, y, z = _view(a, a_order), _view(b, b_order), _view(out, out_order)
@@ -53,13 +49,7 @@ def product(
 
 
 def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    scale: float,
-    causal: int,
-    *orders: Sequence[int],
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, causal: int, *orders: Order
 ) -> None:
     """Write attention with a bias that is added to the scores.
 
@@ -87,16 +77,12 @@ def attend(
     _view(out, out_order).copy_(result.transpose(1, 2))
 
 
-def attention(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: int, *orders: Sequence[int]
-) -> None:
+def attention(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: int, *orders: Order) -> None:
     """Write attention."""
     attend(q, k, v, None, scale, causal, *orders)
 
 
-def _flash_operands(
-    tensors: Sequence[Tensor], orders: Sequence[Sequence[int]]
-) -> list[torch.Tensor]:
+def _flash_operands(tensors: Sequence[Tensor], orders: Sequence[Order]) -> list[torch.Tensor]:
     """Return queries, keys and values with as many heads, and what has the heads of queries."""
     views = [_view(x, order).transpose(1, 2) for x, order in zip(tensors, orders)]
     group = views[0].shape[1] // views[1].shape[1]
@@ -151,14 +137,14 @@ def flash_backward(
 def convolution(
     data: Tensor,
     weight: Tensor,
-    strides: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    output_padding: Sequence[int],
+    strides: Order,
+    padding: Order,
+    dilation: Order,
+    output_padding: Order,
     groups: int,
-    data_order: Sequence[int],
-    weight_order: Sequence[int],
-    out_order: Sequence[int],
+    data_order: Order,
+    weight_order: Order,
+    out_order: Order,
     out: Tensor,
 ) -> None:
     """Write a convolution; the orders are those of NCHW and OIHW, or of IOHW if transposed.
@@ -180,7 +166,7 @@ def convolution(
     y.copy_(result)
 
 
-def take_backward(grad: Tensor, indices: Tensor, out_order: Sequence[int], out: Tensor) -> None:
+def take_backward(grad: Tensor, indices: Tensor, out_order: Order, out: Tensor) -> None:
     """Write the gradient of the rows of a matrix that were looked up."""
     table, positions = _view(out, out_order), from_dlpack(indices)
     # An index that is outside of the table adds nothing, as in the kernel of TVM.

@@ -120,11 +120,9 @@ class Engine(ABC):
         """Split the inputs, run, and join the outputs."""
         entries = program.entries
         results = self.run_local(program, bind_inputs(entries, inputs, program.stored))
-        return (
-            gather_outputs(entries, results)
-            if outputs == "whole"
-            else list(sharded_outputs(entries, results))
-        )
+        if outputs == "whole":
+            return gather_outputs(entries, results)
+        return list(sharded_outputs(entries, results))
 
     @abstractmethod
     def run_local(self, program: Runnable, local: LocalInputs) -> LocalResults:

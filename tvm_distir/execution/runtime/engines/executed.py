@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from collections.abc import Callable
 
 from tvm_distir.core.collectives import Transfer
 from tvm_distir.core.ir import local_shape
@@ -13,16 +13,6 @@ from tvm_distir.execution.runtime.collectives.native_library import Executed
 from tvm_distir.execution.runtime.program.axis_table import AxisTable
 from tvm_distir.execution.runtime.program.counts import CollectiveCount, CollectiveCounter
 from tvm_distir.execution.runtime.program.io_layout import Entries
-
-
-class Executions(Protocol):
-    """The interface of a fabric for counting after a run."""
-
-    def executed(self, rank: int) -> list[Executed]:
-        """Return collectives a rank executed."""
-
-    def received(self, rank: int) -> list[tuple[Transfer, int]]:
-        """Return transfers a rank received, each with the bytes of an element."""
 
 
 def count_transfer(
@@ -36,7 +26,10 @@ def count_transfer(
 
 
 def count_executed(
-    table: AxisTable, entries: Entries, fabric: Executions
+    table: AxisTable,
+    entries: Entries,
+    executed: Callable[[int], list[Executed]],
+    received: Callable[[int], list[tuple[Transfer, int]]],
 ) -> tuple[CollectiveCount, ...]:
     """Count a run from the executions of the first rank of every mesh.
 
@@ -45,20 +38,21 @@ def count_executed(
     table : AxisTable
     entries : sequence of EntryFunction
         The entry functions.
-    fabric : Executions
-        The fabric of the run, which has ended.
+    executed, received : callable
+        The collectives that a rank executed, and the transfers that it received, each with the
+        bytes of an element.
     """
     counter = CollectiveCounter()
     for entry in entries:
         # Entries may share a mesh: what runs on it is counted by that of its first device.
         rank = entry.ranks[0]
-        for done in fabric.executed(rank):
+        for done in executed(rank):
             if done.groups[0][0] not in entry.ranks:
                 continue
             axes = table.name(done.groups)
             for _ in range(done.count):
                 counter.collective(done.kind, axes, len(done.groups[0]), done.result_bytes)
-        for transfer, element_bytes in fabric.received(rank):
+        for transfer, element_bytes in received(rank):
             if transfer.dst[1][0] in entry.ranks:
                 axes = table.transfer_name(transfer)
                 count_transfer(counter, axes, transfer, element_bytes)

@@ -64,21 +64,6 @@ class Ended:
         return Ended(rank, dict(digests), read_executed(executed), read_received(received))
 
 
-class ExecutedCounts:
-    """The executions of the ranks, in the form for counting."""
-
-    def __init__(self, ended: Sequence[Ended]) -> None:
-        self._by_rank = {e.rank: e for e in ended}
-
-    def executed(self, rank: int) -> list[Executed]:
-        """Return the collectives of a rank."""
-        return self._by_rank[rank].executed
-
-    def received(self, rank: int) -> list[tuple[Transfer, int]]:
-        """Return the transfers that came to a rank, and the bytes of an element."""
-        return self._by_rank[rank].received
-
-
 def _without_padding(entry: EntryFunction, port: Port, rank: int, part: Array) -> Array:
     """Return the part of a local array that is not padding."""
     return part[tuple(slice(0, b - a) for a, b in entry.bounds(port, rank))]
@@ -127,7 +112,10 @@ def finish_run(
     """
     entries = program.entries
     ended = wait_for_end(member, entries, results, outputs)
-    executed = count_executed(program.axes, entries, ExecutedCounts(ended))
+    of = {e.rank: e for e in ended}
+    executed = count_executed(
+        program.axes, entries, lambda rank: of[rank].executed, lambda rank: of[rank].received
+    )
     if outputs == "sharded":
         return list(sharded_outputs(entries, results)), executed
     return gather_outputs(entries, collect(member, entries, results, ended)), executed

@@ -20,7 +20,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.s_tir.schedule.schedule import ScheduleError
 
 from tvm_distir.core.ir import outline_branches
-from tvm_distir.core.rewriting import plain_calls
+from tvm_distir.core.rewriting import map_functions, plain_calls
 from tvm_distir.support import DistIRError, EngineError, ForkSafeLock
 from tvm_distir.transforms import kernel_passes, repair_kernels
 
@@ -136,11 +136,7 @@ def _order_function(fn: tirx.PrimFunc) -> tirx.PrimFunc:
 
 def _order_all(mod: ir.IRModule, _: tvm.transform.PassContext) -> ir.IRModule:
     """Reorder the loops of every contraction (two operands, a result, static sizes)."""
-    changed = {
-        gv: _order_function(fn) if isinstance(fn, tirx.PrimFunc) else fn
-        for gv, fn in mod.functions.items()
-    }
-    return ir.IRModule(changed, attrs=mod.attrs, global_infos=mod.global_infos)
+    return map_functions(mod, _order_function, tirx.PrimFunc)
 
 
 order_loops = tvm.transform.module_pass(_order_all, opt_level=0, name="tvm_distir.OrderLoops")

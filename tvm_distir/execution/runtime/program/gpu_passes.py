@@ -106,12 +106,9 @@ def check_graphs() -> None:
     A replay would skip a collective, a call of a library, or the position of the rank.
     """
     if tvm.transform.PassContext.current().config.get(_CUDA_GRAPHS):
-        raise EngineError(
-            "DIST0606",
-            "a CUDA graph would capture calls of collectives and of libraries",
-            location=_CUDA_GRAPHS,
-            remedy="Compile without this option of the pass context.",
-        )
+        problem = "a CUDA graph would capture calls of collectives and of libraries"
+        remedy = "Compile without this option of the pass context."
+        raise EngineError("DIST0606", problem, location=_CUDA_GRAPHS, remedy=remedy)
 
 
 def _has_threads(stmt: tirx.Stmt) -> bool:

@@ -148,11 +148,9 @@ class StageRuns:
             ended = units.programs[begin : begin + int(position[first]), 0]
             at = int(np.isin(ended, self.steps.unit_templates).sum())
             subject = list(order[at]) if 0 <= at < len(order) else "a sum over stages"
-            raise SimulationError(
-                "DIST0720", f"the ranks {stuck} cannot continue: rank {first} waits for {subject}",
-                location="schedule",
-                remedy="Order units such that each follows the units that it depends on.",
-            )  # fmt: skip
+            problem = f"the ranks {stuck} cannot continue: rank {first} waits for {subject}"
+            remedy = "Order units such that each follows the units that it depends on."
+            raise SimulationError("DIST0720", problem, location="schedule", remedy=remedy)
 
     def of(self, rank: int) -> Iterator[ActionRuns]:
         """Yield the runs of a rank, by stage and unit, in the order of the first of each."""

@@ -14,7 +14,6 @@ from tvm_distir.core.ir.operators import free_name
 from tvm_distir.core.rewriting import (
     all_bindings,
     let_out,
-    merged_blocks,
     tuple_of,
     typed,
     with_body,
@@ -131,7 +130,8 @@ def private_function(
         DIST0351 if it has a symbolic size that the types of its parameters do not define.
     """
     blocks, result = let_out([relax.DataflowBlock(list(bindings))], result)
-    body = typed(relax.SeqExpr(merged_blocks(blocks), result), result.ty)
+    blocks = [block for block in blocks if len(block.bindings)]
+    body = typed(relax.SeqExpr(blocks, result), result.ty)
     fn = relax.Function(list(params), body, result.ty, True)
     free = relax.analysis.free_symbolic_vars(fn)
     if len(free):

@@ -37,8 +37,7 @@ def with_operands(call: ir.Call, operands: Mapping[int, Var]) -> ir.Call:
     def replaced(arg: Expr) -> Var:
         nonlocal number
         if type(arg) is relax.Tuple:
-            fields = [replaced(f) for f in arg.fields]
-            return tuple_of(fields)
+            return tuple_of([replaced(f) for f in arg.fields])
         number += len(flat_types(arg.ty))
         return operands.get(number - 1, arg) if type(arg.ty) is not relax.TupleType else arg
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tvm import ir, relax
@@ -27,10 +28,11 @@ from tvm_distir.transforms.training.step.updates import Updates
 from .stage_function_params import summed
 
 
+@dataclass(eq=False)
 class Tools:
     """Tools that the writers of all stages share.
 
-    Parameters
+    Attributes
     ----------
     recipe : Recipe
     functions : NamedFunctions
@@ -43,18 +45,15 @@ class Tools:
         The factor of the sum of all micro-batches' losses.
     """
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        functions: NamedFunctions,
-        pairs: Differentiator,
-        schedule: Schedule,
-        known: frozenset[str],
-        share: float,
-    ) -> None:
-        self.recipe, self.functions, self.pairs = recipe, functions, pairs
-        self.schedule, self.known, self.share = schedule, known, share
-        self.splitter = Splitter(functions)
+    recipe: Recipe
+    functions: NamedFunctions
+    pairs: Differentiator
+    schedule: Schedule
+    known: frozenset[str]
+    share: float
+
+    def __post_init__(self) -> None:
+        self.splitter = Splitter(self.functions)
         self._updates: dict[Any, ir.GlobalVar] = {}
 
     def updates(self, builder: BlockBuilder) -> Updates:

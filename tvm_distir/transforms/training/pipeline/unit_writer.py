@@ -58,10 +58,11 @@ class Running:
         return self.micros[number]
 
 
+@dataclass(eq=False)
 class UnitWriter:
     """Collector of bindings.
 
-    Parameters
+    Attributes
     ----------
     micro_batches : int
     splits : bool
@@ -72,22 +73,16 @@ class UnitWriter:
     binds_tuples : bool
         Whether tuples among the arguments of calls are bound to variables: TVM's virtual machine
         frees what a variable holds, but no other value before the function ends.
-
-    Attributes
-    ----------
     bindings : list of VarBinding
     stages : dict of int to Running
     """
 
-    def __init__(
-        self,
-        micro_batches: int,
-        splits: bool,
-        going_on: Callable[[ir.GlobalVar], ir.GlobalVar],
-        binds_tuples: bool = False,
-    ) -> None:
-        self.micro_batches, self.splits, self.going_on = micro_batches, splits, going_on
-        self.binds_tuples = binds_tuples
+    micro_batches: int
+    splits: bool
+    going_on: Callable[[ir.GlobalVar], ir.GlobalVar]
+    binds_tuples: bool = False
+
+    def __post_init__(self) -> None:
         self.builder = relax.BlockBuilder()
         self.bindings: list[Binding] = []
         self.stages: dict[int, Running] = {}

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -112,10 +112,11 @@ class _Values:
         )
 
 
+@dataclass(eq=False)
 class Frontier:
     """Choices of a function.
 
-    Parameters
+    Attributes
     ----------
     forward : sequence of Binding
     read : sequence of Var
@@ -126,14 +127,10 @@ class Frontier:
         are never saved, and take no time.
     """
 
-    def __init__(
-        self,
-        forward: Sequence[Binding],
-        read: Sequence[Var],
-        times: ValueTimes,
-        operands: Mapping[Any, Any] = NO_OPERANDS,
-    ) -> None:
-        self.forward, self.read, self.times, self.operands = forward, read, times, operands
+    forward: Sequence[Binding]
+    read: Sequence[Var]
+    times: ValueTimes
+    operands: Mapping[Any, Any] = field(default_factory=lambda: NO_OPERANDS)
 
     def plain(self, params: Sequence[Var]) -> tuple[list[Any], list[Any]]:
         """Return what is saved and recomputed without a policy; ``params`` are at hand."""

@@ -122,13 +122,11 @@ class MpiFabric(JobFabric):
             has_ended = world.has_ended(process)
             message = world.poll(process, tag)
             if message is None and has_ended:
-                raise EngineError(
-                    "DIST0610",
-                    f"rank {self.rank} waits in {label}; process {process} has ended",
-                    location="ranks",
-                    remedy="Make every rank of a group call its collectives, and give each send "
-                    "a receive.",
+                problem = f"rank {self.rank} waits in {label}; process {process} has ended"
+                remedy = (
+                    "Make every rank of a group call its collectives, and give each send a receive."
                 )
+                raise EngineError("DIST0610", problem, location="ranks", remedy=remedy)
             if message is None:
                 world.turn(deadline, self.check, lambda: label)
         head, data, rest = message

@@ -216,7 +216,8 @@ class ThreadsEngine(LocalEngine):
         raise_failure(job.fabric, entries)
         if self.trace is not None:
             write_run_trace(self.trace, {rank: t.spans for rank, t in job.traces.items()})
-        self.collectives = count_executed(program.axes, entries, job.fabric)
+        fabric = job.fabric
+        self.collectives = count_executed(program.axes, entries, fabric.executed, fabric.received)
         self.most_in_flight = job.fabric.most_in_flight
         return job.outputs
 

@@ -55,5 +55,8 @@ class PlainEngine(LocalEngine):
             for thread in threads:
                 thread.join()
         raise_failure(job.fabric, program.entries)
-        self.collectives = count_executed(program.axes, program.entries, job.fabric)
+        fabric = job.fabric
+        self.collectives = count_executed(
+            program.axes, program.entries, fabric.executed, fabric.received
+        )
         return job.outputs

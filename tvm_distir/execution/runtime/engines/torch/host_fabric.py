@@ -14,6 +14,7 @@ from tvm_distir.execution.runtime.collectives.fabric import ranks_text
 from tvm_distir.execution.runtime.engines.job_fabric import JobFabric
 from tvm_distir.execution.runtime.program.tensors import Array
 
+from .process_groups import MessageWork
 from .torch_job import TorchJob
 
 if TYPE_CHECKING:
@@ -63,8 +64,9 @@ class HostFabric(JobFabric):
         data = self._on_host(np.ascontiguousarray(array).tobytes())
         if data.numel():
             work = self._dist.isend(data, process, group=self._job.control, tag=_ARRAYS_TAG)
-            message = self._job.host_message(work)
-            wait = partial(self._job.finish_on_host, message, lambda _: "sending inputs", ())
+            wait = partial(
+                self._job.finish_on_host, MessageWork(work), lambda _: "sending inputs", ()
+            )
             self._sent.append((wait, data))
 
     def receive_array(
@@ -75,7 +77,7 @@ class HostFabric(JobFabric):
         data = self._torch.empty(out.nbytes, dtype=self._torch.uint8)
         if out.nbytes:
             work = self._dist.irecv(data, process, group=self._job.control, tag=_ARRAYS_TAG)
-            self._job.finish_on_host(self._job.host_message(work), lambda _: label, (process,))
+            self._job.finish_on_host(MessageWork(work), lambda _: label, (process,))
         received: Array = data.numpy().view(dtype).reshape(shape)
         return received
 

@@ -155,11 +155,7 @@ class TorchJob:
 
     def message(self, work: dist.Work) -> dist.Work | MessageWork:
         """Return a send or receive as a work for :meth:`finish`."""
-        return work if self.device == "cuda" else self.host_message(work)
-
-    def host_message(self, work: dist.Work) -> dist.Work | MessageWork:
-        """Return a send or receive of gloo as a work for :meth:`finish_on_host`."""
-        return MessageWork(work)
+        return work if self.device == "cuda" else MessageWork(work)
 
     def finish(
         self,

@@ -11,6 +11,7 @@ set in the environment before JAX is imported.
 from __future__ import annotations
 
 import json
+import math
 import os
 import queue
 import re
@@ -154,9 +155,7 @@ def collectives(text: str, devices: int) -> list[tuple[str, int, int]]:
 
 
 def _bytes(kind: str, bits: str, shape: str) -> int:
-    count = 1
-    for dim in filter(None, shape.split(",")):
-        count *= int(dim)
+    count = math.prod(int(dim) for dim in filter(None, shape.split(",")))
     return count * max(int(bits or 8) // 8, 1)
 
 

@@ -26,6 +26,7 @@ from tvm.relax.op import (
 )
 from tvm.relax.op import erf as erf_op
 
+from .elementwise import register_slope
 from .registry import Gradients, constant_like, register_gradient, shape_of
 
 SELU_SCALE, SELU_ALPHA = 1.0507009873554805, 1.6732632423543772
@@ -59,12 +60,10 @@ def _prelu(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradient
     return [through, reshape(collapse_sum_to(by_slope, wide), slopes.ty.shape)]
 
 
-@register_gradient("nn.selu")
-def _selu(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
-    x = call.args[0]
-    scale = constant_like(SELU_SCALE, x)
+@register_slope("nn.selu")
+def _selu(x: Expr, _: Var) -> Expr:
     left = multiply(constant_like(SELU_SCALE * SELU_ALPHA, x), exp(x))
-    return [multiply(grad, where(greater(x, constant_like(0.0, x)), scale, left))]
+    return where(greater(x, constant_like(0.0, x)), constant_like(SELU_SCALE, x), left)
 
 
 @register_gradient("nn.softplus")

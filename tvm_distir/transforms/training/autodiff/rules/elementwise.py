@@ -76,29 +76,17 @@ register_slope("asinh")(lambda x, y: rsqrt(_more_square(x)))
 register_slope("atan")(lambda x, y: divide(constant_like(1.0, x), _more_square(x)))
 register_slope("atanh")(lambda x, y: divide(constant_like(1.0, x), _less_square(x)))
 register_slope("cosh")(lambda x, y: sinh(x))
+register_slope("rsqrt")(lambda x, y: multiply(constant_like(-0.5, y), multiply(y, multiply(y, y))))
 register_slope("sinh")(lambda x, y: cosh(x))
+register_slope("square")(lambda x, y: multiply(constant_like(2.0, x), x))
 register_slope("tan")(lambda x, y: _more_square(y))
 
 
-@register_gradient("rsqrt")
-def _rsqrt(y: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
-    """Return ``-y^3 / 2``."""
-    cube = multiply(y, builder.emit(multiply(y, y)))
-    return [multiply(grad, builder.emit(multiply(constant_like(-0.5, y), builder.emit(cube))))]
-
-
-@register_gradient("square")
-def _square(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
-    x = call.args[0]
-    return [multiply(grad, builder.emit(multiply(constant_like(2.0, x), x)))]
-
-
-@register_gradient("erf")
-def _erf(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
+@register_slope("erf")
+def _erf(x: Expr, _: Var) -> Expr:
     """Return ``2 / sqrt(pi) exp(-x^2)``."""
-    x = call.args[0]
-    bell = builder.emit(exp(builder.emit(multiply(constant_like(-1.0, x), builder.emit(x * x)))))
-    return [multiply(grad, builder.emit(multiply(constant_like(2 / math.sqrt(math.pi), x), bell)))]
+    bell = exp(multiply(constant_like(-1.0, x), multiply(x, x)))
+    return multiply(constant_like(2 / math.sqrt(math.pi), x), bell)
 
 
 @register_gradient("clip")
