@@ -8,13 +8,10 @@ import math
 from collections.abc import Sequence
 
 from tvm_distir.core.ir.operators import LOCAL_STEPS
-from tvm_distir.core.redistribution import EXCHANGE_EXTRA
+from tvm_distir.core.redistribution import EXCHANGE_EXTRA, PLAIN_MOVES
 
 from .systems.clock import PICOSECONDS, Clock
 from .systems.system import System
-
-PLAIN_MOVES = ("all_gather", "all_to_all")
-"""The collectives that move blocks without a reduction."""
 
 
 class RedistributionTimes:

@@ -133,6 +133,11 @@ def test_no_sequence_is_faster_on_a_system():
             size = math.ceil(4 * elements * k / (k - 1))
             for plain in ("all_gather", "all_to_all"):
                 times += [system.collective_time_s(plain, size, g, sharing) for g in groups]
+            for axis in axes if k > max(mesh) else ():  # nor than its share of each axis
+                one = ids[(axis,)]
+                sharing, size = system.layout(one).sharing, round(4 * elements)
+                for plain in ("all_gather", "all_to_all"):
+                    times += [system.collective_time_s(plain, size, g, sharing) for g in one]
         return round(1e12 * max(times)) + 8 * moving
 
     for before, after in itertools.permutations(search.states, 2):
