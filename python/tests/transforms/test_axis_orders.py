@@ -287,6 +287,31 @@ def test_pipelined_steps_keep_views(strategy, mesh, moved):
     td.verify(study.step, study.step_plan, dist=local, locate=False).check()
 
 
+@pytest.mark.parametrize(
+    ("model", "strategy", "mesh"),
+    [
+        (
+            "gpt?layers=2,hidden=7168,heads=56,vocab=131072,positions=4096,seq=4096,fused_qkv=1",
+            "zero:stage=1+megatron:sequence=1",
+            {"dp": 32, "tp": 8},
+        ),
+        (
+            "llama?layers=4,hidden=8192,heads=64,kv_heads=8,vocab=128256,seq=8192",
+            "pipeline:micro_batches=16+context_parallel+zero:stage=1+megatron:sequence=1",
+            {"pp": 4, "dp": 2, "cp": 2, "tp": 4},
+        ),
+    ],
+)
+def test_published_recipes_need_no_exchange(model, strategy, mesh):
+    """Of 32B and 70B, with fewer layers, on H100."""
+    analysis = td.analyze(
+        f"zoo:{model},dtype=bfloat16", strategy=strategy, mesh=mesh, system="h100", batch=512,
+        train={"optimizer": "adamw"},
+    )  # fmt: skip
+    assert "R.dist.exchange" not in analysis.module.script()
+    assert all(lane.modules for lane in analysis.simulation.lanes)
+
+
 @pytest.mark.quick
 @pytest.mark.parametrize(
     ("before", "after", "kinds"),
