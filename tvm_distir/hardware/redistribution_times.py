@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 
 from tvm_distir.core.ir.operators import LOCAL_STEPS
-from tvm_distir.core.redistribution import EXCHANGE_EXTRA
+from tvm_distir.core.redistribution import EXCHANGE_EXTRA, PLAIN_MOVES
 
 from .systems.clock import PICOSECONDS, Clock
 from .systems.system import System
@@ -34,11 +34,11 @@ class RedistributionTimes:
         spent_ps = self.clock.collective_ps(kind, payload_bytes, layout)
         if kind != "exchange":
             return spent_ps
-        # Frameworks gather where a gather does it: an exchange of as many bytes costs as much.
+        # Frameworks use a plain collective where one does it: of as many bytes none costs more.
         size = len(groups[0])
-        gathered_bytes = -(-payload_bytes * size // (size - 1))
-        gather_ps = self.clock.collective_ps("all_gather", gathered_bytes, layout)
-        return max(spent_ps, gather_ps) + EXCHANGE_EXTRA
+        result_bytes = -(-payload_bytes * size // (size - 1))
+        plain = (self.clock.collective_ps(x, result_bytes, layout) for x in PLAIN_MOVES)
+        return max(spent_ps, *plain) + EXCHANGE_EXTRA
 
     def floor(self, received_bytes: int) -> int:
         """Implement :class:`~tvm_distir.core.redistribution.costs.StepCosts`."""

@@ -42,6 +42,7 @@ from tvm_distir.execution.verification.rounding import (
     unit_roundoff,
 )
 from tvm_distir.support.errors.tree import DistIRError, EngineError
+from tvm_distir.transforms.axis_orders.passes import OrderAxes
 from tvm_distir.transforms.optimize.passes import OptimizeCollectives
 
 RTOL = 1e-3
@@ -187,6 +188,7 @@ def _stages(plan: Plan, seed: int) -> tuple[tuple[str, Any, int], ...]:
     return (
         ("annotate", AnnotateSharding(plan), 2),
         ("propagate", PropagateSharding(complete=plan.complete, system=system), 3),
+        ("order", OrderAxes(), 3),
         ("legalize", LegalizeRedistribute(), 4),
         ("optimize", OptimizeCollectives(), 4),
         ("lower", LowerDistIR(), 5),
@@ -255,7 +257,7 @@ def _check(case: Case, threads: bool, careful: bool) -> Outcome:
     except Failed as error:
         return Outcome("INVARIANT", error.stage, error.what, _short(error))
     except DistIRError as error:
-        kind = "refused" if stage in ("plan", "annotate", "propagate") else "RAW"
+        kind = "refused" if stage in ("plan", "annotate", "propagate", "order") else "RAW"
         if error.code.startswith(("DIST01", "DIST09")) or error.code in ("DIST0451", "DIST0452"):
             kind = "RAW"
         return Outcome(kind, stage, error.code, _short(error))

@@ -109,7 +109,31 @@ def plan_dict(
     if not created.rules:
         param = mod["main"].params[0]
         created.add({"param": str(param.name)}, param.ty, 0.1, 0)
+    if rng.random() < 0.5:
+        _state_order(rng, created.rules, list(shapes))
     return {"schema_version": 1, **_mesh_keys(shapes, rng), "rules": created.rules}
+
+
+def _state_order(
+    rng: np.random.Generator, rules: Sequence[dict[str, Any]], meshes: Sequence[str]
+) -> None:
+    """State an order of the axes that shard a dim of a parameter together, of the first there is.
+
+    Of a single one, since orders of values that calls tie must not differ.
+    """
+    for rule in rules:
+        words = rule["placement"].split(", ")
+        several = any(word[0] == "S" and words.count(word) > 1 for word in words)
+        if "param" not in rule or "function" in rule or "?" in words or not several:
+            continue
+        letter = "ab"[meshes.index(rule.get("mesh", meshes[0]))]
+        dims: list[Any] = [None] * (1 + max(int(word[2:-1]) for word in words if word != "R"))
+        for axis in rng.permutation(len(words)):
+            if words[axis] != "R":
+                dim = int(words[axis][2:-1])
+                dims[dim] = [*(dims[dim] or ()), f"{letter}{axis}"]
+        rule["placement"] = [axes[0] if axes and len(axes) == 1 else axes for axes in dims]
+        return
 
 
 def _mesh_keys(shapes: dict[str, tuple[int, ...]], rng: np.random.Generator) -> dict[str, Any]:

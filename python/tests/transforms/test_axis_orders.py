@@ -18,6 +18,7 @@ from tvm.script.parser import relax as R
 
 import tvm_distir as td
 from tests.core.passes.view_modules import redistribute
+from tvm_distir.core.ir.placement import parse_placement
 from tvm_distir.core.ir.types import as_dtensor
 from tvm_distir.core.ir.views import Tiling
 from tvm_distir.execution.verification.random_inputs import draw_inputs
@@ -260,20 +261,82 @@ def test_stated_orders_are_not_ignored_without_the_pass():
         td.transforms.LegalizeRedistribute()(placed)
 
 
-def test_pipelined_steps_keep_the_views_of_states():
-    """ZeRO inside of tensor parallelism, in two stages on views of two meshes."""
+@pytest.mark.parametrize(
+    ("strategy", "mesh", "moved"),
+    [
+        ("zero:stage=1+megatron:sequence=1", {"dp": 2, "tp": 2}, "inputs"),
+        ("context_parallel+megatron:sequence=1", {"tp": 2, "cp": 2}, "messages"),
+    ],
+)
+def test_pipelined_steps_keep_views(strategy, mesh, moved):
+    """Of states inside of tensor parallelism, and of tokens that stages send each other."""
     study = Study(
-        "zoo:gpt?layers=2,hidden=32,heads=2,vocab=32,positions=8,seq=8",
-        strategy="pipeline:micro_batches=2+zero:stage=1+megatron:sequence=1",
-        mesh={"pp": 2, "dp": 2, "tp": 2},
+        "zoo:gpt?layers=2,hidden=32,heads=4,vocab=32,positions=16,seq=16",
+        strategy=f"pipeline:micro_batches=2+{strategy}",
+        mesh={"pp": 2, **mesh},
         batch=8,
         train=TrainingOptions(optimizer="adamw"),
     )
     local = study.local
-    assert "exchange" not in local.script()
     ports = [port for fn in local.functions.values() for port in _inputs(fn)]
-    assert any("mesh" in port for port in ports)
+    text = td.transforms.ExpandSchedule()(local).script()
+    sends = re.findall(r'R\.dist\.(?:send|recv)\(.*device_mesh="mesh\[(\d)\]"', text)
+    on_views = {"inputs": any("mesh" in port for port in ports), "messages": max(sends) > "1"}
+    assert on_views[moved]
+    assert text.count("R.dist.exchange") == 0
     td.verify(study.step, study.step_plan, dist=local, locate=False).check()
+
+
+@pytest.mark.parametrize(
+    ("model", "strategy", "mesh"),
+    [
+        (
+            "gpt?layers=2,hidden=7168,heads=56,vocab=131072,positions=4096,seq=4096,fused_qkv=1",
+            "zero:stage=1+megatron:sequence=1",
+            {"dp": 32, "tp": 8},
+        ),
+        (
+            "llama?layers=4,hidden=8192,heads=64,kv_heads=8,vocab=128256,seq=8192",
+            "pipeline:micro_batches=16+context_parallel+zero:stage=1+megatron:sequence=1",
+            {"pp": 4, "dp": 2, "cp": 2, "tp": 4},
+        ),
+    ],
+)
+def test_published_recipes_need_no_exchange(model, strategy, mesh):
+    """Of 32B and 70B, with fewer layers, on H100."""
+    analysis = td.analyze(
+        f"zoo:{model},dtype=bfloat16", strategy=strategy, mesh=mesh, system="h100", batch=512,
+        train={"optimizer": "adamw"},
+    )  # fmt: skip
+    assert "R.dist.exchange" not in analysis.module.script()
+    assert all(lane.modules for lane in analysis.simulation.lanes)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("before", "after", "kinds"),
+    [
+        ("S[0], S[1], S[1]", "S[0], S[2], R", ["all_gather", "all_to_all"]),
+        ("S[2], S[1], S[1]", "S[2], S[2], R", ["all_gather", "all_to_all"]),
+        ("S[0], S[1], R", "R, R, S[2]", ["all_gather", "all_gather", "local_slice"]),
+        ("S[0], S[1], S[1]", "S[0], R, S[1]", ["exchange"]),  # tp alone cuts other blocks
+    ],
+)
+def test_exchanges_are_plain_collectives_where_these_send_as_much(before, after, kinds):
+    mesh, shape = DeviceMesh((2, 2, 3), list(range(12))), (4, 24, 12)
+    builder, tensor = relax.BlockBuilder(), relax.TensorType(shape, "float32")
+    labels = [parse_placement(text) for text in (before, after)]
+    x = relax.Var("x", as_dtensor(tensor, mesh, labels[0]))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            out = builder.emit_output(redistribute(x, mesh, labels[1]))
+        builder.emit_func_output(out)
+    mod = builder.get()
+    mod.update_global_info("mesh", [mesh])
+    local = lowered(mod)
+    assert collectives(local) == kinds
+    value = np.arange(math.prod(shape), dtype="float32").reshape(shape)
+    np.testing.assert_array_equal(td.run(local, [value])[0], value)
 
 
 def _inputs(fn):

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 from .costs import EXCHANGE_EXTRA as EXCHANGE_EXTRA
+from .costs import PLAIN_MOVES as PLAIN_MOVES
 from .costs import StepCosts as StepCosts
 from .matrix import CostMatrix as CostMatrix
 from .matrix import cost_matrix as cost_matrix

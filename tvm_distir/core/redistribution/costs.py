@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from tvm_distir.core.collectives.volume import sent_bytes
@@ -14,6 +14,8 @@ LAUNCH_BYTES = 64
 """Cost of starting a collective, in bytes on the wire."""
 EXCHANGE_EXTRA = 8
 """Extra cost of an exchange, so that plain collectives win ties."""
+PLAIN_MOVES = ("all_gather", "all_to_all")
+"""The collectives that move blocks without a reduction."""
 
 Groups = Sequence[Sequence[int]]
 
@@ -37,6 +39,25 @@ class StepCosts(Protocol):
     def floor(self, received_bytes: int) -> int:
         """Return a lower bound of the cost of steps in which a rank receives so many bytes."""
         ...
+
+
+def step_cost(
+    costs: StepCosts,
+    kind: str,
+    axes: tuple[int, ...],
+    payload_bytes: int,
+    groups: Callable[[tuple[int, ...]], Groups],
+) -> int:
+    """Return the cost of a step along mesh axes, whose groups ``groups`` returns.
+
+    Of what an exchange over several axes sends, each axis carries as much as in a plain collective
+    along it alone, and no links of the other axes help.
+    """
+    cost = costs.step(kind, payload_bytes, groups(axes))
+    if kind != "exchange" or len(axes) == 1:
+        return cost
+    plain = [costs.step(x, payload_bytes, groups((axis,))) for x in PLAIN_MOVES for axis in axes]
+    return max(cost, max(plain) + EXCHANGE_EXTRA)
 
 
 class RingCosts:

@@ -16,7 +16,7 @@ from tvm_distir.core.ir.placement import Labels, P, R
 from tvm_distir.core.ops.dims import size_bytes
 from tvm_distir.core.solver.problem import INFINITE
 
-from .costs import Groups, StepCosts
+from .costs import StepCosts, step_cost
 from .shards import bounds_of, lacking
 from .shortest_path import MAX_PAIRS
 from .steps import KINDS, Space, crossing_axes, steps_from
@@ -106,7 +106,7 @@ class _Matrix:
         replicated = (R,) * len(mesh)
         self.key = Transition(shape, dtype, replicated, replicated, mesh, devices)
         self.at = {labels: i for i, labels in enumerate(self.placements)}
-        self.groups: dict[tuple[int, ...], Groups] = {}
+        self.groups = functools.cache(self.key.groups)
         every = tuple(range(len(shape)))
         self.space = Space(mesh, (every,) * len(mesh), (True,) * len(mesh), KINDS)
 
@@ -141,9 +141,7 @@ class _Matrix:
                 local[i, j] = min(local[i, j], cost)
 
     def _cost(self, kind: str, axes: tuple[int, ...], payload_bytes: int) -> int:
-        if axes not in self.groups:
-            self.groups[axes] = self.key.groups(axes)
-        return max(1, self.costs.step(kind, payload_bytes, self.groups[axes]))
+        return max(1, step_cost(self.costs, kind, axes, payload_bytes, self.groups))
 
     def _exchanges(self, steps: CostArray) -> None:
         """Compute the costs from each placement to all that have the same partial axes."""

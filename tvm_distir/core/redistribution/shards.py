@@ -134,3 +134,29 @@ def terms_of(call: ir.Call) -> TermsMove | None:
         return None
     dim = int(call.attrs["dim"])
     return terms_move(shape, labels_of(ty.placement), call_axes(call), dim, mesh)
+
+
+def split_dims(
+    shape: Sequence[int], before: Labels, after: Labels, mesh: Sequence[int]
+) -> tuple[tuple[int, ...], Labels, Labels] | None:
+    """Split the dims of a tensor that several axes shard, so that each axis has its own dim.
+
+    Returns
+    -------
+    shape, before, after : tuples of int
+        The shape and its labels at both ends. None where axes do not divide a dim evenly, or where
+        those of one end are not the major ones of the other.
+    """
+    split: list[int] = []
+    labels = [R] * len(mesh), [R] * len(mesh)
+    for d, extent in enumerate(shape):
+        ends = [[a for a, n in enumerate(mesh) if x[a] == d and n > 1] for x in (before, after)]
+        axes = max(ends, key=len)
+        parts = [mesh[a] for a in axes]
+        if extent % math.prod(parts) or any(end != axes[: len(end)] for end in ends):
+            return None
+        for end, new in zip(ends, labels, strict=True):
+            for number, axis in enumerate(end, len(split)):
+                new[axis] = number
+        split += [*parts[:-1], extent // math.prod(parts[:-1])]
+    return tuple(split), tuple(labels[0]), tuple(labels[1])

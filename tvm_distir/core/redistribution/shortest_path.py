@@ -7,6 +7,7 @@ The least bytes that a device must receive bound the rest of a path.
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
 import math
@@ -21,7 +22,7 @@ from tvm_distir.core.ir.placement import Labels, P, R, placement_text
 from tvm_distir.core.ops.dims import size_bytes
 from tvm_distir.support import LoweringError
 
-from .costs import Groups, RingCosts
+from .costs import RingCosts, step_cost
 from .shards import Bounds, bounds_of, lacking
 from .steps import Space, Step, can_exchange
 from .transfer import StepTraffic
@@ -71,7 +72,7 @@ class ShortestPath(ABC, Generic[State]):
         finish = tuple(x != P for x in key.after)
         self.space = Space(key.mesh, _allowed_dims(key), finish, means.kinds)
         self.limit, self.padded_limit = (means.limit_bytes(key, x) for x in (False, True))
-        self.groups: dict[tuple[int, ...], Groups] = {}
+        self.groups = functools.cache(key.groups)
         self.floors: dict[State, int] = {}
         self.rooms: dict[Labels, bool] = {}
         self.peers: dict[tuple[Space, Labels], tuple[list[Labels], Bounds]] = {}
@@ -139,9 +140,8 @@ class ShortestPath(ABC, Generic[State]):
         return Redistribution(tuple(steps[::-1]), cost, peak)
 
     def _cost(self, transfer: StepTraffic) -> int:
-        if transfer.axes not in self.groups:
-            self.groups[transfer.axes] = self.key.groups(transfer.axes)
-        return self.costs.step(transfer.kind, transfer.payload_bytes, self.groups[transfer.axes])
+        kind, axes, size = transfer.kind, transfer.axes, transfer.payload_bytes
+        return step_cost(self.costs, kind, axes, size, self.groups)
 
     def _floor(self, state: State) -> int:
         """Return a lower bound of the cost of the remaining steps."""

@@ -153,7 +153,8 @@ class ModuleNames:
         fn = self.program.functions[function]
         known, names = len(self.source.functions[function].values), list[str]()
         for index in op.inputs:
-            while index >= known and index in fn.makers:  # a copy that a profile adds
+            # A copy that a profile adds; a value that is made of none has no module.
+            while index >= known and index in fn.makers and fn.makers[index][0].inputs:
                 index = fn.makers[index][0].inputs[0]
             names.append(self._weights.of(function, index) if index < known else "")
         for index in op.outputs:

@@ -9,7 +9,7 @@ updates. Redistributions move values from one order to another.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,8 +84,8 @@ class OrderProblem:
             self._function(str(gv.name_hint), fn)
         pipeline = Pipeline.of(mod)
         if pipeline is not None:
-            for note in pipeline.stages:
-                self._stage(note, pipeline.varying)
+            for stage, note in enumerate(pipeline.stages):
+                self._stage(stage, note)
         self._count(functions)
 
     def of(self, expr: Any) -> list[PlacedTensor | None]:
@@ -156,14 +156,17 @@ class OrderProblem:
                 if plain_name(field) in names and 0 <= number < len(results):
                     self.dims.tie([leaf], [results[number]])
 
-    def _stage(self, note: StageNote, varying: Collection[str]) -> None:
-        """Tie what stages read and update; messages and micro-batches stay in the mesh's order."""
+    def _stage(self, stage: int, note: StageNote) -> None:
+        """Tie what stages read and update, sum and send each other."""
         params = [leaf for param in self.mod[note.function].params for leaf in self.leaves[param]]
-        ends = [*zip(note.params, params), *zip(note.results, self.results[note.function])]
-        for slot, leaf in ends:
-            if slot in varying or slot.partition(":")[0] in (ACTIVATION, GRADIENT, PART, TOTAL):
-                self.dims.fix([leaf])
-            else:
+        results = self.results[note.function]
+        for is_read, ends in enumerate((zip(note.results, results), zip(note.params, params))):
+            for slot, leaf in ends:
+                kind, _, name = slot.partition(":")
+                if kind in (ACTIVATION, GRADIENT):
+                    slot = f"{slot}:{stage - is_read if kind == ACTIVATION else stage + is_read}"
+                elif kind in (PART, TOTAL):
+                    slot = f"{PART}:{name}"
                 self.dims.tie([self._slots.setdefault(slot, leaf)], [leaf])
 
     def _call(self, name: str, var: relax.Var, call: ir.Call, terms: PartialState) -> None:

@@ -17,6 +17,7 @@ from tests.plain_systems import PLAIN_A100
 from tvm_distir.core.ir.placement import P, R, local_shape
 from tvm_distir.core.redistribution import planner
 from tvm_distir.core.redistribution.planner import Planner, plan_steps
+from tvm_distir.core.redistribution.transition import Transition
 from tvm_distir.hardware.redistribution_times import RedistributionTimes
 from tvm_distir.hardware.systems.system import System
 from tvm_distir.support.errors.tree import LoweringError, UsageError
@@ -83,6 +84,21 @@ def test_keys_are_gathered_along_the_axis_that_cuts_them():
         assert [(step.kind, step.axes) for step in keys.steps] == [("all_gather", (1,))]
 
 
+@pytest.mark.quick
+@pytest.mark.parametrize("mesh", [(2, 4), (4, 8), (2, 2, 4)], ids=str)
+def test_no_exchange_is_cheaper_than_a_plain_collective_of_as_many_bytes(mesh):
+    for name in ("a100", "h100", "b200"):
+        costs = RedistributionTimes(System.load(name))
+        ends, devices = ((R,) * len(mesh),) * 2, tuple(range(math.prod(mesh)))
+        key = Transition((8,), "float32", *ends, mesh, devices)
+        for axes, size in itertools.product([(0,), (1,), (0, 1)], [1 << 10, 1 << 17, 1 << 30]):
+            groups = key.groups(axes)
+            count = len(groups[0])
+            exchange = costs.step("exchange", size * (count - 1) // count, groups)
+            plain = [costs.step(kind, size, groups) for kind in ("all_gather", "all_to_all")]
+            assert exchange > max(plain)
+
+
 def test_no_sequence_is_faster_on_a_system():
     """Two nodes of two devices: the same by the times of a system, within a picosecond a step."""
     system = System.load(PLAIN_A100)
@@ -113,9 +129,15 @@ def test_no_sequence_is_faster_on_a_system():
         sharing = system.layout(groups).sharing
         wire = "exchange" if moving else kind
         times = [system.collective_time_s(wire, round(4 * result), g, sharing) for g in groups]
-        if moving:  # an exchange costs no less than a gather of as many bytes
-            gathered = math.ceil(4 * elements * k / (k - 1))
-            times += [system.collective_time_s("all_gather", gathered, g, sharing) for g in groups]
+        if moving:  # an exchange costs no less than a plain collective of as many bytes
+            size = math.ceil(4 * elements * k / (k - 1))
+            for plain in ("all_gather", "all_to_all"):
+                times += [system.collective_time_s(plain, size, g, sharing) for g in groups]
+            for axis in axes if k > max(mesh) else ():  # nor than its share of each axis
+                one = ids[(axis,)]
+                sharing, size = system.layout(one).sharing, round(4 * elements)
+                for plain in ("all_gather", "all_to_all"):
+                    times += [system.collective_time_s(plain, size, g, sharing) for g in one]
         return round(1e12 * max(times)) + 8 * moving
 
     for before, after in itertools.permutations(search.states, 2):

@@ -13,13 +13,24 @@ from tvm.ir import Expr
 from tvm.relax.distributed import DeviceMesh
 
 from tvm_distir.core.ir.operators import ops
-from tvm_distir.core.ir.placement import Labels, is_padded_inside, placement_text
+from tvm_distir.core.ir.placement import (
+    Labels,
+    is_padded_inside,
+    local_shape,
+    parse_placement,
+    placement_text,
+)
 from tvm_distir.core.ir.types import static_shape
-from tvm_distir.core.ops.dims import same
-from tvm_distir.core.redistribution.shards import TermsMove
-from tvm_distir.core.redistribution.steps import exchange_step
+from tvm_distir.core.ops.dims import same, size_bytes
+from tvm_distir.core.passes.legalize.collective_calls import step_call
+from tvm_distir.core.redistribution.costs import LAUNCH_BYTES
+from tvm_distir.core.redistribution.planner import Planner
+from tvm_distir.core.redistribution.shards import TermsMove, lacking_elements, split_dims
+from tvm_distir.core.redistribution.steps import KINDS, exchange_step
 from tvm_distir.core.rewriting.writer import BlockWriter
+from tvm_distir.support import LoweringError
 
+_PLAIN = Planner(kinds=[kind for kind in KINDS if kind != "exchange"])
 REDUCE = {"sum": relax.op.sum, "max": relax.op.max, "min": relax.op.min, "prod": relax.op.prod}
 BOOLEAN = {"sum": "max", "max": "max", "min": "min", "prod": "min"}
 """Reductions of truth values: sum and max are "or", prod and min "and"."""
@@ -148,7 +159,9 @@ def collective(
         return x
     if kind == "exchange":
         ends = str(attrs["placement"]), str(attrs["peer_placement"])
-        return ops.exchange(x, mesh, axis, *ends, attrs["shape"])
+        full = tuple(int(n) for n in attrs["shape"])
+        plain = _split_exchange(writer, x, mesh, ends, full, want, name)
+        return ops.exchange(x, mesh, axis, *ends, full) if plain is None else plain
     if kind == "all_gather":
         dim = int(attrs["dim"])
         call = ops.all_gather(x, mesh, axis, dim)
@@ -167,6 +180,39 @@ def collective(
         return join_shards(writer, call, gather, parts, want[gather], name)
     wrap = "wrap" in attrs and bool(attrs["wrap"])
     return ops.collective_permute(x, mesh, axis, int(attrs["shift"]), wrap)
+
+
+def _split_exchange(
+    writer: BlockWriter,
+    x: ir.Expr,
+    mesh: DeviceMesh,
+    ends: tuple[str, str],
+    full: tuple[int, ...],
+    want: Sequence[int],
+    name: str,
+) -> ir.Expr | None:
+    """Write an exchange as plain collectives; None where they would send more bytes.
+
+    With a dim for each of the axes that shard a dim together, an ``all_to_all`` moves any of them.
+    """
+    sizes, dtype = [int(n) for n in mesh.shape], str(x.ty.dtype)
+    before, after = map(parse_placement, ends)
+    split = split_dims(full, before, after, sizes)
+    if split is None:
+        return None
+    shape, at, after = split
+    most_bytes = size_bytes((lacking_elements(shape, at, after, sizes),), dtype)
+    try:
+        plan = _PLAIN.plan(shape, at, after, sizes, dtype)
+    except LoweringError:  # no plain collectives stay within the memory of both ends
+        return None
+    if plan.cost > most_bytes + LAUNCH_BYTES * len(plan.steps):
+        return None
+    if shape != full:
+        x = writer.emit(relax.op.reshape(x, local_shape(shape, at, sizes)), f"{name}_blocks")
+    for step in plan.steps:
+        x, at = writer.emit(step_call(x, mesh, step, at, shape), f"{name}_blocks"), step.after
+    return x if shape == full else relax.op.reshape(x, want)
 
 
 def reduced_terms(writer: BlockWriter, move: TermsMove, attrs: Any, x: Any, name: str) -> Any:

@@ -9,6 +9,7 @@ import itertools
 from tvm import ir
 
 from tvm_distir.core.ir import axis_groups, mesh_axes, mesh_key, mesh_names, mesh_shape, meshes
+from tvm_distir.core.ir.views import first_views
 
 from .axis_table import AxisTable, Groups
 
@@ -30,10 +31,11 @@ def axes_of_groups(mod: ir.IRModule) -> dict[tuple[int, Groups], tuple[int, ...]
 
 
 def axis_table(mod: ir.IRModule) -> AxisTable:
-    """Return the names of meshes and axes, for counts."""
-    names = mesh_axes(mod)
+    """Return the names of meshes and axes, for counts; views name axes as the first of them."""
+    names, keys = mesh_axes(mod), tuple(mesh_key(mesh) for mesh in meshes(mod))
+    ranks = [first_views(meshes(mod))[key][1] for key in keys]
     axes = {
-        (number, groups): ",".join(names[number][a] for a in chosen)
-        for (number, groups), chosen in axes_of_groups(mod).items()
+        (n, groups): ",".join(names[n][a] for a in sorted(chosen, key=ranks[n].__getitem__))
+        for (n, groups), chosen in axes_of_groups(mod).items()
     }
-    return AxisTable(tuple(mesh_names(mod)), axes, tuple(mesh_key(m) for m in meshes(mod)))
+    return AxisTable(tuple(mesh_names(mod)), axes, keys)

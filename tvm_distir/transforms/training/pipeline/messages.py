@@ -68,17 +68,17 @@ class RankMessages:
         value: Expr,
         title: str,
     ) -> None:
-        meshes, tag = (self.mesh, self.endpoints.meshes[peer]), self.endpoints.tag(key)
-        placements = source_io.placement, read.placement
-        call = ops.send(value, *meshes, *placements, source_io.shape, tag)
+        mesh, peer_mesh = source_io.view(self.mesh), read.view(self.endpoints.meshes[peer])
+        placements, tag = (source_io.placement, read.placement), self.endpoints.tag(key)
+        call = ops.send(value, mesh, peer_mesh, *placements, source_io.shape, tag)
         self.writer.emit(call, f"{title}_sent")
 
     def _recv(
         self, key: Any, peer: int, source_io: IoPlacement, read: IoPlacement, title: str
     ) -> Var:
         call = ops.recv(
-            device_mesh=self.mesh,
-            peer_mesh=self.endpoints.meshes[peer],
+            device_mesh=read.view(self.mesh),
+            peer_mesh=source_io.view(self.endpoints.meshes[peer]),
             placement=read.placement,
             peer_placement=source_io.placement,
             shape=read.shape,

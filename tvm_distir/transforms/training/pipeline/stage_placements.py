@@ -60,10 +60,14 @@ class IoPlacement:
             "dtype": self.dtype,
             "placement": self.placement,
         }
-        view = view_of(mesh, self.order)
+        view = self.view(mesh)
         if not same_mesh(view, mesh):
             item["mesh"] = described_mesh(view)
         return {**item, "index_range": list(self.index_range)} if self.index_range else item
+
+    def view(self, mesh: DeviceMesh) -> DeviceMesh:
+        """Return the view of the stage's mesh on which the entry is placed."""
+        return view_of(mesh, self.order)
 
     def axes(self, mesh: DeviceMesh) -> tuple[Axes, ...]:
         """Return the axes of the stage's mesh that divide each dim, from major to minor."""
@@ -74,7 +78,7 @@ class IoPlacement:
     def parts(self, dim: int, mesh: DeviceMesh) -> int:
         """Return the number of shards of a dim."""
         labels = parse_placement(self.placement)
-        sizes = mesh_shape(view_of(mesh, self.order))
+        sizes = mesh_shape(self.view(mesh))
         return math.prod(n for n, label in zip(sizes, labels, strict=True) if label == dim)
 
 
