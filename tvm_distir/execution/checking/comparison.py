@@ -115,6 +115,11 @@ class RankFamily:
         return next((lines[n] for n in [name, *names] if lines.get(n)), "")
 
 
+def families_of(module: TracedModule) -> list[RankFamily]:
+    """Return the groups of codes of the same ops."""
+    return [RankFamily(codes, number) for number, codes in enumerate(module.families())]
+
+
 Patch = Mapping[tuple[int, str], ValueChange]
 """Changes by the number of a family and the name of a value."""
 
@@ -144,7 +149,7 @@ class RankComparison:
     def __post_init__(self) -> None:
         self.axes = self.module.axes
         self.at = coordinates(self.axes)
-        self.families = [RankFamily(codes, i) for i, codes in enumerate(self.module.families())]
+        self.families = families_of(self.module)
         self.feeds = self._feeds()
         self._states: dict[tuple[int, str], State | None] = {}
 

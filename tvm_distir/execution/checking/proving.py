@@ -25,11 +25,9 @@ def prove(
     seed: int,
 ) -> CheckReport:
     """Return the verdict of the rules; see :func:`.checking.check`."""
-    complete, placements = reference.codes[0].inputs, dict[str, Sharding]()
-    for code in module.codes:
-        placements |= inferred_shardings(code.inputs, complete, module.axes, hints)
+    placements = _placements(module, reference, hints)
     if len(module.codes) == 1:
-        return _Proof(module, reference, placements).report(seed)
+        return Proof(module, reference, placements).report(seed)
     problem = f"not proved: the ranks run {len(module.codes)} programs, and the rules know one"
     names = tuple(reference.output_names)
     return CheckReport(
@@ -37,7 +35,24 @@ def prove(
     )
 
 
-class _Proof:
+def proof_of(
+    module: TracedModule, reference: TracedModule, hints: Mapping[str, Mapping[str, int]]
+) -> Proof | None:
+    """Return what rules know of the values of ranks; None where ranks run several programs."""
+    placements = _placements(module, reference, hints)
+    return Proof(module, reference, placements) if len(module.codes) == 1 else None
+
+
+def _placements(
+    module: TracedModule, reference: TracedModule, hints: Mapping[str, Mapping[str, int]]
+) -> dict[str, Sharding]:
+    complete, placements = reference.codes[0].inputs, dict[str, Sharding]()
+    for code in module.codes:
+        placements |= inferred_shardings(code.inputs, complete, module.axes, hints)
+    return placements
+
+
+class Proof:
     """Ranks of a single role beside their reference, by rules.
 
     Parameters
@@ -110,13 +125,21 @@ class _Proof:
         return all(x.kind in (REPLICATED, SHARDED) for x in layouts)
 
     def _text(self, value: Value | Values) -> str:
+        state = self._state(value)
+        return "unknown" if state is None else state.text()
+
+    def state(self, name: str) -> State | None:
+        """Return what a value of a rank stands for, where rules know it."""
+        return self._state(self.ranks.values.get(name))
+
+    def _state(self, value: Value | Values) -> State | None:
         if isinstance(value, Uniform):
-            return f"everywhere {value.value:g}"
+            return State(f"everywhere {value.value:g}", dict.fromkeys(self.axes, COPIES))
         if not isinstance(value, Multiple):
-            return "unknown"
+            return None
         layouts = dict(zip(self.axes, value.layouts))
         scale = rounded(value.scale / self.terms.scales.get(value.term, 1.0))
-        return State(self.terms.terms[value.term].name, layouts, scale).text()
+        return State(self.terms.terms[value.term].name, layouts, scale)
 
     def _fault(self, name: str, value: Value | Values) -> str:
         want = self.expected[name]

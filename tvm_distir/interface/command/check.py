@@ -39,7 +39,7 @@ def _method(text: str, flag: str) -> str:
     return text
 
 
-def _hints(items: list[str], flag: str) -> dict[str, dict[str, int]]:
+def read_hints(items: list[str], flag: str) -> dict[str, dict[str, int]]:
     """Read ``INPUT:AXIS=DIM,AXIS=DIM``; raises UsageError DIST0152 for another text."""
     hints: dict[str, dict[str, int]] = {}
     for item in items:
@@ -82,7 +82,7 @@ class CheckOptions:
     """
 
     hints: dict[str, dict[str, int]] | None = option(
-        "run", "INPUT:AXIS=DIM,...", _hints, flag="--hint", repeated=True, frequent=True
+        "run", "INPUT:AXIS=DIM,...", read_hints, flag="--hint", repeated=True, frequent=True
     )
     micro_batches: tuple[int, ...] = option(
         "run", "N", _counts, default=(), repeated=True, frequent=True
@@ -91,6 +91,14 @@ class CheckOptions:
     system: str | None = option("run", "S", frequent=True)
     seed: int = option("run", "N", _seed, usual="0", frequent=True)
     json: bool = option("run", default=False, frequent=True)
+
+
+def read_traces(folder: Path) -> tuple[ir.IRModule, ir.IRModule]:
+    """Return the programs of the ranks and the reference of a folder."""
+    from tvm_distir.models import read_relax
+
+    programs, reference = (read_relax(folder / name, {}) for name in (PROGRAMS, REFERENCE))
+    return programs, reference
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -107,9 +115,8 @@ def run(arguments: argparse.Namespace) -> int:
     system = load_system(options.system, watch)
     with watch.stage("check"):
         from tvm_distir.execution import check
-        from tvm_distir.models import read_relax
 
-        programs, reference = (read_relax(folder / name, {}) for name in (PROGRAMS, REFERENCE))
+        programs, reference = read_traces(folder)
         report = check(
             programs,
             reference,

@@ -7,13 +7,24 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tvm_distir.planning import StepOptions
-from tvm_distir.support import option
+from tvm_distir.planning import StepOptions, TrainingOptions
+from tvm_distir.support import UsageError, option, option_fields
 
-from .options import add_model_options, add_options, read_planned_step
+from .check import PROGRAMS, read_hints, read_traces
+from .help import get_to_work
+from .options import add_model_options, add_options, read_options, read_planned_step
 from .stages import study_of
 from .terminal import print_result, with_warnings
+
+if TYPE_CHECKING:
+    from tvm_distir.execution import ValueOrigin
+    from tvm_distir.interface.explain import Explanation
+
+
+_UNSET = (None, False)
 
 
 @dataclass(frozen=True)
@@ -26,10 +37,15 @@ class ExplainOptions:
         Print JSON instead of text.
     no_alternatives : bool
         Omit the cost of alternative placements.
+    hints : dict, optional
+        Say which dim a mesh axis shards, in a folder of traces as that of `check`. May be repeated.
     """
 
     json: bool = option("explain", default=False, frequent=True)
     no_alternatives: bool = option("explain", default=False, frequent=True)
+    hints: dict[str, dict[str, int]] | None = option(
+        "explain", "INPUT:AXIS=DIM,...", read_hints, flag="--hint", repeated=True
+    )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,19 +57,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Load, annotate, explain, print."""
+    """Load, annotate, explain, print; or explain a value of traces."""
+    folder, options = Path(arguments.model), read_options(arguments, ExplainOptions)
+    is_traced = (folder / PROGRAMS).is_file()
+    declared = {**option_fields(StepOptions), **option_fields(TrainingOptions)}.values()
+    others = [d.flag for d in declared if getattr(arguments, d.key, None) not in (*_UNSET, d.usual)]
+    if others if is_traced else options.hints:
+        flag = others[0] if is_traced else "--hint"
+        problem = f"{flag} does not apply to {'' if is_traced else 'what is no folder of '}traces"
+        raise UsageError("DIST0151", problem, location="tvm-distir explain", remedy="Leave it out.")
+    explanation = _of_traces(folder, arguments.value, options) if is_traced else _planned(arguments)
+    if arguments.json:
+        print_result(json.dumps(with_warnings(explanation.to_dict()), indent=1) + "\n")
+    else:
+        print_result(explanation.to_text())
+    return 0
+
+
+def _of_traces(folder: Path, value: str, options: ExplainOptions) -> ValueOrigin:
+    get_to_work()
+    from tvm_distir.execution import explain_value
+
+    return explain_value(*read_traces(folder), value, options.hints)
+
+
+def _planned(arguments: argparse.Namespace) -> Explanation | ValueOrigin:
     study = study_of(read_planned_step(arguments, StepOptions))
     from tvm_distir.interface.explain.explainer import explain
 
-    explanation = explain(
+    return explain(
         study.step,
         study.step_plan,
         arguments.value,
         system=study.known_system,
         alternatives=not arguments.no_alternatives,
     )
-    if arguments.json:
-        print_result(json.dumps(with_warnings(explanation.to_dict()), indent=1) + "\n")
-    else:
-        print_result(explanation.to_text())
-    return 0
