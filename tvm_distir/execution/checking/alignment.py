@@ -23,7 +23,7 @@ REPLICATED, SHARDED, SUM, MAX = "replicated", "sharded", "sum", "max"
 BLOCK = "a block of "
 _BLOCK_ELEMENTS = 1 << 16
 _MOST_STRIDE = 8
-_TOLERANCE = 1e-6
+TOLERANCE = 1e-6
 """Relative difference of equal values: constants of traces are rounded to their float type."""
 
 Coordinates = tuple[tuple[str, int], ...]
@@ -126,8 +126,8 @@ class _SameSize:
         with np.errstate(divide="ignore", invalid="ignore"):
             factors = (value @ self.weights) / self.projections
             ratios = np.linalg.norm(value) / (np.abs(factors) * self.norms)
-        tolerance = _TOLERANCE * max(float(np.abs(value).max()), 1e-30)
-        for i in np.flatnonzero(np.abs(ratios - 1) < 10 * _TOLERANCE):
+        tolerance = TOLERANCE * max(float(np.abs(value).max()), 1e-30)
+        for i in np.flatnonzero(np.abs(ratios - 1) < 10 * TOLERANCE):
             if np.abs(self.rows[i] * factors[i] - value).max() < tolerance:
                 yield self.names[i], float(factors[i])
 
@@ -176,7 +176,7 @@ class Aligner:
         best: tuple[str, float] | None = None
         known = self._sizes.get(value.size)
         for name, factor in () if known is None else known.scales(value.ravel()):
-            scale = next((s for s in self._scales if abs(factor / s - 1) < _TOLERANCE), None)
+            scale = next((s for s in self._scales if abs(factor / s - 1) < TOLERANCE), None)
             if scale == 1:
                 return name, 1.0
             unique = value.size > 2 or (known is not None and len(known.names) == 1)
@@ -275,4 +275,4 @@ def _split_in_blocks(value: Array, shape: Sequence[int]) -> Array:
 
 
 def _is_among(value: Array, rows: Array) -> bool:
-    return bool((np.abs(rows - value).max(1) < _TOLERANCE * np.abs(value).max()).any())
+    return bool((np.abs(rows - value).max(1) < TOLERANCE * np.abs(value).max()).any())

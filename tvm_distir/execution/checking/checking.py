@@ -146,10 +146,11 @@ def matched(
 def verdict(compared: RankComparison, seed: int) -> CheckReport:
     """Run the ranks, and say what is wrong where an output is."""
     names = tuple(compared.expected.outputs[0])
+    placements = {**compared.placements, **compared.module.output_shardings}
 
     def report(verdict: str, **items: Any) -> CheckReport:
         return CheckReport(
-            verdict, dict(compared.axes), seed, names, placements=compared.placements, **items
+            verdict, dict(compared.axes), seed, names, placements=placements, **items
         )
 
     try:

@@ -19,7 +19,7 @@ from tvm_distir.core.rewriting import op_name, variables
 from tvm_distir.execution.runtime.program.tensors import Array
 from tvm_distir.support import DistIRError
 
-from .alignment import Aligner, State
+from .alignment import TOLERANCE, Aligner, Coordinates, State
 from .placing import Sharding, coordinates, inferred_shardings, shard
 from .repairs import ValueChange, changed
 from .traced_module import WIDE, Code, Feeds, TracedModule, Values
@@ -248,27 +248,47 @@ class RankComparison:
     ) -> WrongOutput | None:
         values, axes = self._gathered(family.ranks, lambda rank: results[rank][name])
         wide = {at: value.astype(WIDE) for at, value in values.items()}
+        declared = self.module.output_shardings.get(name)
+        if declared is not None and self._is_sharded(values, want, declared):
+            return None
         aligner = Aligner([(name, want.astype(WIDE))], self.axes, self.micro_batches)
         state = aligner.find(wide, axes)
-        if want.dtype.kind != "f":
+        if all(np.abs(v).max(initial=0) <= self.noise for v in (want, *values.values())):
+            return None
+        if want.dtype.kind != "f" and declared is None:
             sharded = state is not None and state.is_right and bool(state.sharding)
             equal = sharded or all(np.array_equal(v, want) for v in values.values())
             return None if equal else WrongOutput(family, name, None)
-        if all(np.abs(v).max(initial=0) <= self.noise for v in (want, *values.values())):
-            return None
         is_gradient = name.startswith(GRADIENT)
-        may_be_mean = want.ndim == 0 and not is_gradient
+        may_be_mean = want.ndim == 0 and not is_gradient and declared is None
         if may_be_mean and np.isclose(np.mean(list(values.values())), want, 1e-6, 0):
             return None
-        placed = self.placements.get(name.removeprefix(GRADIENT))
+        placed = self.placements.get(name.removeprefix(GRADIENT)) if is_gradient else declared
         misplaced = ""
-        if state is not None and placed is not None and is_gradient:
+        if state is not None and placed is not None:
             here = {axis: dim for axis, dim in placed.items() if axis in axes}
-            if state.sharding != here:
-                misplaced = f"{state.sharding or 'replicated'} where its parameter is {here}"
+            if state.sharding != here or declared is not None:
+                why = "its parameter is" if is_gradient else "the module says"
+                misplaced = f"{state.sharding or 'replicated'} where {why} {here or 'replicated'}"
         if state is not None and state.is_right and state.reference == name and not misplaced:
             return None
         return WrongOutput(family, name, state, misplaced)
+
+    def _is_sharded(
+        self, values: Mapping[Coordinates, Array], want: Array, sharding: Sharding
+    ) -> bool:
+        """Return whether ranks hold the parts of an output that a sharding says."""
+        counts = [math.prod(self.axes[a] for a, d in sharding.items() if d == dim)
+                  for dim in range(want.ndim)]  # fmt: skip
+        if any(extent % count for extent, count in zip(want.shape, counts)):
+            return False
+        scale = max(float(np.abs(want).max(initial=0)) * TOLERANCE, self.noise)
+        for at, value in values.items():
+            part = shard(want, sharding, self.axes, {**dict.fromkeys(self.axes, 0), **dict(at)})
+            same_shape = part.shape == value.shape
+            if not same_shape or np.abs(value.astype(WIDE) - part).max(initial=0) > scale:
+                return False
+        return True
 
     def is_repaired(self, patch: Patch) -> bool:
         """Return whether all outputs are right with some changes; False after too many tries."""

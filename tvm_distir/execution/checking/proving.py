@@ -66,6 +66,7 @@ class Proof:
         self, module: TracedModule, reference: TracedModule, placements: Mapping[str, Sharding]
     ) -> None:
         self.axes, self.placements = module.axes, dict(placements)
+        self.output_shardings = module.output_shardings
         self.code, single = module.codes[0], reference.codes[0]
         self.terms = ReferenceTerms(reference.mod)
         complete, parts = {}, {}
@@ -103,7 +104,8 @@ class Proof:
         limits = [f"negative elements of {', '.join(assumed)}"] if assumed else []
         line = self.code.lines.get(first, "")
         return CheckReport(
-            verdict, dict(self.axes), seed, names, tuple(wrong or open_ones), self.placements,
+            verdict, dict(self.axes), seed, names, tuple(wrong or open_ones),
+            {**self.placements, **self.output_shardings},
             first, "", line, problem, not_checked=(*limits, "random ops"), method=RULES,
         )  # fmt: skip
 
@@ -113,13 +115,15 @@ class Proof:
             return bool(value == want)
         scale, layouts = value.scale / want.scale, value.layouts
         is_gradient = name.startswith(GRADIENT)
-        if not is_gradient and not self.terms.terms[want.term].shape:  # the mean of the ranks'
+        declared = self.output_shardings.get(name)
+        is_scalar = not self.terms.terms[want.term].shape
+        if not is_gradient and declared is None and is_scalar:  # the mean of the ranks'
             for layout, size in zip(layouts, self.axes.values()):
                 scale /= size if layout.kind == SUM else 1
             layouts = tuple(COPIES if x.kind == SUM else x for x in layouts)
         if value.term != want.term or rounded(scale) != 1:
             return False
-        placed = self.placements.get(name.removeprefix(GRADIENT)) if is_gradient else None
+        placed = self.placements.get(name.removeprefix(GRADIENT)) if is_gradient else declared
         if placed is not None:
             return layouts == self._layouts(placed)
         return all(x.kind in (REPLICATED, SHARDED) for x in layouts)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tvm_distir.support import UsageError, option, parse_count, parse_seed, shortened
+from tvm_distir.support.display import units
 
 from .options import add_options, read_options
 from .stages import load_system, stopwatch
@@ -152,4 +153,6 @@ def _beside_own(
 def _ratios(comparison: Comparison) -> str:
     sent = [outcome.sent_bytes for outcome in comparison.outcomes]
     times = f"The ranks take {comparison.ratios[1] or 1:.3g} times the time of this package's plan"
-    return f"{times} and send {sent[1] / sent[0]:.3g} times the bytes." if sent[0] else f"{times}."
+    if not sent[0]:
+        return f"{times} and send {units.size(sent[1])} where it sends none."
+    return f"{times} and send {sent[1] / sent[0]:.3g} times the bytes."

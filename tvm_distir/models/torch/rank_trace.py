@@ -37,6 +37,7 @@ _DECOMPOSED = (
     *("native_layer_norm_backward", "gelu", "gelu_backward", "silu_backward", "tanh_backward"),
     *("threshold_backward", "mse_loss", "mse_loss_backward", "sigmoid_backward", "silu"),
     *("_fused_rms_norm", "_fused_rms_norm_backward", "split_with_sizes_copy", "_foreach_mul_"),
+    *("native_batch_norm", "native_batch_norm_backward", "_native_batch_norm_legit"),
 )
 
 
@@ -74,8 +75,12 @@ def _decompositions() -> dict[Any, Any]:
     return {**core, **torch._decomp.get_decompositions(names)}
 
 
+_WRAPPERS = ("contextlib.py", "functools.py", "typing_extensions.py")
+"""Files of decorators that functions of torch run in."""
+
+
 def _is_own(name: str) -> bool:
-    return not (name.startswith((_TORCH, _HERE, "<")) or name.endswith("contextlib.py"))
+    return not (name.startswith((_TORCH, _HERE, "<")) or os.path.basename(name) in _WRAPPERS)
 
 
 @contextlib.contextmanager
