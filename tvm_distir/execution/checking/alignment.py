@@ -206,6 +206,10 @@ class Aligner:
             size = first.size * (count if layout.kind == SHARDED else 1)
             if self._has_multiple(size, left):
                 joined = {at: layout.joined(parts) for at, parts in rows.items()}
+                if layout.kind == MAX and any(
+                    np.array_equal(part, joined[at]) for at, parts in rows.items() for part in parts
+                ):
+                    continue  # the maximum is the value of a rank, and says nothing of the others
                 yield from self._search(joined, others, {**layouts, axis: layout})
 
     def _has_multiple(self, size: int, counts: Sequence[int]) -> bool:

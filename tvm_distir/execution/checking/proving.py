@@ -12,7 +12,7 @@ from .alignment import MAX, REPLICATED, SHARDED, SUM, Layout, State
 from .comparison import GRADIENT
 from .layout_rules import COPIES, Layouts
 from .placing import Sharding, inferred_shardings
-from .report import EQUAL, RULES, UNPROVED, WRONG, CheckReport
+from .report import EQUAL, NOT_CHECKED, RULES, UNPROVED, WRONG, CheckReport
 from .traced_module import TracedModule
 from .value_terms import Multiple, ReferenceTerms, Uniform, Value, Values, rounded, shape_of
 from .value_walk import RankValueWalk, ReferenceValueWalk, names_of
@@ -106,7 +106,7 @@ class Proof:
         return CheckReport(
             verdict, dict(self.axes), seed, names, tuple(wrong or open_ones),
             {**self.placements, **self.output_shardings},
-            first, "", line, problem, not_checked=(*limits, "random ops"), method=RULES,
+            first, "", line, problem, not_checked=(*limits, *NOT_CHECKED[1:3]), method=RULES,
         )  # fmt: skip
 
     def _is_right(self, name: str, value: Value | Values) -> bool:
@@ -123,10 +123,16 @@ class Proof:
             layouts = tuple(COPIES if x.kind == SUM else x for x in layouts)
         if value.term != want.term or rounded(scale) != 1:
             return False
-        placed = self.placements.get(name.removeprefix(GRADIENT)) if is_gradient else declared
+        placed = self._placed(name)
         if placed is not None:
             return layouts == self._layouts(placed)
         return all(x.kind in (REPLICATED, SHARDED) for x in layouts)
+
+    def _placed(self, name: str) -> Sharding | None:
+        """Return how an output must be sharded, if that is known."""
+        if name.startswith(GRADIENT):
+            return self.placements.get(name.removeprefix(GRADIENT))
+        return self.output_shardings.get(name)
 
     def _text(self, value: Value | Values) -> str:
         state = self._state(value)
@@ -154,7 +160,9 @@ class Proof:
         if axes:
             text += f": a reduction over {'+'.join(axes)} is missing"
         elif isinstance(want, Multiple) and value.term == want.term:
-            text += f": scaled by {value.scale / want.scale:g}"
+            scale = rounded(value.scale / want.scale)
+            placed = f"must be sharded {self._placed(name) or ''}"
+            text += f": {f'scaled by {scale:g}' if scale != 1 else placed}"
         return text
 
     def _open(self, name: str) -> tuple[str, str]:

@@ -72,7 +72,12 @@ class TracedRank:
 def _decompositions() -> dict[Any, Any]:
     names = [getattr(torch.ops.aten, n) for n in _DECOMPOSED if hasattr(torch.ops.aten, n)]
     core: dict[Any, Any] = torch._decomp.core_aten_decompositions()
-    return {**core, **torch._decomp.get_decompositions(names)}
+    copies = {torch.ops.aten._foreach_copy.default: _copied}
+    return {**core, **torch._decomp.get_decompositions(names), **copies}
+
+
+def _copied(targets: list[Any], sources: list[Any], non_blocking: bool = False) -> list[Any]:
+    return [torch.ops.aten.copy(t, s, non_blocking) for t, s in zip(targets, sources)]
 
 
 _WRAPPERS = ("contextlib.py", "functools.py", "typing_extensions.py")
