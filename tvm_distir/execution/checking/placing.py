@@ -45,8 +45,8 @@ def inferred_sharding(
         DIST0366 shapes or a hint that do not fit, or sizes that leave a choice.
     """
 
-    def refuse(problem: str) -> ModelError:
-        remedy = f'Say it: hints={{"{name}": {{"AXIS": DIM}}}}.'
+    def refuse(problem: str, remedy: str = "") -> ModelError:
+        remedy = remedy or f'Say it: hints={{"{name}": {{"AXIS": DIM}}}}.'
         return ModelError("DIST0366", problem, location=f'input "{name}"', remedy=remedy)
 
     if len(local) != len(full):
@@ -54,7 +54,8 @@ def inferred_sharding(
     factors = {}
     for dim, (mine, full_size) in enumerate(zip(local, full)):
         if mine == 0 or full_size % mine:
-            raise refuse(f"a rank holds {list(local)} of {list(full)}")
+            problem = f"a rank holds {list(local)} of {list(full)}, which is not one of equal parts"
+            raise refuse(problem, "Shard dims evenly: trace sizes that the axes divide.")
         factors[dim] = full_size // mine
     for axis in sorted(hint.keys() - axes.keys()):
         raise refuse(f'no axis of the mesh ({", ".join(axes)}) is "{axis}"')

@@ -4,12 +4,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 pytest.importorskip("torch", reason="extra torch")
 
+import torch
+import torch.distributed as dist
+
 import tvm_distir as td
 from tvm_distir.execution import CheckReport
+from tvm_distir.support.errors import ModelError
 
 from .further_programs import FURTHER
 
@@ -71,3 +77,15 @@ def test_a_further_fault_is_found(name: str, bug: str) -> None:
 def test_waits_are_no_part_of_a_trace() -> None:
     report = judged("half reduction", "not waited")
     assert report.equal and "waits for asynchronous collectives" in report.not_checked
+
+
+def test_uneven_shards_are_refused() -> None:
+    def make(rank: int) -> Any:
+        ranks = dist.get_world_size()
+        rows = 6 if ranks == 1 else (4, 2)[rank]
+        return lambda p, d: {"y": d["x"] @ p["w"]}, {"w": torch.ones(rows, 8)}, {
+            "x": torch.ones(2, rows)
+        }  # fmt: skip
+
+    with pytest.raises(ModelError, match=r"\[4, 8\] of \[6, 8\].*not one of equal parts.*evenly"):
+        td.check(td.trace_ranks(make, 2), td.trace_ranks(make, 1))
