@@ -120,6 +120,16 @@ def families_of(module: TracedModule) -> list[RankFamily]:
     return [RankFamily(codes, number) for number, codes in enumerate(module.families())]
 
 
+def placements_of(
+    module: TracedModule, reference: TracedModule, hints: Mapping[str, Mapping[str, int]]
+) -> dict[str, Sharding]:
+    """Return the shardings of all inputs, from the shapes of ranks and of the reference."""
+    complete, placements = reference.codes[0].inputs, dict[str, Sharding]()
+    for code in module.codes:
+        placements |= inferred_shardings(code.inputs, complete, module.axes, hints)
+    return placements
+
+
 Patch = Mapping[tuple[int, str], ValueChange]
 """Changes by the number of a family and the name of a value."""
 
@@ -155,16 +165,15 @@ class RankComparison:
 
     def _feeds(self) -> Feeds:
         feeds: dict[int, dict[str, Array]] = {}
-        for code in self.module.codes:
+        for code in self.module.codes:  # stages may hold an input in different parts
             complete = self.reference.codes[0].inputs
             shardings = inferred_shardings(code.inputs, complete, self.axes, self.hints)
             self.placements |= shardings
-            for name, sharding in shardings.items():
-                for rank in code.ranks:
-                    part = shard(self.inputs[name], sharding, self.axes, self.at[rank])
-                    feeds.setdefault(rank, {})[name] = part
             for rank in code.ranks:
-                feeds.setdefault(rank, {})
+                feeds[rank] = {
+                    name: shard(self.inputs[name], sharding, self.axes, self.at[rank])
+                    for name, sharding in shardings.items()
+                }
         return feeds
 
     @functools.cached_property

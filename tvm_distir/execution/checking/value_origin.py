@@ -12,9 +12,6 @@ from typing import Any
 
 from tvm import ir
 
-from tvm_distir.core.ir import P, R
-from tvm_distir.core.ir.operators import dist_op_name
-from tvm_distir.core.ops import describe_factor, match_factor, rule_of
 from tvm_distir.support import PropagationError, WrongProgramError, nearest
 
 from .alignment import SHARDED, State
@@ -23,8 +20,7 @@ from .comparison import RankComparison, RankFamily, families_of
 from .layout_rules import COPIES
 from .proving import proof_of
 from .report import RULES, SCHEMA_VERSION
-from .traced_module import TracedModule
-from .value_terms import leaves, shape_of
+from .value_terms import shape_of
 
 _MOST_SAME = 4
 """Values in a row with the same layout that are all written."""
@@ -38,16 +34,13 @@ class OriginStep:
     ----------
     value, op, layout : str
     rule : str
-        What the sharding rule of the op says of operands and results, as ``S(0), R -> S(0)``.
-    line : str
-        Its line of code and module.
+        The layouts of the tensors that it reads, and its own, as ``R, S(1) -> S(1)``.
     """
 
     value: str
     op: str
     layout: str
     rule: str
-    line: str
 
 
 @dataclass(frozen=True)
@@ -91,8 +84,7 @@ class ValueOrigin:
         for axis, steps in self.axes.items():
             lines.append(f"  along {axis}: {steps[-1].layout}")
             for _, group in itertools.groupby(steps, lambda step: step.layout):
-                same = [f"    {s.value} = {s.op}: {s.layout}{s.rule and '  by '}{s.rule}"
-                        for s in group]  # fmt: skip
+                same = [f"    {s.value} = {s.op}: {s.rule}" for s in group]
                 if len(same) > _MOST_SAME:
                     same[1:-1] = [f"    ... {len(same) - 2} more values: as before"]
                 lines += same
@@ -130,87 +122,59 @@ def explain_value(
     family = {**known, **results}[name]
     value = family.output(name) if name in results else name
     if proof is not None and proof.state(value) is not None:
-        return _Origin(module, family, proof.state, RULES).of(name, value)
+        return _origin(family, name, value, proof.state, RULES)
     if module.value_bytes() > MOST_BYTES:
         problem = f"the rules do not know what {name} is"
         remedy = "Trace a small model on this mesh, which can run."
         raise WrongProgramError("DIST0693", problem, location="td.explain", remedy=remedy)
     ran = RankComparison(module, single, drawn_inputs(single, {}, 0), hints)
-    return _Origin(module, family, functools.partial(ran.state, family), "execution").of(
-        name, value
+    return _origin(family, name, value, functools.partial(ran.state, family), "execution")
+
+
+def _origin(
+    family: RankFamily, name: str, value: str, state: Callable[[str], State | None], method: str
+) -> ValueOrigin:
+    found, code = state(value), family.codes[0]
+    read = {n: state(n) for n in family.operands.get(value, [])}
+    variables = {**code.inputs, **{str(b.var.name): b.var for b in code.bindings}}
+    return ValueOrigin(
+        name if name == value else f"{name} ({value})",
+        family.operation(value),
+        family.line(value) if value in family.values else "",
+        shape_of(variables[value].ty),
+        "" if found is None else found.text(),
+        tuple(f"{n}: {'unknown' if s is None else s.text()}" for n, s in read.items()),
+        {a: _steps(family, value, a, state) for a in ({} if found is None else found.layouts)},
+        method,
     )
 
 
-@dataclass(frozen=True)
-class _Origin:
-    """Finds the steps to a value of ranks of the same ops."""
+def _steps(
+    family: RankFamily, value: str, axis: str, state: Callable[[str], State | None]
+) -> tuple[OriginStep, ...]:
+    """Return the values that the layout of one along an axis comes from, the first one first."""
+    layouts: dict[str, str] = {}
+    origins = set[str]()  # values with shards or parts of sums at or before them
+    for name in (*family.codes[0].inputs, *family.order):
+        layouts[name] = _layout(state(name), axis)
+        if layouts[name] not in ("R", "?") or not origins.isdisjoint(family.operands.get(name, [])):
+            origins |= {name} if layouts[name] != "?" else set()
+        if name == value:
+            break
+    steps: list[OriginStep] = []
+    following: str | None = value
+    while following is not None:
+        read, here = family.operands.get(following, []), layouts[following]
+        rule = f"{', '.join(layouts[n] for n in read)} -> {here}" if read else here
+        steps.append(OriginStep(following, family.operation(following), here, rule))
+        before = [n for n in read if n in origins]
+        following = next((n for n in before if layouts[n] != "R"), (*before, None)[0])
+    return tuple(reversed(steps))
 
-    module: TracedModule
-    family: RankFamily
-    state: Callable[[str], State | None]
-    method: str
 
-    def of(self, name: str, value: str) -> ValueOrigin:
-        state, code = self.state(value), self.family.codes[0]
-        read = [(n, self.state(n)) for n in self.family.operands.get(value, [])]
-        variables = {**code.inputs, **{str(b.var.name): b.var for b in code.bindings}}
-        return ValueOrigin(
-            name if name == value else f"{name} ({value})",
-            self.family.operation(value),
-            self.family.line(value) if value in self.family.values else "",
-            shape_of(variables[value].ty),
-            "" if state is None else state.text(),
-            tuple(f"{n}: {'unknown' if s is None else s.text()}" for n, s in read),
-            {axis: self._steps(value, axis) for axis in ({} if state is None else state.layouts)},
-            self.method,
-        )
-
-    def _steps(self, value: str, axis: str) -> tuple[OriginStep, ...]:
-        """Return the values that the layout of one along an axis comes from, the first first."""
-        steps, code = list[OriginStep](), self.family.codes[0]
-        following: str | None = value
-        origins = set[str]()  # values with shards or parts of sums at or before them
-        for n in (*code.inputs, *self.family.order):
-            read = self.family.operands.get(n, [])
-            if self._layout(n, axis) not in ("R", "") or not origins.isdisjoint(read):
-                origins |= {n} if self._layout(n, axis) else set()
-        while following is not None:
-            here, rule = following, self._rule(following, axis)
-            steps.append(
-                OriginStep(here, self.family.operation(here), self._layout(here, axis), rule,
-                           code.lines.get(here, ""))
-            )  # fmt: skip
-            read = [n for n in self.family.operands.get(here, []) if n in origins]
-            following = next((n for n in read if self._layout(n, axis) != "R"), (*read, None)[0])
-        return tuple(reversed(steps))
-
-    def _layout(self, name: str, axis: str) -> str:
-        """Return a layout in the words of sharding rules; empty where it is not known."""
-        state = self.state(name)
-        layout = None if state is None else state.layouts.get(axis)
-        if layout is None or layout.kind != SHARDED:
-            return "" if layout is None else "R" if layout == COPIES else f"P({layout.kind})"
-        return f"S({layout.dim})" + (f" in {layout.blocks} blocks" if layout.blocks > 1 else "")
-
-    def _label(self, name: str, axis: str) -> int | None:
-        state = self.state(name)
-        layout = None if state is None else state.layouts.get(axis)
-        if layout is None or layout.kind == SHARDED:
-            return None if layout is None else layout.dim
-        return R if layout == COPIES else P
-
-    def _rule(self, name: str, axis: str) -> str:
-        """Return the factor of the sharding rule that an op follows along an axis."""
-        call = self.family.values.get(name)
-        if not isinstance(call, ir.Call) or dist_op_name(call) is not None:
-            return ""
-        read = [str(getattr(expr, "name", "")) for expr, _, _ in leaves(call)]
-        labels = [self._label(n, axis) for n in read]
-        try:
-            rule = rule_of(call, self.module.mod)
-            factor = match_factor(rule, labels, [self._label(name, axis)])
-        except PropagationError:
-            return ""
-        if factor is None:
-            return "linear: P -> P" if P in labels else ""
-        return describe_factor(rule.factors[factor])
+def _layout(state: State | None, axis: str) -> str:
+    """Return a layout in the words of sharding rules."""
+    layout = None if state is None else state.layouts.get(axis)
+    if layout is None or layout.kind != SHARDED:
+        return "?" if layout is None else "R" if layout == COPIES else f"P({layout.kind})"
+    return f"S({layout.dim})" + (f" in {layout.blocks} blocks" if layout.blocks > 1 else "")

@@ -8,7 +8,7 @@ import argparse
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from tvm_distir.planning import StepOptions, TrainingOptions
 from tvm_distir.support import UsageError, option, option_fields
@@ -18,11 +18,6 @@ from .help import get_to_work
 from .options import add_model_options, add_options, read_options, read_planned_step
 from .stages import study_of
 from .terminal import print_result, with_warnings
-
-if TYPE_CHECKING:
-    from tvm_distir.execution import ValueOrigin
-    from tvm_distir.interface.explain import Explanation
-
 
 _UNSET = (None, False)
 
@@ -66,29 +61,20 @@ def run(arguments: argparse.Namespace) -> int:
         flag = others[0] if is_traced else "--hint"
         problem = f"{flag} does not apply to {'' if is_traced else 'what is no folder of '}traces"
         raise UsageError("DIST0151", problem, location="tvm-distir explain", remedy="Leave it out.")
-    explanation = _of_traces(folder, arguments.value, options) if is_traced else _planned(arguments)
+    if is_traced:
+        get_to_work()
+        programs, reference = read_traces(folder)
+        keywords: dict[str, Any] = {"reference": reference, "hints": options.hints}
+        values: tuple[Any, ...] = (programs, arguments.value)
+    else:
+        study = study_of(read_planned_step(arguments, StepOptions))
+        keywords = {"system": study.known_system, "alternatives": not options.no_alternatives}
+        values = study.step, study.step_plan, arguments.value
+    from tvm_distir.interface.explain.explainer import explain
+
+    explanation = explain(*values, **keywords)
     if arguments.json:
         print_result(json.dumps(with_warnings(explanation.to_dict()), indent=1) + "\n")
     else:
         print_result(explanation.to_text())
     return 0
-
-
-def _of_traces(folder: Path, value: str, options: ExplainOptions) -> ValueOrigin:
-    get_to_work()
-    from tvm_distir.execution import explain_value
-
-    return explain_value(*read_traces(folder), value, options.hints)
-
-
-def _planned(arguments: argparse.Namespace) -> Explanation | ValueOrigin:
-    study = study_of(read_planned_step(arguments, StepOptions))
-    from tvm_distir.interface.explain.explainer import explain
-
-    return explain(
-        study.step,
-        study.step_plan,
-        arguments.value,
-        system=study.known_system,
-        alternatives=not arguments.no_alternatives,
-    )

@@ -29,7 +29,7 @@ def test_a_partial_sum_comes_from_a_contracted_dim() -> None:
     assert origin.method == "rules" and origin.line.startswith("programs.py:")
     steps = [(step.value, step.layout, step.rule) for step in origin.axes["tp"]]
     assert steps == [
-        ("a", "S(1)", ""),
+        ("a", "S(1)", "S(1)"),
         ("mm", "S(1)", "R, S(1) -> S(1)"),
         ("relu", "S(1)", "S(1) -> S(1)"),
         ("mm1", "P(sum)", "S(1), S(0) -> P(sum)"),
