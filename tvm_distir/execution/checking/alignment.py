@@ -17,7 +17,7 @@ import numpy as np
 
 from tvm_distir.execution.runtime.program.tensors import Array
 
-from .placing import Axes
+from .placing import Axes, Coordinates
 
 REPLICATED, SHARDED, SUM, MAX = "replicated", "sharded", "sum", "max"
 BLOCK = "a block of "
@@ -25,9 +25,6 @@ _BLOCK_ELEMENTS = 1 << 16
 _MOST_STRIDE = 8
 TOLERANCE = 1e-6
 """Relative difference of equal values: constants of traces are rounded to their float type."""
-
-Coordinates = tuple[tuple[str, int], ...]
-"""Coordinates of a rank along the axes of a value."""
 
 
 @dataclass(frozen=True)

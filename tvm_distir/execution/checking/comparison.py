@@ -19,8 +19,8 @@ from tvm_distir.core.rewriting import op_name, variables
 from tvm_distir.execution.runtime.program.tensors import Array
 from tvm_distir.support import DistIRError
 
-from .alignment import TOLERANCE, Aligner, Coordinates, State
-from .placing import Sharding, coordinates, inferred_shardings, shard
+from .alignment import TOLERANCE, Aligner, State
+from .placing import Sharding, coordinates, holds_parts, inferred_shardings, shard
 from .repairs import ValueChange, changed
 from .traced_module import WIDE, Code, Feeds, TracedModule, Values
 
@@ -118,16 +118,6 @@ class RankFamily:
 def families_of(module: TracedModule) -> list[RankFamily]:
     """Return the groups of codes of the same ops."""
     return [RankFamily(codes, number) for number, codes in enumerate(module.families())]
-
-
-def placements_of(
-    module: TracedModule, reference: TracedModule, hints: Mapping[str, Mapping[str, int]]
-) -> dict[str, Sharding]:
-    """Return the shardings of all inputs, from the shapes of ranks and of the reference."""
-    complete, placements = reference.codes[0].inputs, dict[str, Sharding]()
-    for code in module.codes:
-        placements |= inferred_shardings(code.inputs, complete, module.axes, hints)
-    return placements
 
 
 Patch = Mapping[tuple[int, str], ValueChange]
@@ -256,12 +246,12 @@ class RankComparison:
         self, family: RankFamily, name: str, want: Array, results: Mapping[int, Mapping[str, Array]]
     ) -> WrongOutput | None:
         values, axes = self._gathered(family.ranks, lambda rank: results[rank][name])
-        wide = {at: value.astype(WIDE) for at, value in values.items()}
         declared = self.module.output_shardings.get(name)
-        if declared is not None and self._is_sharded(values, want, declared):
+        tolerance = max(float(np.abs(want).max(initial=0)) * TOLERANCE, self.noise)
+        if declared is not None and holds_parts(values, want, declared, self.axes, tolerance):
             return None
         aligner = Aligner([(name, want.astype(WIDE))], self.axes, self.micro_batches)
-        state = aligner.find(wide, axes)
+        state = aligner.find({at: value.astype(WIDE) for at, value in values.items()}, axes)
         if all(np.abs(v).max(initial=0) <= self.noise for v in (want, *values.values())):
             return None
         if want.dtype.kind != "f" and declared is None:
@@ -282,22 +272,6 @@ class RankComparison:
         if state is not None and state.is_right and state.reference == name and not misplaced:
             return None
         return WrongOutput(family, name, state, misplaced)
-
-    def _is_sharded(
-        self, values: Mapping[Coordinates, Array], want: Array, sharding: Sharding
-    ) -> bool:
-        """Return whether ranks hold the parts of an output that a sharding says."""
-        counts = [math.prod(self.axes[a] for a, d in sharding.items() if d == dim)
-                  for dim in range(want.ndim)]  # fmt: skip
-        if any(extent % count for extent, count in zip(want.shape, counts)):
-            return False
-        scale = max(float(np.abs(want).max(initial=0)) * TOLERANCE, self.noise)
-        for at, value in values.items():
-            part = shard(want, sharding, self.axes, {**dict.fromkeys(self.axes, 0), **dict(at)})
-            same_shape = part.shape == value.shape
-            if not same_shape or np.abs(value.astype(WIDE) - part).max(initial=0) > scale:
-                return False
-        return True
 
     def is_repaired(self, patch: Patch) -> bool:
         """Return whether all outputs are right with some changes; False after too many tries."""

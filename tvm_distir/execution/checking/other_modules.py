@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from tvm import ir, relax
@@ -75,14 +75,8 @@ def as_trace(
     if io is not None:
         axes, mesh = listed[0], meshes[0]
         axes_of = {mesh_key(view): order for view, order in zip(meshes, listed)}
-        for found, known_names, side in (
-            (known_inputs, names, "inputs"),
-            (known_outputs, results, "outputs"),
-        ):
-            for name, port in zip(known_names, io[side], strict=True):
-                order = axes_of[mesh_key(port_mesh(port, mesh))]
-                labels = zip(order, parse_placement(str(port["placement"])))
-                found[name] = {axis: label for axis, label in labels if label != R}
+        known_inputs = _shardings(names, io["inputs"], mesh, axes_of)
+        known_outputs = _shardings(results, io["outputs"], mesh, axes_of)
     io = {
         "mesh": 0,
         "devices": list(range(math.prod(mesh_shape(mesh)))),
@@ -100,6 +94,21 @@ def as_trace(
         {gv: fn}, attrs=ir.make_node("ir.DictAttrs", **attrs), global_infos={MESH_INFO: [mesh]}
     )
     return trace, known_inputs, known_outputs
+
+
+def _shardings(
+    names: Sequence[str],
+    ports: Sequence[Mapping[str, object]],
+    mesh: DeviceMesh,
+    axes_of: Mapping[tuple[tuple[int, ...], tuple[int, ...]], Sequence[str]],
+) -> dict[str, Sharding]:
+    """Return the shardings of ports, the axes of each in the order of its mesh."""
+    shardings = {}
+    for name, port in zip(names, ports, strict=True):
+        labels = parse_placement(str(port["placement"]))
+        pairs = zip(axes_of[mesh_key(port_mesh(port, mesh))], labels)
+        shardings[name] = {axis: label for axis, label in pairs if label != R}
+    return shardings
 
 
 def _is_view(view: DeviceMesh, order: Sequence[str], mesh: DeviceMesh, axes: Sequence[str]) -> bool:

@@ -18,6 +18,8 @@ Axes = Mapping[str, int]
 """Sizes of mesh axes by name, major first."""
 Sharding = dict[str, int]
 """The dim that each mesh axis shards."""
+Coordinates = tuple[tuple[str, int], ...]
+"""Coordinates of a rank along the axes of a value."""
 
 
 def coordinates(axes: Axes) -> list[dict[str, int]]:
@@ -105,3 +107,21 @@ def shard(value: Array, sharding: Sharding, axes: Axes, at: Mapping[str, int]) -
     for axis, dim in sharding.items():
         value = np.split(value, axes[axis], dim)[at[axis]]
     return value
+
+
+def holds_parts(
+    values: Mapping[Coordinates, Array], full: Array, sharding: Sharding, axes: Axes, most: float
+) -> bool:
+    """Return whether ranks hold the parts of an array, up to an absolute difference."""
+    sizes = list(full.shape)
+    for axis, dim in sharding.items():
+        if dim >= len(sizes) or sizes[dim] % axes[axis]:
+            return False
+        sizes[dim] //= axes[axis]
+    for at, value in values.items():
+        part = shard(full, sharding, axes, {**dict.fromkeys(axes, 0), **dict(at)})
+        if value.shape != part.shape:
+            return False
+        if np.abs(value.astype("float64") - part).max(initial=0) > most:
+            return False
+    return True

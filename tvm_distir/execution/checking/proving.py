@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from tvm_distir.core.rewriting import op_name
 
 from .alignment import MAX, REPLICATED, SHARDED, SUM, Layout, State
-from .comparison import GRADIENT, placements_of
+from .comparison import GRADIENT
 from .layout_rules import COPIES, Layouts
-from .placing import Sharding
+from .placing import Sharding, inferred_shardings
 from .report import EQUAL, NOT_CHECKED, RULES, UNPROVED, WRONG, CheckReport
 from .traced_module import TracedModule
 from .value_terms import Multiple, ReferenceTerms, Uniform, Value, Values, rounded, shape_of
@@ -25,9 +25,9 @@ def prove(
     seed: int,
 ) -> CheckReport:
     """Return the verdict of the rules; see :func:`.checking.check`."""
-    placements = placements_of(module, reference, hints)
+    placements = _placements(module, reference, hints)
     if len(module.codes) == 1:
-        return Proof(module, reference, placements).report(seed)
+        return ProgramProof(module, reference, placements).report(seed)
     problem = f"not proved: the ranks run {len(module.codes)} programs, and the rules know one"
     names = tuple(reference.output_names)
     return CheckReport(
@@ -37,13 +37,23 @@ def prove(
 
 def proof_of(
     module: TracedModule, reference: TracedModule, hints: Mapping[str, Mapping[str, int]]
-) -> Proof | None:
+) -> ProgramProof | None:
     """Return what rules know of the values of ranks; None where ranks run several programs."""
-    placements = placements_of(module, reference, hints)
-    return Proof(module, reference, placements) if len(module.codes) == 1 else None
+    placements = _placements(module, reference, hints)
+    return ProgramProof(module, reference, placements) if len(module.codes) == 1 else None
 
 
-class Proof:
+def _placements(
+    module: TracedModule, reference: TracedModule, hints: Mapping[str, Mapping[str, int]]
+) -> dict[str, Sharding]:
+    """Return the shardings of all inputs, from the shapes of ranks and of the reference."""
+    complete, placements = reference.codes[0].inputs, dict[str, Sharding]()
+    for code in module.codes:
+        placements |= inferred_shardings(code.inputs, complete, module.axes, hints)
+    return placements
+
+
+class ProgramProof:
     """Ranks of a single role beside their reference, by rules.
 
     Parameters

@@ -45,7 +45,7 @@ class OriginStep:
 
 @dataclass(frozen=True)
 class ValueOrigin:
-    """What a value of ranks stands for, and by which ops.
+    """Value of the reference that a value of ranks stands for, and the ops that lead to it.
 
     Attributes
     ----------
@@ -134,7 +134,7 @@ def explain_value(
 def _origin(
     family: RankFamily, name: str, value: str, state: Callable[[str], State | None], method: str
 ) -> ValueOrigin:
-    found, code = state(value), family.codes[0]
+    result, code = state(value), family.codes[0]
     read = {n: state(n) for n in family.operands.get(value, [])}
     variables = {**code.inputs, **{str(b.var.name): b.var for b in code.bindings}}
     return ValueOrigin(
@@ -142,9 +142,9 @@ def _origin(
         family.operation(value),
         family.line(value) if value in family.values else "",
         shape_of(variables[value].ty),
-        "" if found is None else found.text(),
+        "" if result is None else result.text(),
         tuple(f"{n}: {'unknown' if s is None else s.text()}" for n, s in read.items()),
-        {a: _steps(family, value, a, state) for a in ({} if found is None else found.layouts)},
+        {a: _steps(family, value, a, state) for a in ({} if result is None else result.layouts)},
         method,
     )
 

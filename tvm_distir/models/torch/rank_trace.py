@@ -76,7 +76,9 @@ def _decompositions() -> dict[Any, Any]:
     return {**core, **torch._decomp.get_decompositions(names), **copies}
 
 
-def _copied(targets: list[Any], sources: list[Any], non_blocking: bool = False) -> list[Any]:
+def _copied(
+    targets: list[torch.Tensor], sources: list[torch.Tensor], non_blocking: bool = False
+) -> list[torch.Tensor]:
     return [torch.ops.aten.copy(t, s, non_blocking) for t, s in zip(targets, sources)]
 
 
