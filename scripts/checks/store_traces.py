@@ -4,8 +4,8 @@
 """Write the traces that tests of ``td.check`` read where torch is not installed.
 
 Usage: scripts/checks/store_traces.py
-Traces some programs of python/tests/execution/checking/programs.py, right and with faults, to the
-folder ``traces`` beside it. Needs the extra torch.
+Traces some programs of python/tests/execution/checking/{,further_}programs.py, right and with
+faults, to the folder ``traces`` beside it. Needs the extra torch.
 """
 
 from __future__ import annotations
@@ -21,12 +21,16 @@ STORED = (
     ("tensor and data parallel", "no g"),
     ("1F1B", ""),
     ("1F1B", "deadlock"),
+    ("tied embedding", ""),
+    ("tied embedding", "not summed"),
+    ("masked mean", "local counts"),
 )
 
 
 def main() -> None:
     """Trace and write."""
     sys.path.insert(0, str(TESTS))
+    from tests.execution.checking.further_programs import FURTHER
     from tests.execution.checking.programs import CASES
     from tvm import ir
 
@@ -35,7 +39,7 @@ def main() -> None:
     folder = TESTS / "tests" / "execution" / "checking" / "traces"
     folder.mkdir(exist_ok=True)
     for name, bug in STORED:
-        case = CASES[name]
+        case = {**CASES, **FURTHER}[name]
         programs = td.trace_ranks(case.of(bug), case.ranks, mesh=case.mesh)
         for kind, mod in (
             (bug or "right", programs),

@@ -4,6 +4,8 @@
 from .checking.checking import check as check
 from .checking.own_plan import distributed_reference as distributed_reference
 from .checking.report import CheckReport as CheckReport
+from .checking.value_origin import ValueOrigin as ValueOrigin
+from .checking.value_origin import explain_value as explain_value
 from .deployment.checkpoint import open_weights as open_weights
 from .deployment.deploying import deploy as deploy
 from .deployment.deploying import replaceable as replaceable

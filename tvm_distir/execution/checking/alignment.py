@@ -17,17 +17,14 @@ import numpy as np
 
 from tvm_distir.execution.runtime.program.tensors import Array
 
-from .placing import Axes
+from .placing import Axes, Coordinates
 
 REPLICATED, SHARDED, SUM, MAX = "replicated", "sharded", "sum", "max"
 BLOCK = "a block of "
 _BLOCK_ELEMENTS = 1 << 16
 _MOST_STRIDE = 8
-_TOLERANCE = 1e-6
+TOLERANCE = 1e-6
 """Relative difference of equal values: constants of traces are rounded to their float type."""
-
-Coordinates = tuple[tuple[str, int], ...]
-"""Coordinates of a rank along the axes of a value."""
 
 
 @dataclass(frozen=True)
@@ -126,8 +123,8 @@ class _SameSize:
         with np.errstate(divide="ignore", invalid="ignore"):
             factors = (value @ self.weights) / self.projections
             ratios = np.linalg.norm(value) / (np.abs(factors) * self.norms)
-        tolerance = _TOLERANCE * max(float(np.abs(value).max()), 1e-30)
-        for i in np.flatnonzero(np.abs(ratios - 1) < 10 * _TOLERANCE):
+        tolerance = TOLERANCE * max(float(np.abs(value).max()), 1e-30)
+        for i in np.flatnonzero(np.abs(ratios - 1) < 10 * TOLERANCE):
             if np.abs(self.rows[i] * factors[i] - value).max() < tolerance:
                 yield self.names[i], float(factors[i])
 
@@ -176,7 +173,7 @@ class Aligner:
         best: tuple[str, float] | None = None
         known = self._sizes.get(value.size)
         for name, factor in () if known is None else known.scales(value.ravel()):
-            scale = next((s for s in self._scales if abs(factor / s - 1) < _TOLERANCE), None)
+            scale = next((s for s in self._scales if abs(factor / s - 1) < TOLERANCE), None)
             if scale == 1:
                 return name, 1.0
             unique = value.size > 2 or (known is not None and len(known.names) == 1)
@@ -206,6 +203,10 @@ class Aligner:
             size = first.size * (count if layout.kind == SHARDED else 1)
             if self._has_multiple(size, left):
                 joined = {at: layout.joined(parts) for at, parts in rows.items()}
+                if layout.kind == MAX and any(
+                    np.array_equal(part, joined[at]) for at, parts in rows.items() for part in parts
+                ):
+                    continue  # the maximum is the value of a rank, and says nothing of the others
                 yield from self._search(joined, others, {**layouts, axis: layout})
 
     def _has_multiple(self, size: int, counts: Sequence[int]) -> bool:
@@ -275,4 +276,4 @@ def _split_in_blocks(value: Array, shape: Sequence[int]) -> Array:
 
 
 def _is_among(value: Array, rows: Array) -> bool:
-    return bool((np.abs(rows - value).max(1) < _TOLERANCE * np.abs(value).max()).any())
+    return bool((np.abs(rows - value).max(1) < TOLERANCE * np.abs(value).max()).any())

@@ -215,7 +215,7 @@ class _Blame(OutputWalk):
             repairs = self.regroupings(name)
             if self.family.operation(name) == "dist.all_reduce":
                 repairs = [(f"remove {name}", self.patch(name, ValueChange(DELETE))), *repairs]
-        elif partial:
+        elif partial and kind != "concat":
             operand, state = partial[0]
             axes = "+".join(state.partial)
             text = (

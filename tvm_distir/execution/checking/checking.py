@@ -22,7 +22,7 @@ from .repair_search import repaired
 from .report import DEADLOCK, EQUAL, UNPROVED, WRONG, CheckReport
 from .traced_module import TracedModule
 
-_MOST_BYTES = 1 << 30
+MOST_BYTES = 1 << 30
 """Values of all ranks that run where rules do not prove a program."""
 _NO_MEETING = ("DIST0610", "DIST0611")
 
@@ -101,12 +101,10 @@ def check(
     if by not in ("execution", "rules"):
         remedy = 'Say "execution" or "rules".'
         raise UsageError("DIST0152", f'it is "{by}"', location="by", remedy=remedy)
-    module, single = TracedModule(programs), TracedModule(reference)
-    hints = {**module.shardings, **(hints or {})}
-    _check_match(module, single, hints, inputs or {})
+    module, single, hints = matched(programs, reference, hints or {}, inputs or {})
     if by == "rules":
         proved = prove(module, single, hints, seed)
-        if proved.verdict != UNPROVED or module.value_bytes() > _MOST_BYTES:
+        if proved.verdict != UNPROVED or module.value_bytes() > MOST_BYTES:
             return proved
     full_inputs = drawn_inputs(single, inputs or {}, seed)
     compared = RankComparison(module, single, full_inputs, hints, micro_batches)
@@ -114,13 +112,18 @@ def check(
     return verdict(compared, seed)
 
 
-def _check_match(
-    module: TracedModule,
-    single: TracedModule,
-    hints: Mapping[str, Any],
-    inputs: Mapping[str, Any],
-) -> None:
-    """Reject a reference of several ranks and names that are not those of the reference."""
+def matched(
+    programs: ir.IRModule,
+    reference: ir.IRModule,
+    hints: Mapping[str, Mapping[str, int]],
+    inputs: Mapping[str, Any] | None = None,
+) -> tuple[TracedModule, TracedModule, dict[str, Mapping[str, int]]]:
+    """Read ranks and their reference, with all hints.
+
+    A reference of several ranks is refused, and names that are not those of the reference.
+    """
+    module, single = TracedModule(programs), TracedModule(reference)
+    hints = {**module.shardings, **hints}
     ranks = math.prod(single.axes.values())
     if ranks > 1:
         problem = f"the reference is a trace of {ranks} ranks"
@@ -128,7 +131,7 @@ def _check_match(
         raise ModelError("DIST0365", problem, location="reference", remedy=remedy)
     known = single.codes[0].inputs.keys()
     traced = {name for code in module.codes for name in code.inputs}
-    for name in sorted({*traced, *hints, *inputs} - known):
+    for name in sorted({*traced, *hints, *(inputs or {})} - known):
         problem = "the reference has no input of this name"
         remedy = "Name inputs of ranks and of the reference equally."
         raise ModelError("DIST0366", problem, location=f'input "{name}"', remedy=remedy)
@@ -137,15 +140,17 @@ def _check_match(
         problem = f"the {which} no output of this name"
         remedy = "Return results of the same names from the ranks and from the reference."
         raise ModelError("DIST0365", problem, location=f'output "{name}"', remedy=remedy)
+    return module, single, hints
 
 
 def verdict(compared: RankComparison, seed: int) -> CheckReport:
     """Run the ranks, and say what is wrong where an output is."""
     names = tuple(compared.expected.outputs[0])
+    placements = {**compared.placements, **compared.module.output_shardings}
 
     def report(verdict: str, **items: Any) -> CheckReport:
         return CheckReport(
-            verdict, dict(compared.axes), seed, names, placements=compared.placements, **items
+            verdict, dict(compared.axes), seed, names, placements=placements, **items
         )
 
     try:

@@ -14,7 +14,7 @@ from tvm_distir.core.ir.operators import call_axes
 
 from .alignment import BLOCK, State
 from .comparison import Patch, RankComparison, RankFamily, WrongOutput
-from .repairs import REDUCE, REGROUP, ValueChange, group_size
+from .repairs import PERMUTE, REDUCE, REGROUP, ValueChange, group_size
 
 Repairs = list[tuple[str, Patch]]
 
@@ -113,7 +113,10 @@ class OutputWalk:
         listed: Repairs = []
         for axes in self.subsets():
             size, over = self.size(axes), "+".join(axes)
-            if self.family.operation(name) != "dist.all_reduce" and size != before:
+            kind = self.family.operation(name)
+            if kind != "dist.all_reduce" and size != before:
+                continue
+            if kind == f"dist.{PERMUTE}" and len(axes) > 1:
                 continue
             change = ValueChange(REGROUP, self.numbers(axes))
             listed.append((f"communicate over {over} in {name}", self.patch(name, change)))
@@ -176,7 +179,8 @@ class OutputWalk:
         if self.family.is_collective(name):
             return 0
         known = self.known_operands(name)
-        return 1 if any(s.partial for _, s in known) else 2 if known else 3
+        joins = self.family.operation(name) == "concat"  # which passes parts of sums on
+        return 1 if not joins and any(s.partial for _, s in known) else 2 if known else 3
 
     def is_block(self, name: str) -> bool:
         """Return whether ranks hold blocks of a value, in any order."""

@@ -12,6 +12,7 @@ from tvm_distir.core.plan import Plan
 from tvm_distir.transforms import distribute
 
 from .comparison import GRADIENT
+from .placing import Sharding
 from .report import CheckReport
 from .traced_module import TracedModule
 
@@ -21,8 +22,9 @@ _KEPT = ("global_symbol", NUM_INPUT_ATTR, PARAM_NAMES_ATTR)
 def distributed_reference(reference: ir.IRModule, report: CheckReport) -> ir.IRModule:
     """Return the reference as a plan with the placements of the ranks distributes it.
 
-    Inputs, and gradients as their parameters, are placed as the ranks have them; propagation
-    chooses the rest, so that only what lies between is another program.
+    Inputs, gradients as their parameters, and outputs whose placement the ranks declare are placed
+    as the ranks have them; propagation chooses the rest, so that only what lies between is another
+    program.
 
     Parameters
     ----------
@@ -48,12 +50,20 @@ def distributed_reference(reference: ir.IRModule, report: CheckReport) -> ir.IRM
         return placement_text([placements.get(name, {}).get(axis, -1) for axis in axes])
 
     gv, fn = next(iter(reference.functions.items()))
-    rules = [{"param": str(v.name), "placement": text(str(v.name))} for v in fn.params]
+    rules: list[dict[str, object]] = [
+        {"param": str(v.name), "placement": _spec(placements.get(str(v.name), {}), len(v.ty.shape))}
+        for v in fn.params
+    ]
     for name, value in outputs.items():
-        if name.startswith(GRADIENT) and isinstance(value, relax.Var):
-            placement = text(name.removeprefix(GRADIENT))
-            rules.append({"value": str(value.name), "placement": placement})
+        parameter = name.removeprefix(GRADIENT)
+        if (parameter != name or name in placements) and isinstance(value, relax.Var):
+            rules.append({"value": str(value.name), "placement": text(parameter)})
     plain = relax.Function(fn.params, fn.body, fn.ret_ty, fn.is_pure)
     plain = plain.with_attrs({key: fn.attrs[key] for key in _KEPT})
     plan = Plan.from_dict({"schema_version": 1, "mesh": report.mesh, "rules": rules})
     return distribute(ir.IRModule({gv: plain}), plan)
+
+
+def _spec(sharding: Sharding, ndim: int) -> list[list[str] | None]:
+    """Return the axes that shard each dim of a parameter, in their order."""
+    return [[a for a, dim in sharding.items() if dim == d] or None for d in range(ndim)]

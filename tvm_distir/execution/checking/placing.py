@@ -18,6 +18,8 @@ Axes = Mapping[str, int]
 """Sizes of mesh axes by name, major first."""
 Sharding = dict[str, int]
 """The dim that each mesh axis shards."""
+Coordinates = tuple[tuple[str, int], ...]
+"""Coordinates of a rank along the axes of a value."""
 
 
 def coordinates(axes: Axes) -> list[dict[str, int]]:
@@ -45,8 +47,8 @@ def inferred_sharding(
         DIST0366 shapes or a hint that do not fit, or sizes that leave a choice.
     """
 
-    def refuse(problem: str) -> ModelError:
-        remedy = f'Say it: hints={{"{name}": {{"AXIS": DIM}}}}.'
+    def refuse(problem: str, remedy: str = "") -> ModelError:
+        remedy = remedy or f'Say it: hints={{"{name}": {{"AXIS": DIM}}}}.'
         return ModelError("DIST0366", problem, location=f'input "{name}"', remedy=remedy)
 
     if len(local) != len(full):
@@ -54,7 +56,8 @@ def inferred_sharding(
     factors = {}
     for dim, (mine, full_size) in enumerate(zip(local, full)):
         if mine == 0 or full_size % mine:
-            raise refuse(f"a rank holds {list(local)} of {list(full)}")
+            problem = f"a rank holds {list(local)} of {list(full)}, which is not one of equal parts"
+            raise refuse(problem, "Shard dims evenly: trace sizes that the axes divide.")
         factors[dim] = full_size // mine
     for axis in sorted(hint.keys() - axes.keys()):
         raise refuse(f'no axis of the mesh ({", ".join(axes)}) is "{axis}"')
@@ -104,3 +107,21 @@ def shard(value: Array, sharding: Sharding, axes: Axes, at: Mapping[str, int]) -
     for axis, dim in sharding.items():
         value = np.split(value, axes[axis], dim)[at[axis]]
     return value
+
+
+def holds_parts(
+    values: Mapping[Coordinates, Array], full: Array, sharding: Sharding, axes: Axes, most: float
+) -> bool:
+    """Return whether ranks hold the parts of an array, up to an absolute difference."""
+    sizes = list(full.shape)
+    for axis, dim in sharding.items():
+        if dim >= len(sizes) or sizes[dim] % axes[axis]:
+            return False
+        sizes[dim] //= axes[axis]
+    for at, value in values.items():
+        part = shard(full, sharding, axes, {**dict.fromkeys(axes, 0), **dict(at)})
+        if value.shape != part.shape:
+            return False
+        if np.abs(value.astype("float64") - part).max(initial=0) > most:
+            return False
+    return True

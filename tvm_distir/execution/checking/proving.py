@@ -12,7 +12,7 @@ from .alignment import MAX, REPLICATED, SHARDED, SUM, Layout, State
 from .comparison import GRADIENT
 from .layout_rules import COPIES, Layouts
 from .placing import Sharding, inferred_shardings
-from .report import EQUAL, RULES, UNPROVED, WRONG, CheckReport
+from .report import EQUAL, NOT_CHECKED, RULES, UNPROVED, WRONG, CheckReport
 from .traced_module import TracedModule
 from .value_terms import Multiple, ReferenceTerms, Uniform, Value, Values, rounded, shape_of
 from .value_walk import RankValueWalk, ReferenceValueWalk, names_of
@@ -25,11 +25,9 @@ def prove(
     seed: int,
 ) -> CheckReport:
     """Return the verdict of the rules; see :func:`.checking.check`."""
-    complete, placements = reference.codes[0].inputs, dict[str, Sharding]()
-    for code in module.codes:
-        placements |= inferred_shardings(code.inputs, complete, module.axes, hints)
+    placements = _placements(module, reference, hints)
     if len(module.codes) == 1:
-        return _Proof(module, reference, placements).report(seed)
+        return ProgramProof(module, reference, placements).report(seed)
     problem = f"not proved: the ranks run {len(module.codes)} programs, and the rules know one"
     names = tuple(reference.output_names)
     return CheckReport(
@@ -37,7 +35,25 @@ def prove(
     )
 
 
-class _Proof:
+def proof_of(
+    module: TracedModule, reference: TracedModule, hints: Mapping[str, Mapping[str, int]]
+) -> ProgramProof | None:
+    """Return what rules know of the values of ranks; None where ranks run several programs."""
+    placements = _placements(module, reference, hints)
+    return ProgramProof(module, reference, placements) if len(module.codes) == 1 else None
+
+
+def _placements(
+    module: TracedModule, reference: TracedModule, hints: Mapping[str, Mapping[str, int]]
+) -> dict[str, Sharding]:
+    """Return the shardings of all inputs, from the shapes of ranks and of the reference."""
+    complete, placements = reference.codes[0].inputs, dict[str, Sharding]()
+    for code in module.codes:
+        placements |= inferred_shardings(code.inputs, complete, module.axes, hints)
+    return placements
+
+
+class ProgramProof:
     """Ranks of a single role beside their reference, by rules.
 
     Parameters
@@ -51,6 +67,7 @@ class _Proof:
         self, module: TracedModule, reference: TracedModule, placements: Mapping[str, Sharding]
     ) -> None:
         self.axes, self.placements = module.axes, dict(placements)
+        self.output_shardings = module.output_shardings
         self.code, single = module.codes[0], reference.codes[0]
         self.terms = ReferenceTerms(reference.mod)
         complete, parts = {}, {}
@@ -88,8 +105,9 @@ class _Proof:
         limits = [f"negative elements of {', '.join(assumed)}"] if assumed else []
         line = self.code.lines.get(first, "")
         return CheckReport(
-            verdict, dict(self.axes), seed, names, tuple(wrong or open_ones), self.placements,
-            first, "", line, problem, not_checked=(*limits, "random ops"), method=RULES,
+            verdict, dict(self.axes), seed, names, tuple(wrong or open_ones),
+            {**self.placements, **self.output_shardings},
+            first, "", line, problem, not_checked=(*limits, *NOT_CHECKED[1:3]), method=RULES,
         )  # fmt: skip
 
     def _is_right(self, name: str, value: Value | Values) -> bool:
@@ -98,25 +116,41 @@ class _Proof:
             return bool(value == want)
         scale, layouts = value.scale / want.scale, value.layouts
         is_gradient = name.startswith(GRADIENT)
-        if not is_gradient and not self.terms.terms[want.term].shape:  # the mean of the ranks'
+        declared = self.output_shardings.get(name)
+        is_scalar = not self.terms.terms[want.term].shape
+        if not is_gradient and declared is None and is_scalar:  # the mean of the ranks'
             for layout, size in zip(layouts, self.axes.values()):
                 scale /= size if layout.kind == SUM else 1
             layouts = tuple(COPIES if x.kind == SUM else x for x in layouts)
         if value.term != want.term or rounded(scale) != 1:
             return False
-        placed = self.placements.get(name.removeprefix(GRADIENT)) if is_gradient else None
+        placed = self._placed(name)
         if placed is not None:
             return layouts == self._layouts(placed)
         return all(x.kind in (REPLICATED, SHARDED) for x in layouts)
 
+    def _placed(self, name: str) -> Sharding | None:
+        """Return how an output must be sharded, if that is known."""
+        if name.startswith(GRADIENT):
+            return self.placements.get(name.removeprefix(GRADIENT))
+        return self.output_shardings.get(name)
+
     def _text(self, value: Value | Values) -> str:
+        state = self._state(value)
+        return "unknown" if state is None else state.text()
+
+    def state(self, name: str) -> State | None:
+        """Return what a value of a rank stands for, where rules know it."""
+        return self._state(self.ranks.values.get(name))
+
+    def _state(self, value: Value | Values) -> State | None:
         if isinstance(value, Uniform):
-            return f"everywhere {value.value:g}"
+            return State(f"everywhere {value.value:g}", dict.fromkeys(self.axes, COPIES))
         if not isinstance(value, Multiple):
-            return "unknown"
+            return None
         layouts = dict(zip(self.axes, value.layouts))
         scale = rounded(value.scale / self.terms.scales.get(value.term, 1.0))
-        return State(self.terms.terms[value.term].name, layouts, scale).text()
+        return State(self.terms.terms[value.term].name, layouts, scale)
 
     def _fault(self, name: str, value: Value | Values) -> str:
         want = self.expected[name]
@@ -127,7 +161,9 @@ class _Proof:
         if axes:
             text += f": a reduction over {'+'.join(axes)} is missing"
         elif isinstance(want, Multiple) and value.term == want.term:
-            text += f": scaled by {value.scale / want.scale:g}"
+            scale = rounded(value.scale / want.scale)
+            placed = f"must be sharded {self._placed(name) or ''}"
+            text += f": {f'scaled by {scale:g}' if scale != 1 else placed}"
         return text
 
     def _open(self, name: str) -> tuple[str, str]:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,10 +14,12 @@ from tvm import ir, relax
 
 from tvm_distir.core.ir import mesh_shape, ops
 from tvm_distir.core.ir.operators import call_axes, dist_op_name
-from tvm_distir.core.rewriting import make_binding, scalar, typed
+from tvm_distir.core.rewriting import make_binding, scalar, typed, variables
 
 from .traced_module import Code
 
+PERMUTE = "collective_permute"
+"""The collective along a single axis."""
 REDUCE, SCALE, REGROUP, DELETE = "reduce", "scale", "regroup", "delete"
 
 
@@ -56,15 +59,19 @@ def _changed(code: Code, changes: Changes, mesh: Any) -> Code:
     if not changes.keys() & {str(b.var.name) for b in code.bindings}:
         return code
     bindings: list[relax.VarBinding] = []
+    late: dict[str, list[relax.VarBinding]] = {}  # reductions before the first use, or at the end
     for binding in code.bindings:
+        for name in [str(v.name) for v in variables(binding.value) if str(v.name) in late]:
+            bindings += late.pop(name, [])
         change = changes.get(str(binding.var.name))
         if change is None:
             bindings.append(binding)
         elif change.kind == DELETE:
             bindings.append(make_binding(binding.var, binding.value.args[0]))
         else:
-            bindings += _with_change(binding, change, mesh)
-    return replace(code, bindings=bindings)
+            first, *late[str(binding.var.name)] = _with_change(binding, change, mesh)
+            bindings.append(first)
+    return replace(code, bindings=[*bindings, *itertools.chain(*late.values())])
 
 
 def _with_change(
@@ -91,8 +98,9 @@ def _regrouped(call: ir.Call, change: ValueChange, mesh: Any) -> ir.Call:
     """Return a collective along other axes, with the type that it had."""
     attrs = {str(k): call.attrs[k] for k in call.attrs.keys()}
     key = "mesh_axes" if "mesh_axes" in attrs else "mesh_axis"
-    values = {**attrs, "device_mesh": mesh, key: list(change.axes)}
-    make = getattr(ops, str(dist_op_name(call)))
+    op = str(dist_op_name(call))
+    axes = list(change.axes) if op != PERMUTE else change.axes[0]
+    make, values = getattr(ops, op), {**attrs, "device_mesh": mesh, key: axes}
     return typed(make(call.args[0], **values), call.ty)
 
 

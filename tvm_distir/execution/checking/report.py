@@ -16,6 +16,7 @@ RULES = "rules"
 NOT_CHECKED = (
     "other sizes than those of the traces",
     "random ops",
+    "waits for asynchronous collectives",
     "branches that these inputs do not take",
 )
 
@@ -36,7 +37,7 @@ class CheckReport:
     wrong : tuple of str
         Those that differ, or that are not proved.
     placements : dict of str to dict of str to int
-        Of each input the dim that an axis shards.
+        Of each input the dim that an axis shards; of outputs too where the module declares it.
     first : str
         The name of the first value that stands for no value of the reference.
     op, line : str

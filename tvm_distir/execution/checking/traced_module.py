@@ -83,7 +83,7 @@ class TracedModule:
     """
 
     def __init__(self, mod: ir.IRModule) -> None:
-        mod, self.shardings = as_trace(mod)
+        mod, self.shardings, self.output_shardings = as_trace(mod)
         attrs: Any = mod.attrs
         self.mod = relax.transform.ToNonDataflow()(widened(mod, WIDE))
         names = attrs[TRACE_ATTR]

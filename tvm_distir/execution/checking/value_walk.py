@@ -189,11 +189,13 @@ class RankValueWalk(ReferenceValueWalk):
             return None
         layouts, scale = list(value.layouts), value.scale
         for axis in axes:
-            if op == "all_gather":
+            if op in ("all_gather", "all_to_all"):
                 here, layouts[axis] = layouts[axis], COPIES
-                dim = int(call.attrs["dim"])
+                dim = int(call.attrs["dim" if op == "all_gather" else "gather_dim"])
                 if here != Layout(SHARDED, dim, self._major_blocks(layouts, dim)):
                     return None
+            elif op == "local_slice" and layouts[axis] != COPIES:
+                return None
             elif op in ("all_reduce", "reduce_scatter"):
                 kind = {"sum": SUM, "max": MAX}.get(str(call.attrs["op"]))
                 if layouts[axis] == COPIES and kind is not None:
@@ -201,11 +203,11 @@ class RankValueWalk(ReferenceValueWalk):
                 elif layouts[axis].kind != kind:
                     return None
                 layouts[axis] = COPIES
-                if op == "reduce_scatter":
-                    dim = int(call.attrs["dim"])
-                    layouts[axis] = Layout(SHARDED, dim, self._major_blocks(layouts, dim))
-            else:
+            elif op != "local_slice":
                 return None
+            if op in ("reduce_scatter", "local_slice", "all_to_all"):
+                dim = int(call.attrs["split_dim" if op == "all_to_all" else "dim"])
+                layouts[axis] = Layout(SHARDED, dim, self._major_blocks(layouts, dim))
         known = tuple(layouts)
         shape = local_shape(self.terms.terms[value.term].shape, known, self.sizes)
         return Multiple(value.term, scale, known) if shape == shape_of(call.ty) else None

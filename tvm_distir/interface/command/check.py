@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tvm_distir.support import UsageError, option, parse_count, parse_seed, shortened
+from tvm_distir.support.display import units
 
 from .options import add_options, read_options
 from .stages import load_system, stopwatch
@@ -35,7 +36,7 @@ def _method(text: str, flag: str) -> str:
     return text
 
 
-def _hints(items: list[str], flag: str) -> dict[str, dict[str, int]]:
+def read_hints(items: list[str], flag: str) -> dict[str, dict[str, int]]:
     """Read ``INPUT:AXIS=DIM,AXIS=DIM``; raises UsageError DIST0152 for another text."""
     hints: dict[str, dict[str, int]] = {}
     for item in items:
@@ -78,7 +79,7 @@ class CheckOptions:
     """
 
     hints: dict[str, dict[str, int]] | None = option(
-        "run", "INPUT:AXIS=DIM,...", _hints, flag="--hint", repeated=True, frequent=True
+        "run", "INPUT:AXIS=DIM,...", read_hints, flag="--hint", repeated=True, frequent=True
     )
     micro_batches: tuple[int, ...] = option(
         "run", "N", _counts, default=(), repeated=True, frequent=True
@@ -87,6 +88,14 @@ class CheckOptions:
     system: str | None = option("run", "S", frequent=True)
     seed: int = option("run", "N", parse_seed, usual="0", frequent=True)
     json: bool = option("run", default=False, frequent=True)
+
+
+def read_traces(folder: Path) -> tuple[ir.IRModule, ir.IRModule]:
+    """Return the programs of the ranks and the reference of a folder."""
+    from tvm_distir.models import read_relax
+
+    programs, reference = (read_relax(folder / name, {}) for name in (PROGRAMS, REFERENCE))
+    return programs, reference
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -103,9 +112,8 @@ def run(arguments: argparse.Namespace) -> int:
     system = load_system(options.system, watch)
     with watch.stage("check"):
         from tvm_distir.execution import check
-        from tvm_distir.models import read_relax
 
-        programs, reference = (read_relax(folder / name, {}) for name in (PROGRAMS, REFERENCE))
+        programs, reference = read_traces(folder)
         report = check(
             programs,
             reference,
@@ -141,4 +149,6 @@ def _beside_own(
 def _ratios(comparison: Comparison) -> str:
     sent = [outcome.sent_bytes for outcome in comparison.outcomes]
     times = f"The ranks take {comparison.ratios[1] or 1:.3g} times the time of this package's plan"
-    return f"{times} and send {sent[1] / sent[0]:.3g} times the bytes." if sent[0] else f"{times}."
+    if not sent[0]:
+        return f"{times} and send {units.size(sent[1])} where it sends none."
+    return f"{times} and send {sent[1] / sent[0]:.3g} times the bytes."

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from tvm import ir
 
@@ -25,8 +25,10 @@ from tvm_distir.core.passes import AnnotateSharding
 from tvm_distir.core.plan import PlanLike, as_plan
 from tvm_distir.core.propagation import Costs, propagate
 from tvm_distir.core.rewriting import canonical, open_dims
+from tvm_distir.execution import ValueOrigin, explain_value
 from tvm_distir.hardware import System, costs_for
-from tvm_distir.support import UsageError, shortened
+from tvm_distir.models import TRACE_ATTR
+from tvm_distir.support import LevelError, UsageError, shortened
 from tvm_distir.transforms import fused_for
 
 from .explanation import Explanation
@@ -53,11 +55,14 @@ def explain(
     costs: Costs | None = None,
     system: System | str | None = None,
     alternatives: bool = True,
-) -> Explanation:
+    reference: ir.IRModule | None = None,
+    hints: Mapping[str, Mapping[str, int]] | None = None,
+) -> Explanation | ValueOrigin:
     """Explain why propagation places a value as it does, and the cost of alternatives.
 
     Called as ``explain(mod, plan, value)``; the plan is left out for an annotated module, or given
-    by its name.
+    by its name. Of a program that others distributed, ``explain(ranks, value, reference=single)``
+    says what a value stands for, and from which inputs and ops each mesh axis has its layout.
 
     Parameters
     ----------
@@ -75,10 +80,13 @@ def explain(
         Where no costs are given: they are in proportion to the times of this system.
     alternatives : bool
         Whether to solve again for each other placement of the value.
+    reference, hints
+        The program of a single device, and which dims mesh axes shard, as of
+        :func:`tvm_distir.check`; no plan, costs or system.
 
     Returns
     -------
-    Explanation
+    Explanation, or ValueOrigin beside a reference
 
     Raises
     ------
@@ -86,10 +94,10 @@ def explain(
         DIST0430 for an unknown name, DIST0431 for one that is not clear or is no tensor; and what
         propagation raises.
     LevelError
-        DIST0451 when the module is distributed already.
+        DIST0451 when the module is distributed already, and there is no reference.
     UsageError
-        DIST0154 for an argument that is no module, DIST0151 for two plans, DIST0152 for a value
-        that is no name.
+        DIST0154 for an argument that is no module, DIST0151 for two plans, or for a plan beside a
+        reference, DIST0152 for a value that is no name.
 
     Examples
     --------
@@ -114,6 +122,16 @@ def explain(
             "DIST0152", f"{shortened(repr(name))} is not the name of a value",
             location="td.explain", remedy='Call td.explain(mod, plan, "name").',
         )  # fmt: skip
+    if reference is not None:
+        if plan is not None or costs is not None or system is not None:
+            problem = "ranks that are distributed take no plan, costs or system"
+            remedy = "Pass the reference alone, with hints."
+            raise UsageError("DIST0151", problem, location="td.explain", remedy=remedy)
+        return explain_value(mod, reference, name, hints)
+    if TRACE_ATTR in (mod.attrs or {}):
+        problem = "traces of ranks have placements beside their reference alone"
+        remedy = "Pass reference=, the trace of a single rank."
+        raise LevelError("DIST0451", problem, location="td.explain", remedy=remedy)
     resolved = None if plan is None and meshes(mod) else as_plan(plan, mod)
     if resolved is not None:
         mod = AnnotateSharding(resolved.by_rules())(fused_for(mod, resolved))

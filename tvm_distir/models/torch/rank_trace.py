@@ -37,6 +37,7 @@ _DECOMPOSED = (
     *("native_layer_norm_backward", "gelu", "gelu_backward", "silu_backward", "tanh_backward"),
     *("threshold_backward", "mse_loss", "mse_loss_backward", "sigmoid_backward", "silu"),
     *("_fused_rms_norm", "_fused_rms_norm_backward", "split_with_sizes_copy", "_foreach_mul_"),
+    *("native_batch_norm", "native_batch_norm_backward", "_native_batch_norm_legit"),
 )
 
 
@@ -71,11 +72,22 @@ class TracedRank:
 def _decompositions() -> dict[Any, Any]:
     names = [getattr(torch.ops.aten, n) for n in _DECOMPOSED if hasattr(torch.ops.aten, n)]
     core: dict[Any, Any] = torch._decomp.core_aten_decompositions()
-    return {**core, **torch._decomp.get_decompositions(names)}
+    copies = {torch.ops.aten._foreach_copy.default: _copied}
+    return {**core, **torch._decomp.get_decompositions(names), **copies}
+
+
+def _copied(
+    targets: list[torch.Tensor], sources: list[torch.Tensor], non_blocking: bool = False
+) -> list[torch.Tensor]:
+    return [torch.ops.aten.copy(t, s, non_blocking) for t, s in zip(targets, sources)]
+
+
+_WRAPPERS = ("contextlib.py", "functools.py", "typing_extensions.py")
+"""Files of decorators that functions of torch run in."""
 
 
 def _is_own(name: str) -> bool:
-    return not (name.startswith((_TORCH, _HERE, "<")) or name.endswith("contextlib.py"))
+    return not (name.startswith((_TORCH, _HERE, "<")) or os.path.basename(name) in _WRAPPERS)
 
 
 @contextlib.contextmanager

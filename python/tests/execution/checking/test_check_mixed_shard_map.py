@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import tvm_distir as td
+from tvm_distir.execution import distributed_reference
+from tvm_distir.interface.command.app import main
 
 MESH = jax.sharding.AbstractMesh((2, 2), ("dp", "tp"), axis_types=(AxisType.Auto,) * 2)
 ARGUMENTS = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((8, 16), (16, 32), (32, 16))]
@@ -155,6 +158,86 @@ def test_arguments_may_state_shardings_along_other_axes() -> None:
     assert texts == ["S[0], R", "S[0], S[1]", "R, S[0]", "S[0], R"]
     report = td.check(mod, imported(twice(plain)))
     assert report.equal, str(report)
+
+
+ORDERS = [
+    (P(("tp", "dp")), P(), P(), P(("tp", "dp"))),
+    (P(), P(("tp", "dp")), P(None, ("dp", "tp")), P()),
+    (P(("tp", "dp")), P(("dp", "tp")), P("tp", "dp"), P("tp")),
+]
+
+
+@pytest.mark.parametrize("by", ["execution", "rules"])
+@pytest.mark.parametrize("specs", ORDERS, ids=str)
+def test_axes_may_shard_a_dim_in_any_order(specs: tuple[P, ...], by: str) -> None:
+    *ins, out = (NamedSharding(MESH, spec) for spec in specs)
+    function = twice(manual(block, "tp", SHARDS, P()))
+    mod = imported(function, in_shardings=tuple(ins), out_shardings=out)
+    single = imported(twice(plain))
+    report = td.check(mod, single, by=by)
+    assert report.equal and report.method == by, str(report)
+    assert report.placements is not None
+    for name, spec in zip(("arg0", "arg1", "arg2", "output0"), specs):
+        listed = [
+            (axis, dim)
+            for dim, entry in enumerate(spec)
+            for axis in (entry if isinstance(entry, tuple) else (entry,))
+            if axis is not None
+        ]
+        assert sorted(report.placements[name].items(), key=lambda item: item[1]) == listed
+    ours = distributed_reference(single, report)
+    rng = np.random.default_rng(0)
+    inputs = [(rng.standard_normal(a.shape) / 4).astype("float32") for a in ARGUMENTS]
+    results = [td.run(program, inputs)[0] for program in (ours, mod)]
+    np.testing.assert_allclose(*results, 1e-4, 1e-5)
+
+
+MISDECLARED = {
+    "sharded, said to be replicated": (lambda x: x * 2, P("tp"), P(), ""),
+    "in another order": (
+        lambda x: lax.ppermute(x * 2, "tp", [(0, 1), (1, 0)]),
+        P("tp"),
+        P("tp"),
+        "",
+    ),
+    "a sum of the ranks": (lambda x: x.sum(), P("tp"), P(), "partial over tp"),
+}
+
+
+@pytest.mark.parametrize("by", ["execution", "rules"])
+@pytest.mark.parametrize("case", MISDECLARED)
+def test_outputs_must_be_what_the_module_declares(case: str, by: str) -> None:
+    body, ins, outs, problem = MISDECLARED[case]
+
+    def ranks(x: Any, up: Any, down: Any) -> Any:
+        return manual(body, "tp", ins, outs, False)(x)
+
+    def single(x: Any, up: Any, down: Any) -> Any:
+        return x.sum() if "sum" in case else x * 2
+
+    report = td.check(imported(ranks), imported(single), by=by)
+    assert report.verdict == "wrong", str(report)
+    assert problem in report.problem
+
+
+def test_a_mixed_program_is_compared_with_a_plan_of_the_package(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ranks, single = RIGHT["gradients"]
+    for name, function in (("programs", ranks), ("reference", single)):
+        text = ir.save_json(imported(function))
+        (tmp_path / f"{name}.json").write_text(text, encoding="utf-8")
+    assert main(["check", str(tmp_path), "--by", "rules", "--system", "h100"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("EQUAL by rules on dp=2, tp=2: 3 outputs for all inputs")
+    assert text.endswith("plan and send 5.50 KiB where it sends none.\n")
+
+
+def test_values_of_mixed_programs_are_explained() -> None:
+    ranks, single = RIGHT["gradients"]
+    origin = td.explain(imported(ranks), "output1", reference=imported(single))
+    assert origin.method == "rules" and origin.state.endswith("(replicated)")
+    assert "dist.all_gather" in [step.op for step in origin.axes["tp"]]
 
 
 FAULTS = {

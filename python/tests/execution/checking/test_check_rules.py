@@ -52,7 +52,7 @@ def test_a_known_wrong_output_is_an_alarm() -> None:
 def test_what_rules_do_not_know_runs_where_it_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
     programs = stored("no_g"), stored("reference")
     assert td.check(*programs, hints=HINTS, by="rules").repair == "sum mm1 over tp"
-    monkeypatch.setattr("tvm_distir.execution.checking.checking._MOST_BYTES", 0)
+    monkeypatch.setattr("tvm_distir.execution.checking.checking.MOST_BYTES", 0)
     report = td.check(*programs, hints=HINTS, by="rules")
     assert report.verdict == "unproved"
     assert "not proved at full size: add1 (add) [x = x (sharded" in report.problem

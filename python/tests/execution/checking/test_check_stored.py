@@ -54,6 +54,20 @@ def test_stages_that_exchange_micro_batches() -> None:
     assert "ranks [0] in main_mesh0/recv1" in report.problem
 
 
+def test_a_gradient_of_two_stages_is_reduced_after_their_messages() -> None:
+    reference = stored("tied_embedding_reference")
+    assert td.check(stored("tied_embedding_right"), reference).equal
+    report = td.check(stored("tied_embedding_not_summed"), reference)
+    assert "grad:e is partial over pp" in report.problem
+    assert report.repair == "sum grad:e over pp"
+    assert report.line.startswith("further_programs.py:")
+
+
+def test_a_mean_of_different_counts_is_found() -> None:
+    report = td.check(stored("masked_mean_local_counts"), stored("masked_mean_reference"))
+    assert "partial over dp and reaches div (divide)" in report.problem
+
+
 def test_traced_ranks_are_simulated() -> None:
     program = td.export(stored(f"{MLP}_right"))
     result = td.simulate(program, td.System.load("h100"), kernels="torch-eager")
