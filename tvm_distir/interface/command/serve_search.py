@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,6 @@ from tvm_distir.support import UsageError, option, parse_count, parse_number
 from .options import add_options, read_options, read_step
 from .resumable import begin
 from .serve_analyze import ServingOptions, add_served_model
-from .terminal import print_result, with_warnings
 
 if TYPE_CHECKING:
     from tvm_distir.hardware import System
@@ -104,19 +102,17 @@ def run(arguments: argparse.Namespace) -> int:
             model, systems, serving.workload, serving.levels, rate_per_s=serving.rate,
             devices=devices, disaggregated=serving.apart, **options,
         )  # fmt: skip
-        known = with_warnings(fleet.to_dict())
-        print_result((json.dumps(known, indent=1) if arguments.json else fleet.text()) + "\n")
+        serving.show(fleet, arguments.json)
         return 0
     (system,) = systems
     result = search_serving(
         model, devices, system, serving.workload, serving.levels, apart=serving.apart, **options
     )
-    known = with_warnings(result.to_dict())
-    print_result((json.dumps(known, indent=1) if arguments.json else result.text()) + "\n")
     title = f"{model} on {devices} x {system.name}, {serving.workload}"
     outputs.add(picture, front_svg(result, title))
     outputs.add(page, serving_page(result, title))
     outputs.write()
+    serving.show(result, arguments.json)
     return 0
 
 
