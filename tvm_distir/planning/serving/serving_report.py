@@ -247,6 +247,7 @@ def serve_analyze(
     )
     requested = levels or ServiceLevels()
     served = ServedModel(model, strategy, mesh, resolved, kv_dtype)
+    served.check_lengths(work)
     engine = ServingEngine.of(served, options)
     if draft_tokens:
         engine = engine.with_speculation(Speculation(draft, draft_tokens, acceptance))
