@@ -171,10 +171,11 @@ class ServedModel:
 
     def check_lengths(self, work: Workload) -> None:
         """Refuse requests that are longer than the model has positions (DIST0761)."""
-        drawn = work.at_once(max(work.count, _DRAWN))
-        longest = max(work.most_tokens[1], int((drawn.input_tokens + drawn.output_tokens).max()))
-        if 0 < self.positions < longest:
-            problem = f"a request has {longest} tokens, and {self.model} {self.positions} positions"
+        requests = work.at_once(max(work.count, _DRAWN))
+        most = int((requests.input_tokens + requests.output_tokens).max())
+        most = max(work.most_tokens[1], most)
+        if 0 < self.positions < most:
+            problem = f"a request has {most} tokens, and {self.model} {self.positions} positions"
             remedy = "Give shorter in= and out=, or a model with more positions."
             raise workload_fault(problem, work.text, remedy)
 

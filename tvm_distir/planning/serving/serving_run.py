@@ -70,8 +70,7 @@ class ServingSetup:
     @property
     def system_text(self) -> str:
         """Return the name of the system, or of both systems."""
-        names = [engine.served.system.name for engine, _, _ in self.parts]
-        return " and ".join(dict.fromkeys(names))
+        return " and ".join(dict.fromkeys(e.served.system.name for e, _, _ in self.parts))
 
     @property
     def usd_per_hour(self) -> float | None:
