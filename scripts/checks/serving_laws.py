@@ -3,14 +3,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Check the simulation of serving at full counts, of which the test suite has a part.
 
-Usage: scripts/checks/serving_laws.py [events] [throughput[:K/N]] [search[:K/N]] [surfaces[:K/N]]
+Usage: scripts/checks/serving_laws.py [events] [throughput[:K/N]] [search[:K/N]] [listed[:K/N]]
+[surfaces[:K/N]]
 
 ``events``: 500 random workloads, the native loop against the reference in Python. ``throughput``:
 Little's law for 1 to 512 users, and what is served at loads from a tenth to 100,000 times of what
 can be served, for all schedulers and three kinds of lengths. ``search``: the best choice against
-exhaustive search in 50 small spaces. ``surfaces``: steps of 13 plans against the pipeline, to the
-picosecond. All of them by default; ``:K/N`` checks the K-th of N parts. Prints a line for each,
-exits 1 when one fails.
+exhaustive search in 50 small spaces. ``listed``: ten drawn plans, each of which a search tries, or
+cuts by a bound, where an analysis takes it. ``surfaces``: steps of 13 plans against the pipeline,
+to the picosecond. All of them by default; ``:K/N`` checks the K-th of N parts. Prints a line
+for each, exits 1 when one fails.
 """
 
 from __future__ import annotations
@@ -74,6 +76,18 @@ def check_search(part: slice) -> str:
         return f"{len(spaces)} spaces equal, {compare_with_exhaustive(spaces)} choices cut"
 
 
+def check_listed(part: slice) -> str:
+    """Look for what analyses of ten drawn plans take in searches."""
+    from tests.planning.serving.test_serving_choices import compare_with_analyses
+    from tests.planning.serving.test_serving_surface import fitted_once
+
+    with fitted_once():
+        numbers = range(10)[part]
+        return (
+            f"{len(numbers)} plans listed, of which {compare_with_analyses(numbers)} are possible"
+        )
+
+
 def check_surfaces(part: slice) -> str:
     """Compare steps of plans with the pipeline."""
     from tests.planning.serving.test_serving_surface import SYSTEM, differing_sizes
@@ -96,6 +110,7 @@ CHECKS: dict[str, Callable[[slice], str]] = {
     "events": check_events,
     "throughput": check_throughput,
     "search": check_search,
+    "listed": check_listed,
     "surfaces": check_surfaces,
 }
 

@@ -20,6 +20,8 @@ from .model import model_keys as model_keys
 from .model import serving_step as serving_step
 from .relax_json import read_relax as read_relax
 from .stored_weights import StoredWeights as StoredWeights
+from .stored_weights import checkpoint_name as checkpoint_name
+from .stored_weights import model_positions as model_positions
 from .stored_weights import stored_weights as stored_weights
 from .zoo.cached_config import CacheConfig as CacheConfig
 from .zoo.decoder_config import DecoderConfig as DecoderConfig

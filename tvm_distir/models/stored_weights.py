@@ -10,7 +10,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tvm_distir.models.common.published import is_published, published_name, zoo_spec
+from tvm_distir.models.common.published import (
+    ALIASES,
+    HUB,
+    is_published,
+    published_name,
+    published_names,
+    zoo_spec,
+)
 from tvm_distir.models.common.spec import CONFIG, ZOO, is_config, model_file, split_keys
 from tvm_distir.models.huggingface.config_keys import ConfigKeys
 from tvm_distir.models.huggingface.config_reader import of_decoder, read_config
@@ -100,6 +107,33 @@ def stored_weights(spec: str) -> StoredWeights | None:
     decoder = read_config(content, str(file), keys)
     assert isinstance(decoder, DecoderConfig)
     return _stored(reading, decoder, f"stated by {source.name}")
+
+
+def checkpoint_name(spec: str) -> str:
+    """Return the name on the hub of the checkpoint of a MODEL string, or its folder; else empty.
+
+    A name with its publisher is taken as written, as other weights of the same sizes have names of
+    their own; one without is that of a published model. Keys change the model.
+    """
+    name, keys, _ = spec.removeprefix(HUB).partition("?")
+    if keys or not is_published(spec):
+        path = None if keys else model_file(spec)
+        if path is None or not is_config(path):
+            return ""
+        return str(Path(path) if Path(path).is_dir() else Path(path).parent)
+    lower = name.lower()
+    known = "" if lower in ALIASES else published_names().get(lower, "")
+    return known or (name if "/" in name else "")
+
+
+def model_positions(spec: str) -> int:
+    """Return the positions that the ``config.json`` of a decoder states; 0 without one."""
+    path = model_file(spec)
+    if path is None:
+        return 0
+    file = Path(path, CONFIG) if Path(path).is_dir() else Path(path)
+    stated = of_decoder(read_json(file, no_config)).get("max_position_embeddings")
+    return int(stated or 0)
 
 
 def no_config(location: str, problem: str, remedy: str) -> ModelError:

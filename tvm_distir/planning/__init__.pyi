@@ -17,6 +17,9 @@ from .search.strategy_maker import StrategyMaker as StrategyMaker
 from .serving.batching import SchedulerOptions as SchedulerOptions
 from .serving.batching import Speculation as Speculation
 from .serving.batching import StepTimes as StepTimes
+from .serving.engine_flags import EngineCommands as EngineCommands
+from .serving.engine_flags import engine_commands as engine_commands
+from .serving.engine_flags import engine_table as engine_table
 from .serving.fleet import search_fleet as search_fleet
 from .serving.fleet_result import FleetResult as FleetResult
 from .serving.levels import ServiceLevels as ServiceLevels

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 from tvm_distir.planning import StepOptions
 from tvm_distir.support import UsageError, option, parse_count, parse_mesh, parse_number
@@ -15,7 +15,12 @@ from tvm_distir.support import UsageError, option, parse_count, parse_mesh, pars
 from .options import add_options, read_options, read_step
 from .outputs import Outputs
 from .resumable import begin
-from .terminal import print_answer
+from .terminal import print_answer, print_result
+
+if TYPE_CHECKING:
+    from tvm_distir.planning import FleetResult, ServingReport, ServingSearchResult
+
+    Answer = FleetResult | ServingReport | ServingSearchResult
 
 
 def _seconds(text: str, option: str) -> float:
@@ -31,6 +36,13 @@ def _seconds(text: str, option: str) -> float:
 def _tokens(text: str, option: str) -> int:
     """Read a number of tokens, or 0."""
     return 0 if text == "0" else parse_count(text, option)
+
+
+def _engine(text: str, _option: str) -> str:
+    """Read the name of an engine (UsageError DIST0152)."""
+    from tvm_distir.planning import engine_table
+
+    return text if engine_table(text) else ""
 
 
 @dataclass(frozen=True)
@@ -58,6 +70,8 @@ class ServingOptions:
         Propose K tokens by the draft model.
     acceptance : float
         Set the share of accepted tokens.
+    flags : str, optional
+        Print the commands that start what was chosen in vllm, sglang, trtllm or dynamo, too.
     """
 
     workload: str = option("serve", "W", usual="poisson:1", frequent=True)
@@ -69,6 +83,7 @@ class ServingOptions:
     draft: str = option("serve", "MODEL", usual="")
     draft_tokens: int = option("serve", "K", _tokens, usual="0")
     acceptance: float = option("serve", "A", parse_number, usual="0.7")
+    flags: str | None = option("serve", "ENGINE", _engine, frequent=True)
 
     @property
     def levels(self) -> Any:
@@ -76,6 +91,21 @@ class ServingOptions:
         from tvm_distir.planning import ServiceLevels
 
         return ServiceLevels(self.ttft, self.tpot, self.e2e, self.percentile)
+
+    def show(self, answer: Answer, as_json: bool) -> None:
+        """Print an answer, and the commands of an engine; what it cannot say is refused then."""
+        from tvm_distir.planning import engine_commands
+
+        if not as_json:
+            print_result(answer.text() + "\n")
+        commands = None
+        if self.flags is not None and answer.setup is not None:
+            commands = engine_commands(answer.setup, self.workload, self.flags)
+        if as_json:
+            stated = {"commands": commands and asdict(commands)} if self.flags else {}
+            print_answer({**answer.to_dict(), **stated}, "", as_json)
+        elif commands is not None:
+            print_result(f"\n{commands.text()}\n")
 
     def outputs(self) -> Outputs:
         """Return the files of a command, which may read a trace of requests."""
@@ -152,7 +182,8 @@ def run(arguments: argparse.Namespace) -> int:
     system = begin(step, "--strategy", serving.strategy)
     from tvm_distir.planning import request_trace, serve_analyze
 
-    positional = ("strategy", "mesh", "workload", "ttft", "tpot", "e2e", "percentile", "trace")
+    positional = ("strategy", "mesh", "workload", "ttft", "tpot", "e2e", "percentile", "trace",
+                  "flags")  # fmt: skip
     report = serve_analyze(
         arguments.model,
         serving.strategy,
@@ -162,7 +193,7 @@ def run(arguments: argparse.Namespace) -> int:
         levels=serving.levels,
         **{name: value for name, value in vars(serving).items() if name not in positional},
     )
-    print_answer(report.to_dict(), report.text() + "\n", arguments.json)
+    serving.show(report, arguments.json)
     if trace is not None:
         outputs.add(trace, request_trace(report.served))
         outputs.write()

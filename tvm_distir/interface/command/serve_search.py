@@ -14,7 +14,6 @@ from tvm_distir.support import UsageError, option, parse_count, parse_number
 from .options import add_options, read_options, read_step
 from .resumable import begin
 from .serve_analyze import ServingOptions, add_served_model
-from .terminal import print_answer
 
 if TYPE_CHECKING:
     from tvm_distir.hardware import System
@@ -103,17 +102,17 @@ def run(arguments: argparse.Namespace) -> int:
             model, systems, serving.workload, serving.levels, rate_per_s=serving.rate,
             devices=devices, disaggregated=serving.apart, **options,
         )  # fmt: skip
-        print_answer(fleet.to_dict(), fleet.text() + "\n", arguments.json)
+        serving.show(fleet, arguments.json)
         return 0
     (system,) = systems
     result = search_serving(
         model, devices, system, serving.workload, serving.levels, apart=serving.apart, **options
     )
-    print_answer(result.to_dict(), result.text() + "\n", arguments.json)
     title = f"{model} on {devices} x {system.name}, {serving.workload}"
     outputs.add(picture, front_svg(result, title))
     outputs.add(page, serving_page(result, title))
     outputs.write()
+    serving.show(result, arguments.json)
     return 0
 
 

@@ -140,7 +140,7 @@ class FleetTrials(ServingTrials):
     def _choice(self, setup: ServingSetup, summary: ServiceSummary) -> FleetChoice:
         return FleetChoice(
             self.system.name, self._plan_text(setup), setup.scheduler_text, setup.devices,
-            setup.usd_per_hour, summary,
+            setup.usd_per_hour, summary, setup,
         )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from .levels import ServiceLevels, ServiceSummary
 from .serving_choices import CutChoice
+from .serving_run import ServingSetup
 from .workload import Workload
 
 
@@ -23,6 +24,7 @@ class FleetChoice:
     usd_per_hour : float, optional
         Of all devices, where the system has a price.
     summary : ServiceSummary
+    setup : ServingSetup
     """
 
     system: str
@@ -31,6 +33,12 @@ class FleetChoice:
     devices: int
     usd_per_hour: float | None
     summary: ServiceSummary
+    setup: ServingSetup = field(repr=False, compare=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the choice as JSON has it, without the setup."""
+        plain = {key: value for key, value in vars(self).items() if key != "setup"}
+        return {**plain, "summary": asdict(self.summary)}
 
 
 @dataclass
@@ -92,6 +100,11 @@ class FleetResult:
         text = f"{choice.devices} devices of {choice.system}"
         return text if cost is None else f"{text} ({cost:.2f} $ an hour)"
 
+    @property
+    def setup(self) -> ServingSetup | None:
+        """Return the best choice, if there is one."""
+        return self.choices[0].setup if self.choices else None
+
     def to_dict(self) -> dict[str, Any]:
         """Return the result as JSON has it."""
         return {
@@ -99,7 +112,7 @@ class FleetResult:
             "model": self.model,
             "workload": self.workload.text,
             "levels": asdict(self.levels),
-            "choices": [asdict(choice) for choice in self.choices],
+            "choices": [choice.to_dict() for choice in self.choices],
             "cuts": [asdict(cut) for cut in self.cuts],
         }
 

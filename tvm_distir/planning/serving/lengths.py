@@ -73,6 +73,11 @@ class Lengths:
             return self.first * math.exp(self.second**2 / 2)
         return float(self.first)
 
+    @property
+    def most(self) -> int:
+        """Return the most tokens; 0 where they have no bound."""
+        return 0 if self.kind == "lognormal" else int(self.second or self.first)
+
     def draw(self, count: int, rng: np.random.Generator) -> Ints:
         """Return random lengths, int64 (count,)."""
         if self.kind == "uniform":

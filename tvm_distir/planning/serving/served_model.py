@@ -11,7 +11,7 @@ from functools import cached_property
 
 from tvm_distir.core.plan import mesh_text
 from tvm_distir.hardware import System
-from tvm_distir.models import CacheConfig, DecoderConfig, serving_step
+from tvm_distir.models import CacheConfig, DecoderConfig, model_positions, serving_step
 from tvm_distir.planning.strategies.pipelining import AXIS, PIPELINE
 from tvm_distir.planning.strategies.registry import StrategySpec, parse
 from tvm_distir.planning.strategies.stage_division import even_layers
@@ -19,8 +19,13 @@ from tvm_distir.planning.study import Study
 from tvm_distir.planning.weight_types import settled
 from tvm_distir.support import PlanError, UsageError
 
+from .lengths import workload_fault
+from .workload import Workload
+
 _POSITIONS = 16384
 """Rows of tables of learned positions; requests have fewer tokens."""
+_DRAWN = 1 << 14
+"""Requests whose lengths are compared with the positions."""
 
 
 @dataclass(frozen=True)
@@ -155,6 +160,24 @@ class ServedModel:
     def config(self) -> tuple[DecoderConfig, CacheConfig]:
         """Return the configurations of the model and of a step."""
         return serving_step(self.step_text(self.pools, 1, 0))
+
+    @cached_property
+    def positions(self) -> int:
+        """Return the positions of the model: of its table, its scaling or its file; 0: unknown."""
+        config, _ = self.config
+        if config.rotary_scaling == "yarn":
+            return int(config.rotary_positions * config.rotary_factor)
+        return config.positions or model_positions(self.model)
+
+    def check_lengths(self, work: Workload) -> None:
+        """Refuse requests that are longer than the model has positions (DIST0761)."""
+        requests = work.at_once(max(work.count, _DRAWN))
+        most = int((requests.input_tokens + requests.output_tokens).max())
+        most = max(work.most_tokens[1], most)
+        if 0 < self.positions < most:
+            problem = f"a request has {most} tokens, and {self.model} {self.positions} positions"
+            remedy = "Give shorter in= and out=, or a model with more positions."
+            raise workload_fault(problem, work.text, remedy)
 
     @cached_property
     def repeated(self) -> tuple[ServedModel, ServedModel, tuple[int, ...]] | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from .levels import ServiceSummary
 from .serving_report import ServingReport
+from .serving_run import ServingSetup
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,11 @@ class ServingSearchResult:
     choices: list[RatedChoice] = field(default_factory=list)
     front: list[FrontPoint] = field(default_factory=list)
     cuts: list[CutChoice] = field(default_factory=list)
+
+    @property
+    def setup(self) -> ServingSetup | None:
+        """Return the best choice, if there is one."""
+        return None if self.best is None else self.best.setup
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as JSON has it."""

@@ -45,6 +45,8 @@ class ServingReport:
     causes, advice : tuple of str
     served : sequence of ServedRequests
         The requests of each replica, from which :func:`.request_trace` is written.
+    setup : ServingSetup, optional
+        What was analyzed.
     """
 
     model: str
@@ -65,6 +67,7 @@ class ServingReport:
     advice: tuple[str, ...]
     weights: str = ""
     served: Sequence[ServedRequests] = field(default=(), repr=False, compare=False)
+    setup: ServingSetup | None = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
         return self.text()
@@ -75,10 +78,10 @@ class ServingReport:
         return self.summary.broken(self.levels)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the report as JSON has it, without the requests."""
-        plain = replace(self, served=())
+        """Return the report as JSON has it, without the requests and the setup."""
+        plain = asdict(replace(self, served=(), setup=None))
         return {
-            **{key: value for key, value in asdict(plain).items() if key != "served"},
+            **{key: value for key, value in plain.items() if key not in ("served", "setup")},
             "broken": self.broken,
             "tokens_per_s_per_device": self.summary.output_tokens_per_s / self.devices,
             "tokens_per_s_per_user": _rate(self.summary.tpot.mean_s),
@@ -244,6 +247,7 @@ def serve_analyze(
     )
     requested = levels or ServiceLevels()
     served = ServedModel(model, strategy, mesh, resolved, kv_dtype)
+    served.check_lengths(work)
     engine = ServingEngine.of(served, options)
     if draft_tokens:
         engine = engine.with_speculation(Speculation(draft, draft_tokens, acceptance))
@@ -313,4 +317,5 @@ def report_of(
         usd_per_million_tokens=cost,
         causes=tuple(causes),
         advice=tuple(advice),
+        setup=deployment,
     )

@@ -50,6 +50,14 @@ class ServingSetup:
     router: str = ROUTERS[0]
 
     @property
+    def parts(self) -> list[tuple[ServingEngine, int, str]]:
+        """Return the engines with their replicas and phases; that of both phases has no name."""
+        if self.prefill is None:
+            return [(self.engine, self.replicas, "")]
+        return [(self.prefill, self.prefill_replicas, "prefill"),
+                (self.engine, self.replicas, "decode")]  # fmt: skip
+
+    @property
     def devices(self) -> int:
         """Return the number of devices."""
         return self.engine.served.devices * self.replicas + self.fillers
@@ -62,16 +70,13 @@ class ServingSetup:
     @property
     def system_text(self) -> str:
         """Return the name of the system, or of both systems."""
-        names = [e.served.system.name for e in (self.prefill, self.engine) if e is not None]
-        return " and ".join(dict.fromkeys(names))
+        return " and ".join(dict.fromkeys(e.served.system.name for e, _, _ in self.parts))
 
     @property
     def usd_per_hour(self) -> float | None:
         """Return the dollars of all devices and an hour, where systems have prices."""
         total = 0.0
-        for engine, count in ((self.engine, self.replicas), (self.prefill, self.prefill_replicas)):
-            if engine is None:
-                continue
+        for engine, count, _ in self.parts:
             usd = engine.served.system.device.price_per_hour
             if usd is None:
                 return None
@@ -160,15 +165,11 @@ class ServingSetup:
             Remembers what the engines of other deployments can serve.
         """
         known = {} if known is None else known
-        apart = self.prefill is not None
-        parts = [(self.engine, self.replicas, apart, False)]
-        if self.prefill is not None:
-            parts.append((self.prefill, self.prefill_replicas, False, True))
         rates = []
-        for engine, count, filled, alone in parts:
-            key = engine, filled, alone
+        for engine, count, phase in self.parts:
+            key = engine, phase == "decode", phase == "prefill"
             if key not in known:
-                known[key] = engine.capacity_per_s(workload, filled, alone)
+                known[key] = engine.capacity_per_s(workload, *key[1:])
             rates.append(count * known[key])
         return min(rates)
 

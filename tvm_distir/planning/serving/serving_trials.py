@@ -48,6 +48,7 @@ class ServingTrials:
     ) -> None:
         self.model, self.devices, self.system, self.work = model, devices, system, work
         self.levels, self.options, self.bounds = levels, options, bounds
+        ServedModel(model, "", {"tp": 1}, system).check_lengths(work)
         self.router = Replicas(router=router).router
         self.stages = stages
         self.result = ServingSearchResult()

@@ -173,6 +173,15 @@ class Workload:
         return Lengths.parse(self.output_length).mean
 
     @property
+    def most_tokens(self) -> tuple[int, int]:
+        """Return the most tokens of a prompt, and of a request; 0 where they have no bound."""
+        if self.kind == TRACE:
+            inputs, outputs = self.trace.input_tokens, self.trace.output_tokens
+            return int(inputs.max()), int((inputs + outputs).max())
+        prompt, answer = (Lengths.parse(x).most for x in (self.input_length, self.output_length))
+        return prompt, prompt + answer if prompt and answer else 0
+
+    @property
     def rate_per_s(self) -> float | None:
         """Return the mean rate of arrivals; None for bursts and closed loops."""
         if self.kind == TRACE:

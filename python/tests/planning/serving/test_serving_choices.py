@@ -4,6 +4,9 @@
 
 from __future__ import annotations
 
+import math
+import random
+
 import pytest
 
 from tests.planning.serving.test_serving_surface import SYSTEM, fitted_once
@@ -17,7 +20,7 @@ from tvm_distir.planning.serving.serving_report import serve_analyze
 from tvm_distir.planning.serving.serving_search import search_serving
 from tvm_distir.planning.serving.serving_trials import ServingTrials
 from tvm_distir.planning.serving.workload import Workload
-from tvm_distir.support.errors.tree import SimulationError
+from tvm_distir.support.errors.tree import DistIRError, SimulationError
 
 SCHEDULERS = ("continuous:tokens=64", "prefill_first:tokens=512")
 WORK = "poisson:1,in=64,out=uniform:1-16,seed=3"
@@ -49,6 +52,60 @@ def test_a_search_lists_what_can_be_analyzed(model):
         assert report.summary.requests > 0
         plan = report.plan.rpartition(" x ")[0]
         assert sum(name.rpartition(" x ")[0] == plan for name in known) == len(SCHEDULERS)
+
+
+def drawn_plan(rng, experts):
+    """Return a plan of up to four devices, as a strategy and a mesh."""
+    size = rng.choice([1, 2, 3, 4])
+    kinds = {"megatron": {"tp": size}}
+    if size % 2 == 0:
+        kinds["pipeline+megatron"] = {"pp": 2, "tp": size // 2}
+    if experts and size > 1:
+        kinds["expert_parallel"] = {"ep": size}
+    if experts and size == 4:
+        kinds["expert_parallel+megatron"] = {"ep": 2, "tp": 2}
+    return rng.choice(list(kinds.items()))
+
+
+def compare_with_analyses(seeds):
+    """Analyze drawn plans, and look for each in a search; return how many an analysis takes."""
+    taken = 0
+    for seed in seeds:
+        rng = random.Random(seed)
+        family = rng.choice(["llama3", "mixtral"])
+        model, scheduler = f"zoo:{family}?size=tiny,layers=2", rng.choice(SCHEDULERS)
+        strategy, mesh = drawn_plan(rng, family == "mixtral")
+        size = math.prod(mesh.values())
+        replicas = 1 if size == 3 else rng.choice([1, 2])
+        kv_dtype, weights = rng.choice(["", "float8_e4m3fn"]), rng.choice(["", "fp8"])
+        result = search_serving(
+            model, size * replicas, SYSTEM, WORK, ServiceLevels(), schedulers=[scheduler],
+            kv_dtypes=[kv_dtype], weights=[weights], stages=(1, 2), front=False,
+        )  # fmt: skip
+        known = [f"{choice.plan}; {choice.scheduler}" for choice in result.choices]
+        known += [cut.plan for cut in result.cuts]
+        plan = f"{strategy} {mesh_text(mesh)}"
+        try:
+            report = serve_analyze(
+                model, strategy, mesh, SYSTEM, "burst,in=9,out=2,count=4", replicas=replicas,
+                scheduler=scheduler, kv_dtype=kv_dtype, weights=weights,
+            )  # fmt: skip
+        except DistIRError:
+            assert any(name == plan or name.startswith(f"{plan},") for name in known), (seed, plan)
+            continue
+        taken += 1
+        alike = [name for name in known if name.startswith(report.plan)]
+        assert [name.endswith(f"; {report.scheduler}") for name in alike] == [True], (seed, plan)
+        assert ("float8_e4m3fn" in alike[0], "weights=fp8" in alike[0]) == (
+            bool(kv_dtype), bool(weights)
+        )  # fmt: skip
+    return taken
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_drawn_plans_are_tried_or_cut():
+    """Ten of them are in scripts/checks/serving_laws.py."""
+    assert compare_with_analyses(range(2)) > 0
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

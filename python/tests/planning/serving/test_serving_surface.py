@@ -154,7 +154,8 @@ def fitted_once():
 
     def of(served, options):
         system = served.system.name, served.system.device.price_per_hour
-        key = (served.model, served.strategy, tuple(served.mesh.items()), system)
+        types = served.kv_dtype, served.system.kernels
+        key = (served.model, served.strategy, tuple(served.mesh.items()), system, types)
         if key not in known:
             known[key] = make(served, options)
         return known[key].with_options(options)
