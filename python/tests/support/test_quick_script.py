@@ -36,7 +36,7 @@ def test_modules_are_those_of_the_parser(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("text", ["R.absent(x)", "R.add(x)", "R.add(x, absent)"])
-def test_faults_are_told_as_by_the_parser(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faults_are_reported_as_by_the_parser(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     source = (
         "@R.function\ndef main(x: R.Tensor((2,), 'float32')) -> R.Tensor((2,), 'float32'):\n"
         f"    return {text}\n"
