@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -24,6 +25,12 @@ SHARING = LibraryCache(64, SHARED)
 """Libraries of the engine ``threads`` with the kernels of ``virtual``, under names of their own."""
 
 
+@functools.cache
+def _quick_context(level: int) -> tvm.transform.PassContext:
+    """Return the same context each time: memos of stages tell contexts apart by their identity."""
+    return tvm.transform.PassContext(opt_level=level, config=NO_CHECKS)
+
+
 @contextlib.contextmanager
 def quick_compilation() -> Iterator[None]:
     """Compile for :data:`QUICK_TARGET` and with :data:`NO_CHECKS` in the calling thread.
@@ -34,7 +41,7 @@ def quick_compilation() -> Iterator[None]:
     usual = lowered._LIBRARIES
     lowered._LIBRARIES = SHARING
     try:
-        with QUICK_TARGET, tvm.transform.PassContext(opt_level=level, config=NO_CHECKS):
+        with QUICK_TARGET, _quick_context(level):
             yield
     finally:
         lowered._LIBRARIES = usual

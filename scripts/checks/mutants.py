@@ -9,6 +9,7 @@ A mutant (``mutant_sites.py``) is killed by a failed test, an import error, or b
 time, where the same tests pass without it. The tests are those of its area that reach the
 changed line, quickest first. ``--only ID`` runs one mutant and shows its diff and the output of
 pytest. What tests reach is found out once, and kept in the file of ``--cache``.
+Where the tests fail without the mutant too, or run over their time, nothing is known of it.
 ``surviving_mutants.tsv`` has the known survivors, each with its cause. Exits with 1 where fewer
 than 90 % are killed, or where that file names something that is no mutant.
 """
@@ -51,7 +52,8 @@ class Outcome:
     name : str
         Its area and name.
     kind : str
-        ``killed``, ``hangs``, ``survives``, or ``unreached`` where no test reaches its line.
+        ``killed``, ``hangs``, ``survives``, ``unreached`` where no test reaches its line, or
+        ``inconclusive`` where its tests do not pass within their time without it either.
     seconds : float
         How long its tests ran.
     tests : int
@@ -92,8 +94,11 @@ def run_mutant(copy: Copy, mutant: Mutant, area: str, tests: Tests) -> tuple[Out
     status, output = run()
     copy.write(mutant.path, source)
     seconds = round(time.monotonic() - started_s, 1)
-    kind = "survives"
-    if status != 0 and run()[0] == 0:  # is this because of the mutant?
+    if status == 0:
+        kind = "survives"
+    elif run()[0] != 0:  # not because of the mutant
+        kind = "inconclusive"
+    else:
         kind = "hangs" if status is None else "killed"
     failed = re.search(r"^(?:FAILED|ERROR) .*?(test_\w+\.py\S*)", output, re.MULTILINE)
     return Outcome(name, kind, seconds, len(chosen), failed[1] if failed else ""), output
@@ -139,19 +144,25 @@ def read_causes() -> dict[str, str]:
 
 
 def report(outcomes: list[Outcome], causes: dict[str, str]) -> bool:
-    """Print survivors and how many were killed; return whether these are enough."""
+    """Print survivors and how many were killed; return whether these are enough.
+
+    Of inconclusive outcomes it is not known: they count neither way.
+    """
     for outcome in outcomes:
         if not outcome.killed:
             print(f"{outcome.kind}: {outcome.name}: {causes.get(outcome.name, 'no cause known')}")
+    known = [outcome for outcome in outcomes if outcome.kind != "inconclusive"]
     for area in AREAS:
-        of_area = [outcome for outcome in outcomes if outcome.name.startswith(f"{area}:")]
+        of_area = [outcome for outcome in known if outcome.name.startswith(f"{area}:")]
         if of_area:
             print(
                 f"{area:12} {sum(outcome.killed for outcome in of_area)} of {len(of_area)} killed"
             )
-    killed = sum(outcome.killed for outcome in outcomes)
-    print(f"{'all':12} {killed} of {len(outcomes)} killed ({killed / len(outcomes):.1%})")
-    return killed >= LEAST_KILLED * len(outcomes)
+    killed = sum(outcome.killed for outcome in known)
+    share = killed / len(known) if known else 0.0
+    unknown = f", {len(outcomes) - len(known)} inconclusive" if len(known) < len(outcomes) else ""
+    print(f"{'all':12} {killed} of {len(known)} killed ({share:.1%}){unknown}")
+    return share >= LEAST_KILLED
 
 
 def read_arguments() -> argparse.Namespace:

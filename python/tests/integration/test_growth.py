@@ -8,7 +8,7 @@ import importlib.util
 from pathlib import Path
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "checks" / "growth.py"
-SMALL, LARGE, LEAST_CALLS = 6, 18, 10_000
+SMALL, LARGE, LEAST_CALLS = 4, 12, 7_000
 
 
 def test_calls_grow_as_the_layers_do() -> None:

@@ -8,17 +8,22 @@ import functools
 import math
 
 import pytest
+from tvm import ir
 
 import tvm_distir as td
 from tests.planning.trainer_readers import READERS
+from tvm_distir.core.plan import Plan
 from tvm_distir.planning import Study
+from tvm_distir.planning.plan_export import exported_plan, reference_plan
+from tvm_distir.planning.plan_export.exported_plan import PlacedParameter, placed_parameters
 from tvm_distir.planning.plan_export.reference_plan import stage_layers
 from tvm_distir.planning.plan_export.torchtitan_options import divided_layers
+from tvm_distir.planning.stage_memo import StageMemo
 from tvm_distir.support.errors import DistIRError
 
 MODELS = {
-    "llama": "zoo:llama?size=tiny,layers=4,vocab=256",
-    "mixtral": "zoo:mixtral?size=tiny,layers=4",
+    "llama": "zoo:llama?size=tiny,vocab=256",
+    "mixtral": "zoo:mixtral?size=tiny",
 }
 BATCH = 16
 FORMS = {"M": "megatron", "T": "torchtitan", "D": "deepspeed"}
@@ -80,13 +85,30 @@ CASES: list[tuple[str, dict[str, int], str, str, str]] = [
 ]  # fmt: skip
 
 
+#: Studies share the stages whose inputs are equal: options that are read back mostly give the plan
+#: that was exported, and what follows from equal plans is computed once.
+MEMO = StageMemo(most=10_000)
+
+
 @functools.cache
 def study(model: str, strategy: str, mesh: tuple[tuple[str, int], ...], recompute: str) -> Study:
-    """Return the study of a training step."""
+    """Return the study of a training step, with two layers per stage that the cases have."""
+    layers = 4 if "pipeline" in strategy else 2
     return Study(
-        MODELS[model], strategy=strategy, mesh=dict(mesh), system="dgx-a100", batch=BATCH,
-        train={"optimizer": "adam", "recompute": recompute},
+        f"{MODELS[model]},layers={layers}", strategy=strategy, mesh=dict(mesh), system="dgx-a100",
+        batch=BATCH, train={"optimizer": "adam", "recompute": recompute}, memo=MEMO,
     )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _shared_placements(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the formats of a plan share the placements that propagation decides."""
+
+    def shared(mod: ir.IRModule, plan: Plan) -> tuple[PlacedParameter, ...]:
+        return MEMO.result("placed", (mod, plan), lambda: placed_parameters(mod, plan))
+
+    monkeypatch.setattr(exported_plan, "placed_parameters", shared)
+    monkeypatch.setattr(reference_plan, "placed_parameters", shared)
 
 
 PAIRS = [

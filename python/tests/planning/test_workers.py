@@ -60,9 +60,17 @@ def interrupt(context: str, task: int) -> None:
     raise KeyboardInterrupt
 
 
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let processes begin at once; those of :class:`TestResults` import what they run."""
+    fork = multiprocessing.get_context("fork")
+    monkeypatch.setattr(multiprocessing, "get_context", lambda _: fork)
+
+
 class TestWorkers:
     """Tasks that run ahead."""
 
+    @pytest.mark.usefixtures("forked")
     def test_results_come_in_the_order_of_the_caller(self):
         with Workers(2) as workers:
             lookahead = Lookahead(workers, process_of, "task")
@@ -74,10 +82,9 @@ class TestWorkers:
         with Workers(1) as workers:
             assert Lookahead(workers, process_of, "task").get(7)[1] == os.getpid()
 
-    def test_a_task_whose_process_is_killed_runs_again(self, tmp_path, monkeypatch):
+    @pytest.mark.usefixtures("forked")
+    def test_a_task_whose_process_is_killed_runs_again(self, tmp_path):
         """The second time its name is in an error; the first ended in BrokenProcessPool."""
-        fork = multiprocessing.get_context("fork")  # its processes begin at once
-        monkeypatch.setattr(multiprocessing, "get_context", lambda _: fork)
         with Workers(2) as workers:
             lookahead = Lookahead(workers, killed, str(tmp_path))
             assert [lookahead.get(n, range(n + 1, 3)) for n in range(3)] == [0, 1, 2]
@@ -91,6 +98,7 @@ class TestWorkers:
             with pytest.raises(SimulationError, match="DIST0756"):
                 lookahead.get(3)
 
+    @pytest.mark.usefixtures("forked")
     def test_processes_end_with_an_interrupt(self):
         before = {child.pid for child in multiprocessing.active_children()}
         with pytest.raises(KeyboardInterrupt), Workers(2) as workers:
@@ -143,10 +151,9 @@ class TestResults:
         assert b",structure,ok" in texts[0] and b"DIST0234" in texts[0]
         assert texts[0] == texts[1] == texts[2]
 
+    @pytest.mark.usefixtures("forked")
     def test_of_a_sweep_whose_row_kills_its_workers(self, tmp_path, monkeypatch):
         """The row has the error; the sweep ended in it, without the other rows."""
-        fork = multiprocessing.get_context("fork")
-        monkeypatch.setattr(multiprocessing, "get_context", lambda _: fork)
         monkeypatch.setattr(sweep_run, "through_pipeline", killed_row)
         path, grid = tmp_path / "rows.csv", {"tp": [1, 3, 2], "micro_batches": [2]}
         result = sweep(

@@ -10,6 +10,7 @@ from pathlib import Path
 import mutant_areas
 import mutant_sites
 import mutant_tests
+import mutants as runner
 import pytest
 
 SOURCE = '''
@@ -120,3 +121,48 @@ def test_survivors_are_mutants_with_a_cause() -> None:
         names = {mutant.name for mutant in mutant_sites.mutants_of(path, source)}
         assert path in mutant_areas.AREAS[area].paths()
         assert name.removeprefix(f"{area}:") in names and cause
+
+
+@pytest.mark.parametrize(
+    ("mutated", "plain", "kind"),
+    [
+        (0, 0, "survives"), (1, 0, "killed"), (None, 0, "hangs"),
+        (None, None, "inconclusive"), (1, None, "inconclusive"), (1, 1, "inconclusive"),
+    ],
+)  # fmt: skip
+def test_tests_that_do_not_pass_without_the_mutant_say_nothing(
+    mutants: list[mutant_sites.Mutant],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    mutated: int | None,
+    plain: int | None,
+    kind: str,
+) -> None:
+    """Its runs over their time counted as survival."""
+    statuses = iter((mutated, plain))
+
+    class Copy:
+        folder = tmp_path
+
+        def write(self, path: str, source: bytes) -> None:
+            pass
+
+        def pytest(self, *_: object, **__: object) -> tuple[int | None, str]:
+            return next(statuses), ""
+
+    (tmp_path / "module.py").write_text(SOURCE, encoding="utf-8")
+    monkeypatch.setattr(runner, "ROOT", tmp_path)
+    monkeypatch.setattr(runner, "PACKAGE", "")
+    monkeypatch.setattr(runner, "nearest", lambda *_: ["test_it.py::test_it"])
+    monkeypatch.setattr(runner, "run_at", lambda *_: 1)
+    outcome, _ = runner.run_mutant(Copy(), mutants[0], "rules", {})
+    assert outcome.kind == kind
+
+
+def test_inconclusive_outcomes_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    kinds = [*9 * ["killed"], "survives", *5 * ["inconclusive"]]
+    outcomes = [runner.Outcome(f"rules:{n}", kind) for n, kind in enumerate(kinds)]
+    assert runner.report(outcomes, {})
+    assert "9 of 10 killed (90.0%), 5 inconclusive" in capsys.readouterr().out
+    assert not runner.report(outcomes[9:], {})
+    assert not runner.report(outcomes[10:], {})

@@ -7,10 +7,11 @@ from __future__ import annotations
 import random
 
 import pytest
-from tvm import relax
+from tvm import relax, tirx
 
 from tvm_distir.core.ops.lookup import rule_of
 from tvm_distir.core.ops.windows.halo import Window, fetching
+from tvm_distir.core.ops.windows.spatial import suits_map
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -87,3 +88,12 @@ def test_each_spatial_dim_of_a_pool_may_be_sharded(strides: list[int]) -> None:
     )
     tied = {(factor.ins[0], factor.outs[0]) for factor in rule_of(call).factors}
     assert {(dim, dim) for dim in range(4)} <= tied
+
+
+def test_separate_windows_are_split_evenly_where_many_devices_divide_them() -> None:
+    """Of windows with a stride of 1, which are single rows, any number of rows."""
+    rows = Window(1, 1, 1, 0, 0)
+    assert suits_map(rows, 7) is True
+    pairs = Window(2, 2, 1, 0, 0)
+    assert [n for n in range(1, 13) if suits_map(pairs, n)] == [1, 2, 4, 8, 12]
+    assert suits_map(pairs, tirx.Var("n", "int64")) is True

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.performance.simulation.hand_programs import SYSTEM, Build
@@ -12,7 +14,10 @@ from tvm_distir.execution.verification.collective_counts import claimed_collecti
 from tvm_distir.performance.program.mesh import Mesh
 from tvm_distir.performance.program.parts import Entry
 from tvm_distir.performance.program.program import Program
+from tvm_distir.performance.simulation import synchronization
+from tvm_distir.performance.simulation.op_costs import COMM, OpRow
 from tvm_distir.performance.simulation.simulator import simulate
+from tvm_distir.performance.simulation.synchronization import DeviceTasks
 from tvm_distir.support.errors.tree import SimulationError
 
 ALL = Mesh("all", ("tp",), (4,), (0, 1, 2, 3))
@@ -104,6 +109,17 @@ def test_entries_with_other_collectives_on_a_mesh():
     assert "another operation in its position" in wrong(shared(more))
     none = Build().param("x").compute("q", "x", 3)
     assert "the devices [0, 1] do not take part" in wrong(shared(none))
+
+
+def test_collectives_behind_those_of_a_common_function_are_compared():
+    """Tasks of two entries that call the same function have the same rows."""
+    ops = alone().collective("t", "q", "all_reduce", 8, 4).ops
+    common, first = (OpRow("main", op, COMM, 1, "network") for op in (ops[1], ops[3]))
+    other = replace(first, op=first.op._replace(payload_bytes=16))
+    part = DeviceTasks(1, (2, 3), 0)
+    synchronization._check_same(ALL, part, [common, first], [common, replace(first)])
+    with pytest.raises(SimulationError, match=r"DIST0712.*device 2 has another operation"):
+        synchronization._check_same(ALL, part, [common, first], [common, other])
 
 
 def test_devices_of_entries_are_checked():

@@ -145,7 +145,7 @@ class TestPlans:
 
     @pytest.mark.parametrize("text", nightly_but(STRATEGIES, {1, 3}))
     def test_the_best_is_no_worse_than_a_strategy_on_any_mesh(self, steps, text):
-        """ZeRO, whose collectives are begun a layer ahead, is tried as it is."""
+        """ZeRO is tried as it is; the bound of a search for one plan cuts nothing better."""
         compared = search(
             _gpt, 8, QUICK, batch=16, train=ADAM, top=1,
             constraints=Constraints(fixed={"dp": 8} if "zero" in text else {}),
@@ -153,6 +153,8 @@ class TestPlans:
         )  # fmt: skip
         assert compared.baseline is not None
         assert steps.plans[0].time_s <= compared.baseline.time_s
+        if "zero" not in text:  # over the same meshes
+            assert compared.plans[0].row == steps.plans[0].row
 
     def test_a_bug_in_what_is_compared_with_is_no_refusal(self):
         """Some meshes may be refused; an internal error is told, whatever other meshes give."""
@@ -204,10 +206,6 @@ class TestPlans:
         best = min([row for row in result.rows if row.time_s], key=lambda row: row.time_s)
         first = result.plans[0].row
         assert first.time_s == min(best.time_s, result.baseline.time_s)
-
-    def test_a_bound_cuts_nothing_that_is_better(self, steps):
-        cut = search(_gpt, 8, QUICK, batch=16, train=ADAM, top=1)
-        assert cut.plans[0].row == steps.plans[0].row
 
     def test_plans_run_and_are_equal_to_one_device(self, steps):
         step = td.train_step(_gpt(16), **ADAM)
