@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 _FRAME_PIXELS = 700
 _OPS = (
+    Column("module", "module"),
+    Column("phase", "pass"),
     Column("op", "op"),
     Column("count", "count", str),
     Column("time_s", "time", units.duration),

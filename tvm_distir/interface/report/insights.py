@@ -66,7 +66,7 @@ def _time(analysis: Analysis) -> list[str]:
     if small_s >= 0.05 * total:
         sentences.append(
             f"{units.share(small_s, total)} of the compute time is spent in launch-bound kernels "
-            f"(mostly {small[0].op})."
+            f"(mostly {small[0].title})."
         )
     return sentences
 

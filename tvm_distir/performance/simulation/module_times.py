@@ -22,14 +22,11 @@ from tvm_distir.performance.program.program import Program
 from tvm_distir.performance.program.unit_phases import unit_word
 from tvm_distir.support import memoized
 
-from .device_results import ModuleTime
+from .device_results import HOST_MODULE, ModuleTime
 from .op_costs import COMPUTE, HOSTS, SLOWDOWN, OpRow
 from .weight_sources import WeightSources
 
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
-HOST = "(host)"
-"""The module of the work of the host between kernels."""
-
 _PHASES = {"count": FORWARD, "rows": FORWARD, "forward": FORWARD, "gather": FORWARD}
 _PHASES |= dict.fromkeys(("backward", "weight", "accumulate", "accumulate_next"), BACKWARD)
 _PHASES |= {"count_next": FORWARD, "reduce": BACKWARD}
@@ -88,11 +85,11 @@ class ModuleNames:
         path = self._modules(row.function).get(_key(row.op), ())
         phase = self._pass(row.function, row.op)
         if row.op.kernel_class in HOSTS:
-            path = (HOST,)
+            path = (HOST_MODULE,)
         total = sum(contexts.values())
         return [
             (
-                ".".join(path) if path == (HOST,) else _pattern(context.prefix, path),
+                ".".join(path) if path == (HOST_MODULE,) else _pattern(context.prefix, path),
                 context.phase or phase,
                 count / total,
             )
