@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise error.placed(lambda option: "--gpus" if option == "--system" else option) from error
     from tvm_distir.interface.answer import answer
 
-    outcome = answer(replace(step, system=system), devices)
+    outcome = answer(replace(step, system=system), devices, name)
     print_result(
         json.dumps(with_warnings(outcome.to_dict()), indent=1) + "\n"
         if arguments.json
