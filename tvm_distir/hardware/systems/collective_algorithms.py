@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -135,6 +136,23 @@ ALGORITHMS = Registry(
 )  # fmt: skip
 """Each represents a class that is made without arguments and does what
 :class:`CollectiveAlgorithm` says; networks name them in the curves of ``intra_node``."""
+
+
+def register_collective(name: str, algorithm: Callable[[], CollectiveAlgorithm]) -> None:
+    """Give an algorithm of collectives a name in this process, for the curves of systems.
+
+    Parameters
+    ----------
+    name : str
+    algorithm : class
+        Made without arguments; see :class:`CollectiveAlgorithm`.
+
+    Raises
+    ------
+    UsageError
+        DIST0152 for a name that cannot be taken.
+    """
+    ALGORITHMS.register(name, algorithm)
 
 
 def algorithm_named(name: str) -> CollectiveAlgorithm:
