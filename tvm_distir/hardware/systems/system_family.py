@@ -133,10 +133,9 @@ def _network(data: Any, location: str, library: str | None) -> Network:
     if not {"inter_node", "tiers"} & content.keys():
         source = f"{ASSUMED}: no link between nodes is stated"
         sources = {f"inter_node.{key}": source for key in ETHERNET if key != "name"}
-        stated = content.get("sources") or {}
-        content.update(inter_node=ETHERNET)
+        stated = content.get("sources", {})
         if isinstance(stated, Mapping):
-            content["sources"] = {**sources, **stated}
+            content.update(inter_node=ETHERNET, sources={**sources, **stated})
     near, far = content.get("intra_node"), content.get("inter_node")
     if isinstance(far, Mapping):
         content["inter_node"] = {**zeros, **far}

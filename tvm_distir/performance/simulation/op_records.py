@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -36,25 +37,21 @@ def op_times(
 
     ``slowed`` is the share of the delays beside collectives by which kernels take longer.
     """
-    sums: dict[tuple[str, str, str], list[int]] = {}
+    sums = defaultdict[tuple[str, str, str], list[int]](lambda: [0, 0, 0, 0])
     bounds = defaultdict[tuple[str, str, str], Counter[str]](Counter)
     for row, count in zip(rows, counts, strict=True):
         if row.stream != COMPUTE or row.op.kind == "wait":
             continue
-        op, factor = row.op, slowed if row.op.kind == SLOWDOWN else 1.0
-        parts = names.of(row)
-        done, share_done = 0, 0.0
-        for module, phase, share in parts:
-            share_done += share
-            until = round(count * share_done)  # the parts of a count add up to it
-            times, before, done = until - done, done, until
-            durations = [round(factor * n * row.duration_ps) for n in (before, until)]
-            key = row.op.title, module, phase
-            entry = sums.setdefault(key, [0, 0, 0, 0])
-            moved = op.bytes_read + op.bytes_written
-            more = (times, durations[1] - durations[0], times * op.flops, times * moved)
+        op, each_ps = row.op, row.duration_ps * (slowed if row.op.kind == SLOWDOWN else 1)
+        moved, parts = op.bytes_read + op.bytes_written, names.of(row)
+        shares = itertools.accumulate(share for *_, share in parts)
+        ends = [round(count * share) for share in shares]  # so parts of a count add up to it
+        for (module, phase, _), start, end in zip(parts, [0, *ends], ends, strict=False):
+            key, times = (op.title, module, phase), end - start
+            spent = round(each_ps * end) - round(each_ps * start)
+            entry, more = sums[key], (times, spent, times * op.flops, times * moved)
             sums[key] = [old + new for old, new in zip(entry, more, strict=True)]
-            bounds[key][row.bound_by] += more[1]
+            bounds[key][row.bound_by] += spent
     ordered = sorted(sums.items(), key=lambda item: (-item[1][1], item[0]))
     return tuple(
         OpTime(

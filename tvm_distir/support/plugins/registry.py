@@ -69,10 +69,8 @@ class Registration(Offer):
 
     def fault(self, problem: str) -> DependencyError:
         """Return the error of a faulty registration."""
-        return DependencyError(
-            "DIST0114", problem, location=f'the registration of "{self.name}"',
-            remedy="Correct it, and register it anew.",
-        )  # fmt: skip
+        where, remedy = f'the registration of "{self.name}"', "Correct it, and register it anew."
+        return DependencyError("DIST0114", problem, location=where, remedy=remedy)
 
 
 _registrations: dict[tuple[str, str], Registration] = {}
@@ -153,11 +151,9 @@ class Registry:
             DIST0152 for a name that is no identifier, or one of this package.
         """
         if not name.isidentifier() or name in self.builtin:
-            known = "a name of this package" if name in self.builtin else "not an identifier"
-            raise UsageError(
-                "DIST0152", f'"{name}" is {known}', location=self.group,
-                remedy="Choose another name.",
-            )  # fmt: skip
+            problem = f'"{name}" is a name of this package, or no identifier'
+            remedy = "Choose another name."
+            raise UsageError("DIST0152", problem, location=self.group, remedy=remedy)
         _registrations[self.group, name] = Registration(name, repr(item), "this process", item)
 
     def __contains__(self, name: object) -> bool:
