@@ -128,8 +128,7 @@ def _on(analysis: Analysis) -> str:
 def _ops(analysis: Analysis, paint: Painter) -> list[str]:
     if not analysis.ops:
         return []
-    ordered = analysis.ops_by_time
-    total_s = sum(op.time_s for op in ordered)
+    total_s = sum(op.time_s for op in analysis.ops)
 
     def cells(name: Sequence[str], ops: Sequence[OpTime]) -> list[str]:
         count, time_s = sum(op.count for op in ops), sum(op.time_s for op in ops)
@@ -137,9 +136,8 @@ def _ops(analysis: Analysis, paint: Painter) -> list[str]:
         share = units.share(time_s, total_s)
         return [*name, str(count), units.duration(time_s), share, work(flops), units.size(moved)]
 
-    rows = [cells([op.module or UNNAMED, op.phase, op.op], [op]) for op in ordered[:_ROWS]]
-    rest = ordered[_ROWS:]
-    if rest:
+    rows = [cells([op.module or UNNAMED, op.phase, op.op], [op]) for op in analysis.ops[:_ROWS]]
+    if rest := analysis.ops[_ROWS:]:
         rows.append(cells([f"{len(rest)} more", "", ""], rest))
     head = ["module", "pass", "op", "count", "time", "share", "FLOPs", "bytes moved"]
     return ["", paint("bold", f"Time by op{_on(analysis)}"), *align(head, rows, "lllrrrrr")]
