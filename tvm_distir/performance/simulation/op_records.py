@@ -48,10 +48,10 @@ def op_times(
         ends = [round(count * share) for share in shares]  # so parts of a count add up to it
         for (module, phase, _), start, end in zip(parts, [0, *ends], ends, strict=False):
             key, times = (op.title, module, phase), end - start
-            spent = round(each_ps * end) - round(each_ps * start)
-            entry, more = sums[key], (times, spent, times * op.flops, times * moved)
+            part_ps = round(each_ps * end) - round(each_ps * start)
+            entry, more = sums[key], (times, part_ps, times * op.flops, times * moved)
             sums[key] = [old + new for old, new in zip(entry, more, strict=True)]
-            bounds[key][row.bound_by] += spent
+            bounds[key][row.bound_by] += part_ps
     ordered = sorted(sums.items(), key=lambda item: (-item[1][1], item[0]))
     return tuple(
         OpTime(

@@ -58,7 +58,7 @@ class Offer:
 
 
 @dataclass(frozen=True)
-class Registration(Offer):
+class ProcessOffer(Offer):
     """A target that this process registered, as a script or a notebook does."""
 
     item: object
@@ -73,7 +73,7 @@ class Registration(Offer):
         return DependencyError("DIST0114", problem, location=where, remedy=remedy)
 
 
-_registrations: dict[tuple[str, str], Registration] = {}
+_registrations: dict[tuple[str, str], ProcessOffer] = {}
 """By group and name."""
 
 
@@ -82,8 +82,8 @@ def all_offers(group: str) -> tuple[Offer, ...]:
 
     Names may repeat.
     """
-    own = (offer for (of, _), offer in _registrations.items() if of == group)
-    return (*_offers(group, tuple(sys.path)), *own)
+    additions = (offer for (of, _), offer in _registrations.items() if of == group)
+    return (*_offers(group, tuple(sys.path)), *additions)
 
 
 def offers(group: str) -> tuple[Offer, ...]:
@@ -154,7 +154,7 @@ class Registry:
             problem = f'"{name}" is a name of this package, or no identifier'
             remedy = "Choose another name."
             raise UsageError("DIST0152", problem, location=self.group, remedy=remedy)
-        _registrations[self.group, name] = Registration(name, repr(item), "this process", item)
+        _registrations[self.group, name] = ProcessOffer(name, repr(item), "this process", item)
 
     def __contains__(self, name: object) -> bool:
         return name in self.builtin or name in self.offered()
