@@ -151,6 +151,20 @@ def register_collective(name: str, algorithm: Callable[[], CollectiveAlgorithm])
     ------
     UsageError
         DIST0152 for a name that cannot be taken.
+
+    Examples
+    --------
+    >>> class RecursiveHalving:
+    ...     kinds = ("all_reduce",)
+    ...
+    ...     def steps(self, kind, ranks):
+    ...         return 2 * (ranks - 1).bit_length()
+    ...
+    ...     def sent_bytes(self, kind, total_bytes, ranks, copied):
+    ...         return 2 * total_bytes * (1 - 1 / ranks)
+    >>> td.register_collective("halving", RecursiveHalving)
+    >>> "halving" in td.hardware.systems.collective_algorithms.ALGORITHMS
+    True
     """
     ALGORITHMS.register(name, algorithm)
 

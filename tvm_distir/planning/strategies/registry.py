@@ -157,6 +157,15 @@ def register_strategy(name: str, function: Strategy) -> None:
         DIST0231 as of :func:`plan_maker`.
     UsageError
         DIST0152 for a name that cannot be taken.
+
+    Examples
+    --------
+    >>> def everything_replicated(mod, mesh, axis="tp"):
+    ...     "Plan without a rule."
+    ...     return td.Plan((mesh,), ())
+    >>> td.register_strategy("everything_replicated", everything_replicated)
+    >>> len(td.planning.make_plan(td.zoo.mlp(), "everything_replicated", {"tp": 2}).rules)
+    0
     """
     STRATEGIES.register(name, function if hasattr(function, _MARK) else plan_maker(function))
 

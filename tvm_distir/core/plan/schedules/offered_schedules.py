@@ -51,6 +51,18 @@ def register_schedule(name: str, schedule: Callable[[], ScheduleOrder]) -> None:
     ------
     UsageError
         DIST0152 for a name that cannot be taken.
+
+    Examples
+    --------
+    >>> class AllForward:
+    ...     def orders(self, ranks, micro_batches, chunks):
+    ...         return [[(p, i, 0) for p in "FB" for i in range(micro_batches)]] * ranks
+    ...
+    ...     def rank_of(self, ranks, chunks):
+    ...         return list(range(ranks))
+    >>> td.register_schedule("all_forward", AllForward)
+    >>> "all_forward" in td.core.plan.schedules.offered_schedules.SCHEDULES
+    True
     """
     SCHEDULES.register(name, schedule)
 
