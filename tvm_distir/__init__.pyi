@@ -12,6 +12,7 @@ from . import transforms as transforms
 from .core.ir.mesh import device_mesh as device_mesh
 from .core.plan.partition_spec import P as P
 from .core.plan.plan import Plan as Plan
+from .core.plan.schedules.offered_schedules import register_schedule as register_schedule
 from .core.rewriting.dims import bind_dims as bind_dims
 from .execution.checking.checking import check as check
 from .execution.deployment.checkpoint import open_weights as open_weights
@@ -28,6 +29,7 @@ from .execution.runtime.program.timing import measure as measure
 from .execution.serving.rate_schedule import RateSchedule as RateSchedule
 from .execution.serving.session import Session as Session
 from .execution.verification.verifying import verify as verify
+from .hardware.systems.collective_algorithms import register_collective as register_collective
 from .hardware.systems.system import System as System
 from .interface.analysis import analyze as analyze
 from .interface.explain.explainer import explain as explain
@@ -56,6 +58,7 @@ from .planning.search.driver import search as search
 from .planning.serving.fleet import search_fleet as search_fleet
 from .planning.serving.serving_report import serve_analyze as serve_analyze
 from .planning.serving.serving_search import search_serving as search_serving
+from .planning.strategies.registry import register_strategy as register_strategy
 from .planning.sweep.sweep_driver import sweep as sweep
 from .transforms.distribute import distribute as distribute
 from .transforms.training.train_step import train_step as train_step

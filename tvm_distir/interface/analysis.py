@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 _FRAME_PIXELS = 700
 _OPS = (
+    Column("module", "module"),
+    Column("phase", "pass"),
     Column("op", "op"),
     Column("count", "count", str),
     Column("time_s", "time", units.duration),
@@ -133,7 +135,7 @@ class AnalysisResult(Displayed):
 
     def _tables(self) -> list[DataTable]:
         """Return the time by op on a device of the busiest group."""
-        rows = [[getattr(op, column.name) for column in _OPS] for op in self.report.ops_by_time]
+        rows = [[getattr(op, column.name) for column in _OPS] for op in self.report.ops]
         return [DataTable("Time by op", _OPS, rows)]
 
     def _draw(self, axes: Axes) -> None:

@@ -44,7 +44,7 @@ _NOT_SERVED = ("DIST0331", "DIST0332")
 """The model has no serving step, or none with as many positions as an engine's steps have."""
 
 
-def answer(options: AnalysisOptions, devices: int) -> Answer:
+def answer(options: AnalysisOptions, devices: int, named: str = "") -> Answer:
     """Try the usual plans of a model on some devices.
 
     Without ``train`` a decoder is served with caches, requests of ``seq`` tokens. Other models run
@@ -56,6 +56,8 @@ def answer(options: AnalysisOptions, devices: int) -> Answer:
         The model, the system, and the options of its step; no plan.
     devices : int
         The number of devices.
+    named : str, optional
+        The name or path by which commands find the system; its name by default.
 
     Raises
     ------
@@ -71,7 +73,8 @@ def answer(options: AnalysisOptions, devices: int) -> Answer:
     if not (options.train or options.batch or options.dims or options.entry):
         inputs = options.seq or INPUT_TOKENS
         question = f"serving {inputs:,} tokens in, {OUTPUT_TOKENS} out"
-        engines = [_Serving(options, system, tp, devices // tp) for tp in (1, *degrees)]
+        name = named or system.name
+        engines = [_Serving(options, system, name, tp, devices // tp) for tp in (1, *degrees)]
         try:
             return _answer(options, system, devices, question, engines, causes)
         except ModelError as error:
@@ -80,7 +83,7 @@ def answer(options: AnalysisOptions, devices: int) -> Answer:
             if error.code != "DIST0331":
                 causes.append(error)
     with gc_paused():
-        steps = _steps(options, system, devices, degrees)
+        steps = _steps(options, system, named or system.name, devices, degrees)
         question = "training" if options.train else "forward"
         return _answer(options, system, devices, question, steps, causes)
 
@@ -106,7 +109,7 @@ def _answer(
 
 
 def _steps(
-    options: AnalysisOptions, system: System, devices: int, degrees: list[int]
+    options: AnalysisOptions, system: System, named: str, devices: int, degrees: list[int]
 ) -> list[_Step]:
     """Return the plans of a step: FSDP or data parallelism, then Megatron-LM's."""
     trains, memo = bool(options.train), StageMemo()
@@ -119,7 +122,7 @@ def _steps(
     inner = "zero:stage=1+megatron:sequence=1" if trains else "data_parallel+megatron"
     plans = [(plain, {"dp": devices}), *((inner, {"dp": devices // n, "tp": n}) for n in degrees)]
     return [
-        _Step(replace(common, strategy=strategy, mesh=mesh), system, memo)
+        _Step(replace(common, strategy=strategy, mesh=mesh), system, named, memo)
         for strategy, mesh in plans
     ]
 
@@ -130,6 +133,7 @@ class _Step:
 
     options: AnalysisOptions
     system: System
+    named: str
     memo: StageMemo
 
     def __call__(self) -> TriedPlan:
@@ -159,7 +163,7 @@ class _Step:
             for name, declared in option_fields(kind).items():
                 value = getattr(holder, name, declared.default)
                 if value != declared.default and name != "advice":
-                    words += declared.words(_text(value))
+                    words += declared.words(self.named if name == "system" else _text(value))
         return shlex.join(words)
 
 
@@ -181,7 +185,7 @@ def _text(value: Any) -> Any:
         return ",".join(f"{key}={count}" for key, count in value.items())
     if isinstance(value, bool | list | tuple):
         return value
-    return value.name if isinstance(value, System) else str(value)
+    return str(value)
 
 
 @dataclass(frozen=True)
@@ -190,6 +194,7 @@ class _Serving:
 
     options: AnalysisOptions
     system: System
+    named: str
     tp: int
     replicas: int
 
@@ -203,7 +208,7 @@ class _Serving:
             weights=self.options.quantize or "",
         )  # fmt: skip
         summary = report.summary
-        words = ["tvm-distir", "serve-analyze", model, "--system", self.system.name]
+        words = ["tvm-distir", "serve-analyze", model, "--system", self.named]
         words += ["--strategy", "megatron", "--mesh", f"tp={self.tp}", "--workload", workload]
         words += ["--quantize", self.options.quantize] if self.options.quantize else []
         words += ["--replicas", str(self.replicas)] if self.replicas > 1 else []

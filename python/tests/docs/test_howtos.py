@@ -19,7 +19,7 @@ HOWTO = Path(__file__).resolve().parents[3] / "docs/howto"
     "name",
     [
         "plan", "optimizer", "pass", "profile", "schedule", "strategy", "system", "collective",
-        "engine", "frontend", "report_section",
+        "engine", "executor", "frontend", "report_section",
     ],
 )  # fmt: skip
 def test_a_howto_is_true(reader: Reader, name: str) -> None:

@@ -44,6 +44,22 @@ def test_the_command_that_it_names_gives_the_same_step(capsys):
     assert json.loads(capsys.readouterr().out)["time_s"] == best["time_s"]
 
 
+def test_a_workstation_of_four_lines_is_named_by_its_path(capsys, tmp_path):
+    node = {"name": "PCIe 4 x16", "devices_per_node": 2, "bandwidth_GBps": 25}
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps({
+        "schema_version": 2, "name": "workstation", "device": "rtx-4090",
+        "network": {"intra_node": node},
+    }))  # fmt: skip
+    (best, *_) = asked(capsys, GPT, "--gpus", f"2x{path}", "--train")["choices"]
+    words = shlex.split(best["command"])
+    assert words[words.index("--system") + 1] == str(path)
+    assert main([*words[1:], "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["time_s"] == best["time_s"]
+    assert not [name for name in report["basis"]["assumed"] if name.startswith("inter_node")]
+
+
 def test_a_decoder_is_served_and_another_model_runs_forward(capsys):
     served = asked(capsys, "zoo:llama?size=tiny", "--gpus", "2xh100")
     assert served["unit"] == "requests/s"

@@ -129,7 +129,7 @@ def test_data_frames_have_raw_numbers(results: dict[str, Any], kind: str) -> Non
     if kind == "SearchResult":
         assert frame["time_s"].tolist() == [row.time_s for row in value.rows]
     if kind == "AnalysisResult":
-        assert frame["time_s"].tolist() == [op.time_s for op in value.report.ops_by_time]
+        assert frame["time_s"].tolist() == [op.time_s for op in value.report.ops]
     if kind == "SweepResult":
         assert frame.to_dict("records") == value.to_dicts()
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -135,6 +136,37 @@ ALGORITHMS = Registry(
 )  # fmt: skip
 """Each represents a class that is made without arguments and does what
 :class:`CollectiveAlgorithm` says; networks name them in the curves of ``intra_node``."""
+
+
+def register_collective(name: str, algorithm: Callable[[], CollectiveAlgorithm]) -> None:
+    """Give an algorithm of collectives a name in this process, for the curves of systems.
+
+    Parameters
+    ----------
+    name : str
+    algorithm : class
+        Made without arguments; see :class:`CollectiveAlgorithm`.
+
+    Raises
+    ------
+    UsageError
+        DIST0152 for a name that cannot be taken.
+
+    Examples
+    --------
+    >>> class RecursiveHalving:
+    ...     kinds = ("all_reduce",)
+    ...
+    ...     def steps(self, kind, ranks):
+    ...         return 2 * (ranks - 1).bit_length()
+    ...
+    ...     def sent_bytes(self, kind, total_bytes, ranks, copied):
+    ...         return 2 * total_bytes * (1 - 1 / ranks)
+    >>> td.register_collective("halving", RecursiveHalving)
+    >>> "halving" in td.hardware.systems.collective_algorithms.ALGORITHMS
+    True
+    """
+    ALGORITHMS.register(name, algorithm)
 
 
 def algorithm_named(name: str) -> CollectiveAlgorithm:

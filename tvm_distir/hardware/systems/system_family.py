@@ -56,6 +56,11 @@ CURVE_SHARE = 0.8
 CURVE_SETUP_US, CURVE_HOP_US = 8.0, 1.0
 """Time of a collective's launch and of each of its steps inside a node, in the same case."""
 
+ETHERNET: Mapping[str, object] = {
+    "name": "Ethernet, 10 Gb/s", "nics_per_node": 1, "bandwidth_per_nic_GBps": 1.25,
+}  # fmt: skip
+"""The link between nodes of a network that states a node alone."""
+
 Made = TypeVar("Made")
 
 
@@ -125,6 +130,12 @@ def _network(data: Any, location: str, library: str | None) -> Network:
         return read_network(data, location)
     content = {"schema_version": NETWORK_VERSION, "name": "network", **data}
     zeros = {"latency_us": 0.0, "setup_us": 0.0}
+    if not {"inter_node", "tiers"} & content.keys():
+        source = f"{ASSUMED}: no link between nodes is stated"
+        sources = {f"inter_node.{key}": source for key in ETHERNET if key != "name"}
+        stated = content.get("sources", {})
+        if isinstance(stated, Mapping):
+            content.update(inter_node=ETHERNET, sources={**sources, **stated})
     near, far = content.get("intra_node"), content.get("inter_node")
     if isinstance(far, Mapping):
         content["inter_node"] = {**zeros, **far}

@@ -67,6 +67,6 @@ def run(arguments: argparse.Namespace) -> int:
         raise error.placed(lambda option: "--gpus" if option == "--system" else option) from error
     from tvm_distir.interface.answer import answer
 
-    outcome = answer(replace(step, system=system), devices)
+    outcome = answer(replace(step, system=system), devices, name)
     print_answer(outcome.to_dict(), outcome.to_text(), arguments.json)
     return 0 if outcome.best is not None else 3

@@ -165,9 +165,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _progress(progress: Any) -> None:
     """Report the progress of the sweep."""
-    impossible = f", {progress.impossible:,} infeasible" if progress.impossible else ""
-    structures = f"; {progress.structures:,} structures" if progress.structures else ""
-    print_message(f"{progress.done:,} of {progress.rows:,} rows{impossible}{structures}")
+    print_message(str(progress))
     while progress.notes:
         print_message(progress.notes.pop(0))
 

@@ -30,7 +30,9 @@ def run(arguments: argparse.Namespace) -> int:
     )
     target = outputs.reserve(arguments.out, "-o")
     steps = read_steps([Path(name) for name in arguments.folders])
-    outputs.add(target, results_page(steps, ", ".join(arguments.folders)))
+    outputs.add(
+        target, results_page(steps, ", ".join(arguments.folders), Path(arguments.out).parent)
+    )
     for path in outputs.commit():
         print_message(f"wrote {path}: {len(steps.rows)} steps")
     return 0

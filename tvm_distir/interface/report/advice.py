@@ -192,7 +192,7 @@ def _idle(analysis: Analysis, spent_s: float) -> Advice:
 def _top(analysis: Analysis, bounds: tuple[str, ...]) -> str:
     """Return the op with the most time under one of the bounds."""
     ops = [op for op in analysis.ops if op.bound_by in bounds]
-    return max(ops, key=lambda op: op.time_s).op if ops else "small ops"
+    return max(ops, key=lambda op: op.time_s).title if ops else "small ops"
 
 
 def _memory(analysis: Analysis, spent_s: float) -> Advice:

@@ -54,19 +54,18 @@ def _memory(analysis: Analysis) -> list[str]:
 def _time(analysis: Analysis) -> list[str]:
     if not analysis.ops:
         return []
-    ordered = analysis.ops_by_time
-    total = sum(op.time_s for op in ordered)
+    total = sum(op.time_s for op in analysis.ops)
     if total <= 0:
         return []
     path, module = longest_module(module_tree(analysis.modules))
     title, share = path.replace("(host)", "The host"), units.share(module.total_s, total)
     sentences = [f"{title} takes {share} of the compute time."] if path else []
-    small = [op for op in ordered if op.bound_by == "launch"]
+    small = [op for op in analysis.ops if op.bound_by == "launch"]
     small_s = sum(op.time_s for op in small)
     if small_s >= 0.05 * total:
         sentences.append(
             f"{units.share(small_s, total)} of the compute time is spent in launch-bound kernels "
-            f"(mostly {small[0].op})."
+            f"(mostly {small[0].title})."
         )
     return sentences
 

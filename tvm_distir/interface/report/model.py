@@ -233,11 +233,6 @@ class Analysis:
             groups.setdefault(replace(device, id=0), []).append(device.id)
         return [(ids, same) for same, ids in groups.items()]
 
-    @property
-    def ops_by_time(self) -> list[OpTime]:
-        """Return the ops, those with the most time first."""
-        return sorted(self.ops, key=lambda op: (-op.time_s, op.op))
-
     def axis_words(self, total: CollectiveTotal) -> str:
         """Return the axis of a collective, with its mesh if there are several."""
         alone = len(self.meshes) == 1 or "->" in total.mesh_axis

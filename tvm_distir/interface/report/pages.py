@@ -67,7 +67,7 @@ def op_colours(analysis: Analysis) -> dict[str, int]:
     of their own, from 100 on.
     """
     names = [*(UNITS if analysis.pipeline is not None else ())]
-    names += [op.op for op in analysis.ops_by_time]
+    names += dict.fromkeys(op.op for op in analysis.ops)
     colours = {name: min(i, PALETTE - 1) for i, name in enumerate(names)}
     kinds = dict.fromkeys(total.kind for total in analysis.collectives)
     colours.update((kind, 100 + min(i, COMM_PALETTE - 1)) for i, kind in enumerate(kinds))

@@ -5,19 +5,21 @@
 from __future__ import annotations
 
 import csv
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from tvm_distir.core.plan import mesh_text
 from tvm_distir.support import Column, SimulationError, read_json, read_text
 from tvm_distir.support.display import units
 
 from .pages import render
-from .saved_results import Outcome
+from .saved_results import REPORT, Outcome
 
-ANALYSIS_STEP, SEARCH_STEP, SWEEP_STEP = "analysis", "search", "sweep"
+ANALYSIS_STEP, SEARCH_STEP, SWEEP_STEP, SERVED = "analysis", "search", "sweep", "serving"
 _SWEEP_COLUMNS = {"time_s", "peak_memory_bytes", "fits", "bound_by", "status"}
 
 
@@ -27,22 +29,34 @@ def _share(value: float) -> str:
 
 COLUMNS = (
     Column("name", "step"),
-    Column("kind", "from"),
-    Column("file", "file"),
-    Column("model", "model"),
-    Column("system", "system"),
-    Column("strategy", "strategy"),
-    Column("mesh", "mesh"),
     Column("time_s", "time", units.duration),
+    Column("tokens_per_s", "tokens/s", units.count),
+    Column("ttft_p99_s", "TTFT p99", units.duration),
+    Column("tpot_p99_s", "TPOT p99", units.duration),
+    Column("cost", "$ per million tokens", "{:.4g}".format),
     Column("peak_memory_bytes", "peak memory", units.size),
     Column("fits", "fits"),
+    Column("mfu", "MFU", _share),
     Column("bound_by", "bound by"),
     Column("compute", "compute", _share),
     Column("communication", "communication", _share),
-    Column("tokens_per_s", "tokens/s", units.count),
-    Column("mfu", "MFU", _share),
+    Column("mesh", "mesh"),
+    Column("system", "system"),
+    Column("model", "model"),
+    Column("kind", "from"),
+    Column("file", "file"),
 )
-"""Columns of the page; each is empty where a result does not have it."""
+"""Columns of the page; what all rows have in common is named above them instead."""
+
+CHARTS = (
+    ("peak_memory_bytes", "time_s", False),
+    ("tokens_per_s", "cost", True),
+    ("tpot_p99_s", "tokens_per_s", False),
+)
+"""Names of the columns of both axes, and whether more of the first is better.
+
+Less of the second is better, but for tokens per second.
+"""
 
 
 @dataclass(frozen=True)
@@ -52,9 +66,9 @@ class SavedSteps:
     Attributes
     ----------
     rows : list of dict
-        Values by the names of :data:`COLUMNS`.
+        Values by the names of :data:`COLUMNS`, and the path of its ``report`` where there is one.
     skipped : list of str
-        JSON and CSV files that are no results.
+        JSON and CSV files that are no results, and that this package did not write.
     """
 
     rows: list[dict[str, Any]]
@@ -78,9 +92,9 @@ def read_steps(folders: Sequence[Path]) -> SavedSteps:
         paths = [folder] if not folder.is_dir() else sorted(folder.rglob("*"))
         for path in (path for path in paths if path.suffix in (".json", ".csv")):
             label = str(path.relative_to(folder)) if path != folder else path.name
-            steps = list(_steps(path, label))
-            rows += steps
-            if not steps:
+            steps = _steps(path, label)
+            rows += steps or ()
+            if steps is None:
                 skipped.append(label)
     if not rows:
         raise _refuse(
@@ -95,31 +109,48 @@ def _refuse(location: str, problem: str, remedy: str) -> SimulationError:
     return SimulationError("DIST0740", problem, location=location, remedy=remedy)
 
 
-def _steps(path: Path, label: str) -> Iterator[dict[str, Any]]:
-    """Yield the steps of a file; none where it is no result."""
+def _steps(path: Path, label: str) -> list[dict[str, Any]] | None:
+    """Return the steps of a file; None for a file of others that is no result."""
     if path.suffix == ".csv":
-        yield from _sweep(path, label)
-        return
+        return [*_sweep(path, label)] or None
     data = read_json(path, _refuse, "Name a file that tvm-distir wrote.")
     if not isinstance(data, Mapping):
-        return
+        return None
     if "spent_s" in data:
-        yield _analysis(Outcome.from_dict(data, path.stem, str(path)), label)
-    elif {"plans", "rows", "space"} <= data.keys():
-        for row in data["rows"]:
-            if row.get("time_s") is not None:
-                yield _candidate(row, label)
+        return [_analysis(Outcome.from_dict(data, path.stem, str(path)), label, path)]
+    if {"plans", "rows", "space"} <= data.keys():
+        return [_candidate(row, label) for row in data["rows"] if row.get("time_s") is not None]
+    if {"summary", "workload", "scheduler"} <= data.keys():
+        return [_served(data, label)]
+    return [] if "schema_version" in data else None  # a plan, a program, a system
 
 
-def _analysis(outcome: Outcome, label: str) -> dict[str, object]:
-    total_s = sum(outcome.spent_s.values()) or 1.0
+def _served(data: Mapping[str, Any], label: str) -> dict[str, Any]:
+    """Return the row of what ``serve-analyze --json`` printed."""
+    summary = data["summary"]
     return {
+        "name": f"{data['plan']}, {data['workload']}",
+        "kind": SERVED,
+        "file": label,
+        "model": data["model"],
+        "system": data["system"],
+        "tokens_per_s": summary["output_tokens_per_s"],
+        "ttft_p99_s": summary["ttft"]["p99_s"],
+        "tpot_p99_s": summary["tpot"]["p99_s"],
+        "cost": data["usd_per_million_tokens"],
+    }
+
+
+def _analysis(outcome: Outcome, label: str, path: Path) -> dict[str, object]:
+    total_s = sum(outcome.spent_s.values()) or 1.0
+    pages = (path.with_name(REPORT), path.with_suffix(".html"))
+    return {
+        "report": next((page for page in pages if page.exists()), None),
         "name": outcome.strategy or outcome.name,
         "kind": ANALYSIS_STEP,
         "file": label,
         "model": outcome.model,
         "system": outcome.system,
-        "strategy": outcome.strategy,
         "mesh": outcome.mesh,
         "time_s": outcome.time_s,
         "peak_memory_bytes": outcome.peak_memory_bytes,
@@ -129,6 +160,7 @@ def _analysis(outcome: Outcome, label: str) -> dict[str, object]:
         "communication": outcome.spent_s["communication"] / total_s,
         "tokens_per_s": outcome.figures.get("tokens_per_s"),
         "mfu": outcome.figures.get("mfu"),
+        "cost": outcome.figures.get("cost_per_million_tokens_usd"),
     }
 
 
@@ -172,24 +204,34 @@ def _sweep(path: Path, label: str) -> Iterator[dict[str, Any]]:
             }
 
 
-def results_page(steps: SavedSteps, title: str) -> str:
+def results_page(steps: SavedSteps, title: str, folder: Path | None = None) -> str:
     """Write steps as a self-contained HTML page.
 
     Parameters
     ----------
     steps : SavedSteps
     title : str
+    folder : Path, optional
+        The folder of the page, from which it links to reports; without it there are no links.
 
     Returns
     -------
     page : str
         The same for the same steps, byte by byte. Columns without any value are left out.
     """
-    filled = {key for row in steps.rows for key, value in row.items() if value is not None}
-    columns = [column for column in COLUMNS if column.name in filled]
+    values = {column.name: {row.get(column.name) for row in steps.rows} for column in COLUMNS}
+    common = [column for column in COLUMNS[1:] if column.text is None and len(steps.rows) > 1
+              and len(values[column.name]) == 1 and None not in values[column.name]]  # fmt: skip
+    columns = [c for c in COLUMNS if c not in common and values[c.name] != {None}]
     heads = [{"title": column.title, "number": column.text is not None} for column in columns]
-    values = [[(row.get(c.name), c) for c in columns] for row in steps.rows]
-    rows = [[[value, column.cell(value)] for value, column in cells] for cells in values]
-    data = {"columns": heads, "rows": rows}
+    rows = [[[row.get(c.name), c.cell(row.get(c.name))] for c in columns] for row in steps.rows]
+    for row, cells in zip(steps.rows, rows, strict=True):
+        if folder is not None and row.get("report") is not None:
+            cells[0].append(quote(os.path.relpath(row["report"], folder)))
+    names = [column.name for column in columns]
+    charts = [[names.index(x), names.index(y), more_x, y == "tokens_per_s"]
+              for x, y, more_x in CHARTS if x in names and y in names]  # fmt: skip
+    data = {"columns": heads, "rows": rows, "charts": charts}
+    shared = [f"{column.title}: {column.cell(steps.rows[0][column.name])}" for column in common]
     return render("results.html.j2", title=title, count=len(steps.rows), skipped=steps.skipped,
-                  data=data)  # fmt: skip
+                  shared=shared, data=data)  # fmt: skip

@@ -12,7 +12,7 @@ from tvm_distir.support.display import units
 from .model import Analysis
 
 _WIDTH, _HEIGHT = 760, 360
-_LEFT, _TOP, _RIGHT, _BOTTOM = 74, 14, _WIDTH - 16, _HEIGHT - 44
+_LEFT, _TOP, _RIGHT, _BOTTOM = 92, 14, _WIDTH - 16, _HEIGHT - 44
 _NAMED = 6
 """How many ops are named in the plot."""
 
@@ -21,6 +21,7 @@ class OpPoint(NamedTuple):
     """An op in the plot; ``x``, ``y`` and ``radius`` are in pixels, ``words`` its figures."""
 
     op: str
+    title: str
     x: float
     y: float
     radius: float
@@ -91,13 +92,14 @@ def roofline_plot(analysis: Analysis) -> RooflinePlot | None:
     for op, intensity, speed in zip(ops, intensities, speeds, strict=True):
         x, y = x_axis.position(intensity), y_axis.position(speed)
         named = [point for point in points if point.is_named]
-        is_free = all(abs(x - point.x) > 90 or abs(y - point.y) > 12 for point in named)
+        is_free = all(abs(x - point.x) > 200 or abs(y - point.y) > 12 for point in named)
         words = (
-            f"{op.op}: {units.duration(op.time_s)}, {units.count(speed, 'FLOP/s')}, "
+            f"{op.title}, {op.phase}: {units.duration(op.time_s)}, {units.count(speed, 'FLOP/s')}, "
             f"{intensity:.3g} FLOP per byte, bound by {op.bound_by}"
         )
         radius = 3 + 11 * math.sqrt(op.time_s / most_s)
-        points.append(OpPoint(op.op, x, y, radius, words, is_free and len(named) < _NAMED))
+        title = op.module or op.op
+        points.append(OpPoint(op.op, title, x, y, radius, words, is_free and len(named) < _NAMED))
     return RooflinePlot(
         peak,
         rate,

@@ -26,8 +26,8 @@ from tvm_distir.support import (
 from . import model
 from .figures import Figures
 
-ANALYSIS = "analysis.json"
-"""The result in the folder of ``analyze -o``."""
+ANALYSIS, REPORT = "analysis.json", "report.html"
+"""The result in the folder of ``analyze -o``, and the page beside it."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from .advice import advice_lines
 from .links import link_lines
 from .memory import memory_lines
 from .model import Analysis
-from .module_tree import largest_rows, module_cells, module_head, module_tree
+from .module_tree import UNNAMED, largest_rows, module_cells, module_head, module_tree
 from .text_table import ranges, work
 from .verdict import Painter, verdict_lines
 
@@ -128,21 +128,19 @@ def _on(analysis: Analysis) -> str:
 def _ops(analysis: Analysis, paint: Painter) -> list[str]:
     if not analysis.ops:
         return []
-    ordered = analysis.ops_by_time
-    total_s = sum(op.time_s for op in ordered)
+    total_s = sum(op.time_s for op in analysis.ops)
 
-    def cells(name: str, ops: Sequence[OpTime]) -> list[str]:
+    def cells(name: Sequence[str], ops: Sequence[OpTime]) -> list[str]:
         count, time_s = sum(op.count for op in ops), sum(op.time_s for op in ops)
         flops, moved = sum(op.flops for op in ops), sum(op.bytes_moved for op in ops)
         share = units.share(time_s, total_s)
-        return [name, str(count), units.duration(time_s), share, work(flops), units.size(moved)]
+        return [*name, str(count), units.duration(time_s), share, work(flops), units.size(moved)]
 
-    rows = [cells(op.op, [op]) for op in ordered[:_ROWS]]
-    rest = ordered[_ROWS:]
-    if rest:
-        rows.append(cells(f"{len(rest)} more", rest))
-    head = ["op", "count", "time", "share", "FLOPs", "bytes moved"]
-    return ["", paint("bold", f"Time by op{_on(analysis)}"), *align(head, rows, "lrrrrr")]
+    rows = [cells([op.module or UNNAMED, op.phase, op.op], [op]) for op in analysis.ops[:_ROWS]]
+    if rest := analysis.ops[_ROWS:]:
+        rows.append(cells([f"{len(rest)} more", "", ""], rest))
+    head = ["module", "pass", "op", "count", "time", "share", "FLOPs", "bytes moved"]
+    return ["", paint("bold", f"Time by op{_on(analysis)}"), *align(head, rows, "lllrrrrr")]
 
 
 def _timings(analysis: Analysis, paint: Painter) -> list[str]:

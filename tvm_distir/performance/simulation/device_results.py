@@ -91,16 +91,30 @@ class CollectiveTotal:
         return {key: value for key, value in self.__dict__.items() if key != "time_s"}
 
 
+HOST_MODULE = "(host)"
+"""The module of the work of the host between kernels."""
+
+
 @dataclass(frozen=True)
 class OpTime:
-    """Time of all executions of a compute op on a device; ``bound_by`` is its main bound."""
+    """Time of all executions of a compute op in a module and pass on a device.
+
+    ``module`` and ``phase`` are those of :class:`ModuleTime`; ``bound_by`` is its main bound.
+    """
 
     op: str
+    module: str
+    phase: str
     count: int
     time_s: float
     flops: int
     bytes_moved: int
     bound_by: str
+
+    @property
+    def title(self) -> str:
+        """Return the op with its module, as ``einsum of layers.*.mlp.up_proj``."""
+        return f"{self.op} of {self.module}" if self.module not in ("", HOST_MODULE) else self.op
 
 
 @dataclass(frozen=True)

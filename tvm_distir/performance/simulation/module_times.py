@@ -22,20 +22,17 @@ from tvm_distir.performance.program.program import Program
 from tvm_distir.performance.program.unit_phases import unit_word
 from tvm_distir.support import memoized
 
-from .device_results import ModuleTime
+from .device_results import HOST_MODULE, ModuleTime
 from .op_costs import COMPUTE, HOSTS, SLOWDOWN, OpRow
 from .weight_sources import WeightSources
 
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
-HOST = "(host)"
-"""The module of the work of the host between kernels."""
-
 _PHASES = {"count": FORWARD, "rows": FORWARD, "forward": FORWARD, "gather": FORWARD}
 _PHASES |= dict.fromkeys(("backward", "weight", "accumulate", "accumulate_next"), BACKWARD)
 _PHASES |= {"count_next": FORWARD, "reduce": BACKWARD}
 """The pass of each phase of a stage; all others are the optimizer's."""
 
-_GRADIENT = re.compile(r"(.+)_grad\d*")
+_GRADIENT = re.compile(r"(.+)_grad(?:_terms|_flat)?\d*")
 _Key = tuple[str, tuple[int, ...]]
 
 _LAST = ("weight", "bias")
@@ -88,11 +85,11 @@ class ModuleNames:
         path = self._modules(row.function).get(_key(row.op), ())
         phase = self._pass(row.function, row.op)
         if row.op.kernel_class in HOSTS:
-            path = (HOST,)
+            path = (HOST_MODULE,)
         total = sum(contexts.values())
         return [
             (
-                ".".join(path) if path == (HOST,) else _pattern(context.prefix, path),
+                ".".join(path) if path == (HOST_MODULE,) else _pattern(context.prefix, path),
                 context.phase or phase,
                 count / total,
             )
@@ -201,7 +198,8 @@ class ModuleNames:
             passes.update(dict.fromkeys((*op.outputs, op.name), phase))
         for op in reversed(fn.ops):  # what only the backward pass reads, such as recomputation
             readers = {passes[reader.outputs[0]] for index in op.outputs
-                       for reader, _ in fn.readers.get(index, ()) if reader.outputs}  # fmt: skip
+                       for reader, _ in fn.readers.get(index, ())
+                       if reader.outputs and not _mixes(reader, late)}  # fmt: skip
             if readers and FORWARD not in readers and passes[op.outputs[0]] == FORWARD:
                 passes.update(dict.fromkeys((*op.outputs, op.name), min(readers)))
         return passes
@@ -220,6 +218,12 @@ class ModuleNames:
         """Return whether a value is the gradient of a weight."""
         gradient = _GRADIENT.fullmatch(value.name)
         return gradient is not None and gradient[1] in self._weights.plain
+
+
+def _mixes(op: Op, late: set[int]) -> bool:
+    """Return whether an op joins values of both passes to communicate them at once."""
+    joins = op.kind == "collective" or op.op.endswith(".concat")
+    return joins and 0 < len(late.intersection(op.inputs)) < len(set(op.inputs))
 
 
 def _known(paths: Iterable[tuple[str, ...] | None]) -> list[tuple[str, ...]]:

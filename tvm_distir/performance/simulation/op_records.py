@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -12,6 +14,7 @@ from tvm_distir.performance.event_loop.function_summaries import Ints
 from tvm_distir.performance.traces.records import STREAMS, RecordKind
 
 from .device_results import OpTime
+from .module_times import ModuleNames
 from .op_costs import COMPUTE, SLOWDOWN, OpRow
 
 
@@ -28,33 +31,35 @@ def all_seconds(times_ps: Ints) -> list[float]:
 
 
 def op_times(
-    rows: Sequence[OpRow], counts: Sequence[int], slowed: float = 1.0
+    names: ModuleNames, rows: Sequence[OpRow], counts: Sequence[int], slowed: float
 ) -> tuple[OpTime, ...]:
-    """Compute ops by name, the longest first, from how often each row is run.
+    """Compute ops by name, module and pass, the longest first, from how often each row is run.
 
     ``slowed`` is the share of the delays beside collectives by which kernels take longer.
     """
-    sums: dict[str, list[int]] = {}
-    bounds: dict[str, dict[str, int]] = {}
+    sums = defaultdict[tuple[str, str, str], list[int]](lambda: [0, 0, 0, 0])
+    bounds = defaultdict[tuple[str, str, str], Counter[str]](Counter)
     for row, count in zip(rows, counts, strict=True):
-        if row.stream != COMPUTE or row.op.kind == "wait" or not count:
+        if row.stream != COMPUTE or row.op.kind == "wait":
             continue
-        name, op, duration = row.op.title, row.op, count * row.duration_ps
-        if op.kind == SLOWDOWN:
-            duration = round(slowed * duration)
-        entry = sums.setdefault(name, [0, 0, 0, 0])
-        for i, value in enumerate((1, 0, op.flops, op.bytes_read + op.bytes_written)):
-            entry[i] += value * count
-        entry[1] += duration
-        by_bound = bounds.setdefault(name, {})
-        by_bound[row.bound_by] = by_bound.get(row.bound_by, 0) + duration
+        op, each_ps = row.op, row.duration_ps * (slowed if row.op.kind == SLOWDOWN else 1)
+        moved, parts = op.bytes_read + op.bytes_written, names.of(row)
+        shares = itertools.accumulate(share for *_, share in parts)
+        ends = [round(count * share) for share in shares]  # so parts of a count add up to it
+        for (module, phase, _), start, end in zip(parts, [0, *ends], ends, strict=False):
+            key, times = (op.title, module, phase), end - start
+            part_ps = round(each_ps * end) - round(each_ps * start)
+            entry, more = sums[key], (times, part_ps, times * op.flops, times * moved)
+            sums[key] = [old + new for old, new in zip(entry, more, strict=True)]
+            bounds[key][row.bound_by] += part_ps
     ordered = sorted(sums.items(), key=lambda item: (-item[1][1], item[0]))
     return tuple(
         OpTime(
-            name, count, seconds(duration), flops, moved,
-            max(bounds[name], key=lambda bound: (bounds[name][bound], bound)),
+            *key, count, seconds(duration), flops, moved,
+            max(bounds[key], key=lambda bound: (bounds[key][bound], bound)),
         )
-        for name, (count, duration, flops, moved) in ordered
+        for key, (count, duration, flops, moved) in ordered
+        if count
     )  # fmt: skip
 
 

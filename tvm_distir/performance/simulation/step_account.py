@@ -118,7 +118,7 @@ class StepAccount:
         def tables() -> Tables:
             share = slowed_ps / ops.delay_ps if ops.delay_ps else 1.0
             modules = module_times(self.modules, ops.rows, ops.counts, share)
-            return op_times(ops.rows, ops.counts, share), modules
+            return op_times(self.modules, ops.rows, ops.counts, share), modules
 
         self._lanes.append(
             DeviceGroupResult(

@@ -142,6 +142,34 @@ def plan_maker(function: Callable[Arguments, Plan]) -> Callable[Arguments, Plan]
     return planned
 
 
+def register_strategy(name: str, function: Strategy) -> None:
+    """Give a strategy a name in this process, as an entry point does for all processes.
+
+    Parameters
+    ----------
+    name : str
+    function : callable
+        As :func:`plan_maker` takes it, or what that returned.
+
+    Raises
+    ------
+    PlanError
+        DIST0231 as of :func:`plan_maker`.
+    UsageError
+        DIST0152 for a name that cannot be taken.
+
+    Examples
+    --------
+    >>> def everything_replicated(mod, mesh, axis="tp"):
+    ...     "Plan without a rule."
+    ...     return td.Plan((mesh,), ())
+    >>> td.register_strategy("everything_replicated", everything_replicated)
+    >>> len(td.planning.make_plan(td.zoo.mlp(), "everything_replicated", {"tp": 2}).rules)
+    0
+    """
+    STRATEGIES.register(name, function if hasattr(function, _MARK) else plan_maker(function))
+
+
 def strategy_names() -> tuple[str, ...]:
     """Return the names of all strategies, those of other packages included."""
     return STRATEGIES.names()

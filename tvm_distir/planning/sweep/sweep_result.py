@@ -41,6 +41,11 @@ class Progress:
     checked: int = 0
     notes: list[str] = field(default_factory=list)
 
+    def __str__(self) -> str:
+        impossible = f", {self.impossible:,} infeasible" if self.impossible else ""
+        structures = f"; {self.structures:,} structures" if self.structures else ""
+        return f"{self.done:,} of {self.rows:,} rows{impossible}{structures}"
+
 
 @dataclass
 class SweepResult(Displayed):

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Look up plugins by name: those of this package and those of entry points.
+"""Look up plugins by name: those of this package, of entry points and of this process.
 
 Names are known without an import; the target of a name is imported when it is requested.
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib import import_module, metadata
 from typing import Any
 
-from tvm_distir.support.errors.tree import DependencyError
+from tvm_distir.support.errors.tree import DependencyError, UsageError
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,33 @@ class Offer:
         )
 
 
+@dataclass(frozen=True)
+class ProcessOffer(Offer):
+    """A target that this process registered, as a script or a notebook does."""
+
+    item: object
+
+    def load(self) -> object:
+        """Return the target."""
+        return self.item
+
+    def fault(self, problem: str) -> DependencyError:
+        """Return the error of a faulty registration."""
+        where, remedy = f'the registration of "{self.name}"', "Correct it, and register it anew."
+        return DependencyError("DIST0114", problem, location=where, remedy=remedy)
+
+
+_registrations: dict[tuple[str, str], ProcessOffer] = {}
+"""By group and name."""
+
+
 def all_offers(group: str) -> tuple[Offer, ...]:
-    """Return the entry points of a group, sorted by name; names may repeat."""
-    return _offers(group, tuple(sys.path))
+    """Return the entry points of a group, sorted by name, and what this process registered.
+
+    Names may repeat.
+    """
+    additions = (offer for (of, _), offer in _registrations.items() if of == group)
+    return (*_offers(group, tuple(sys.path)), *additions)
 
 
 def offers(group: str) -> tuple[Offer, ...]:
@@ -117,6 +141,20 @@ class Registry:
     def offered(self) -> dict[str, Offer]:
         """Return the entries of other packages, by name."""
         return {offer.name: offer for offer in offers(self.group) if offer.name not in self.builtin}
+
+    def register(self, name: str, item: object) -> None:
+        """Add a target to this process, in place of an earlier one that was registered so.
+
+        Raises
+        ------
+        UsageError
+            DIST0152 for a name that is no identifier, or one of this package.
+        """
+        if not name.isidentifier() or name in self.builtin:
+            problem = f'"{name}" is a name of this package, or no identifier'
+            remedy = "Choose another name."
+            raise UsageError("DIST0152", problem, location=self.group, remedy=remedy)
+        _registrations[self.group, name] = ProcessOffer(name, repr(item), "this process", item)
 
     def __contains__(self, name: object) -> bool:
         return name in self.builtin or name in self.offered()

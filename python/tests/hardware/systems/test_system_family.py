@@ -86,6 +86,16 @@ def test_a_data_sheet_alone_makes_a_system_that_says_what_it_assumes() -> None:
     assert wire / 150e9 < elapsed < 2 * wire / 150e9
 
 
+def test_a_node_alone_is_a_system_whose_link_to_others_is_assumed() -> None:
+    data = copy.deepcopy(SHEET)
+    del data["network"]["inter_node"]  # type: ignore[attr-defined]
+    system = td.System.from_dict(data)
+    numbers = {number.name: number for number in sourced_numbers(system)}
+    rate = numbers["inter_node.bandwidth_per_nic_GBps"]
+    assert rate.value == 1.25 and rate.is_assumed
+    assert td.System.from_dict(to_data(system)) == system
+
+
 def test_the_price_and_power_of_the_system_replace_those_of_the_device() -> None:
     system = td.System.from_dict(
         {**SHEET, "device": "h100-sxm", "price_per_device_hour_usd": 2.5, "watts_per_device": 650}

@@ -67,8 +67,10 @@ def sample(
             ReportLane("mesh0", (0, 1, 2, 3), events(layers), ((0.0, GIB), (5e-3, peak_bytes))),
         ),
         ops=(
-            OpTime("matmul", layers, 3e-3 * layers, 10**9, GIB, "compute"),
-            OpTime("add", layers, 1e-3 * layers, 0, GIB, "memory"),
+            OpTime(
+                "matmul", "layers.*.mlp", "forward", layers, 3e-3 * layers, 10**9, GIB, "compute"
+            ),
+            OpTime("add", "layers.*", "backward", layers, 1e-3 * layers, 0, GIB, "memory"),
         ),
         modules=(
             ModuleTime("layers.*.mlp", "forward", 3e-3 * layers, 1e-3 * layers, 10**9),

@@ -276,7 +276,9 @@ def test_figures_of_the_page():
     (drawn,) = re.findall(r'<svg class="plot".*?</svg>', page, re.DOTALL)
     tree = ElementTree.fromstring(drawn)
     points = tree.findall("circle")
-    assert len(points) == 1 and points[0].find("title").text.startswith("matmul: 12.0 ms")
+    assert len(points) == 1 and points[0].find("title").text.startswith(
+        "matmul of layers.*.mlp, forward: 12.0 ms"
+    )
     line = tree.find("polyline").attrib["points"].split()
     heights = [float(point.split(",")[1]) for point in line]
     assert heights[0] > heights[1] == heights[2]

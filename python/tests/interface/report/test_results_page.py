@@ -37,6 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [{"micro_batch": 4, "dp": dp, "tp": 1} for dp in (1, 2)]
     (path / "sweep.csv").write_text(td.sweep(MODEL, rows, "h100").to_csv())
     (path / "plan.json").write_text(json.dumps(result.plans[0].plan.to_dict()))
+    (path / "other.json").write_text("[]")
     return path
 
 
@@ -51,7 +52,7 @@ def test_all_kinds_of_results_are_read(folder: Path) -> None:
     steps = read_steps([folder])
     kinds = [row["kind"] for row in steps.rows]
     assert sorted(set(kinds)) == ["analysis", "search", "sweep"] and kinds.count("sweep") == 2
-    assert steps.skipped == ["plan.json"]
+    assert steps.skipped == ["other.json"]
     first = json.loads((folder / "0.json").read_text())
     [row] = [row for row in steps.rows if row["file"] == "0.json"]
     assert row["time_s"] == first["time_s"] and row["mfu"] == first["throughput"]["mfu"]
@@ -62,6 +63,34 @@ def test_all_kinds_of_results_are_read(folder: Path) -> None:
 
 def test_files_are_read_by_name(folder: Path) -> None:
     assert [row["mesh"] for row in read_steps([folder / "1.json"]).rows] == ["dp=2,tp=2"]
+
+
+def test_served_requests_are_read(tmp_path: Path) -> None:
+    latency = {"mean_s": 0.1, "p50_s": 0.1, "p90_s": 0.2, "p99_s": 0.3}
+    summary = {"output_tokens_per_s": 640.0, "ttft": latency, "tpot": latency}
+    data = {"model": "m", "system": "h100", "plan": "tp=2", "workload": "closed:8",
+            "scheduler": "static", "summary": summary, "usd_per_million_tokens": 0.5}  # fmt: skip
+    (tmp_path / "served.json").write_text(json.dumps(data))
+    (row,) = read_steps([tmp_path]).rows
+    assert row["kind"] == "serving" and row["ttft_p99_s"] == 0.3 and row["cost"] == 0.5
+    titles = [
+        column["title"] for column in _data(results_page(read_steps([tmp_path]), ""))["columns"]
+    ]
+    assert {"TTFT p99", "TPOT p99", "$ per million tokens"} <= {*titles}
+
+
+def test_steps_link_to_their_reports_and_name_once_what_they_share(
+    folder: Path, tmp_path: Path
+) -> None:
+    for number in (0, 1):
+        (tmp_path / f"a {number}").mkdir()
+        shutil.copy(folder / f"{number}.json", tmp_path / f"a {number}/analysis.json")
+    (tmp_path / "a 0/report.html").write_text("")
+    page = results_page(read_steps([tmp_path]), "", tmp_path)
+    cells = [row[0] for row in _data(page)["rows"]]
+    assert [cell[2:] for cell in cells] == [["a%200/report.html"], []]
+    assert "system: h100" in page
+    assert "system" not in [column["title"] for column in _data(page)["columns"]]
 
 
 def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
@@ -85,7 +114,7 @@ def test_the_page_is_escaped_and_deterministic(folder: Path) -> None:
 def test_the_command_writes_the_page(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "page.html"
     assert main(["ui", str(folder), "-o", str(out)]) == 0
-    assert out.read_text() == results_page(read_steps([folder]), str(folder))
+    assert out.read_text() == results_page(read_steps([folder]), str(folder), tmp_path)
     assert main(["ui", str(tmp_path / "none"), "-o", str(out)]) == 1
 
 
@@ -135,6 +164,10 @@ def test_a_browser_sorts_filters_and_compares(folder: Path, tmp_path: Path) -> N
         filter.value = 'sweep dp=2'; filter.dispatchEvent(new Event('input'));
         result.filtered = table();
         result.shown = document.getElementById('shown').textContent;
+        filter.value = ''; filter.dispatchEvent(new Event('input'));
+        result.points = [...document.querySelectorAll('#charts svg')].map((svg) =>
+          [svg.getAttribute('aria-label'), svg.querySelectorAll('circle').length,
+           svg.querySelectorAll('circle.front').length]);
         result.width = document.documentElement.scrollWidth <= innerWidth;
         """,
         tmp_path,
@@ -151,4 +184,9 @@ def test_a_browser_sorts_filters_and_compares(folder: Path, tmp_path: Path) -> N
     ratio = by_memory[-2][memory][0] / by_memory[-1][memory][0]
     assert second == f"{by_memory[-2][memory][1]} ({ratio:.2f}x)"
     assert len(result["filtered"]) == 1 and result["shown"].startswith("1 of ")
+    (label, points, front) = result["points"][0]
+    pairs = sorted((row[memory][0], row[time][0]) for row in data["rows"])
+    best = [y for k, (_, y) in enumerate(pairs) if all(y < other for _, other in pairs[:k])]
+    assert (label, points) == ("time against peak memory", len(data["rows"]))
+    assert front == len(best)
     assert result["width"]

@@ -10,23 +10,30 @@ import pytest
 
 import tvm_distir as td
 
-LAYERS, HIDDEN, BATCH, SEQ = 2, 64, 8, 16
+LAYERS, HIDDEN, BATCH, SEQ = 2, 512, 8, 512  # so large that to compute twice is never faster
 GEMM = 2 * BATCH * SEQ * HIDDEN * HIDDEN * LAYERS  # of a projection in all layers
+SIZES = {"layers": LAYERS, "hidden": HIDDEN, "heads": 4, "seq": SEQ, "vocab": 128}
+SMALL = {"layers": 2, "hidden": 64, "heads": 4, "seq": 16, "vocab": 128, "batch": 8}
 
 
 @pytest.mark.parametrize(
     ("strategy", "mesh", "optimizer"),
     [
+        ("data_parallel", {"dp": 2}, "adamw"),
         ("fsdp", {"dp": 2}, "adamw"),
         ("megatron", {"tp": 2}, "sgd"),
+        ("pipeline:micro_batches=2", {"pp": 2}, "adamw"),
+        ("pipeline:micro_batches=4+data_parallel", {"pp": 2, "dp": 2}, "sgd"),
     ],
 )
 def test_modules_add_up_and_have_the_flops_counted_by_hand(
     strategy: str, mesh: dict[str, int], optimizer: str
 ) -> None:
-    model = td.zoo.gpt(layers=LAYERS, hidden=HIDDEN, heads=4, seq=SEQ, vocab=128, batch=BATCH)
+    """The batch is that of the step, so that micro-batches and devices share the same FLOPs."""
+    model = "zoo:gpt?" + ",".join(f"{name}={size}" for name, size in SIZES.items())
+    train = {"optimizer": optimizer}
     result = td.analyze(
-        model, system="h100", strategy=strategy, mesh=mesh, train={"optimizer": optimizer}
+        model, batch=BATCH, system="h100", strategy=strategy, mesh=mesh, train=train
     )
     lanes = result.simulation.lanes
     flops, seconds = Counter[tuple[str, str]](), Counter[str]()
@@ -47,7 +54,7 @@ def test_modules_add_up_and_have_the_flops_counted_by_hand(
 
 
 def test_modules_of_a_pipeline_add_up() -> None:
-    model = td.zoo.gpt(layers=LAYERS, hidden=HIDDEN, heads=4, seq=SEQ, vocab=128, batch=BATCH)
+    model = td.zoo.gpt(**SMALL)
     result = td.analyze(
         model, system="h100", strategy="pipeline:micro_batches=2", mesh={"pp": 2}, train={}
     )
@@ -59,9 +66,38 @@ def test_modules_of_a_pipeline_add_up() -> None:
 
 
 def test_inference_has_a_forward_pass_only() -> None:
-    model = td.zoo.gpt(layers=LAYERS, hidden=HIDDEN, heads=4, seq=SEQ, vocab=128, batch=BATCH)
+    model = td.zoo.gpt(**SMALL)
     result = td.analyze(model, system="h100", strategy="megatron", mesh={"tp": 2})
     (lane,) = result.simulation.lanes
     assert {time.phase for time in lane.modules} == {"forward"}
     reduced = {time.module: time.comm_s for time in lane.modules if time.comm_s}
     assert reduced["h.*.attn.o_proj"] > 0 and reduced["h.*.mlp.down_proj"] > 0
+
+
+def test_a_batch_too_small_to_share_is_computed_by_each_device() -> None:
+    """The all-gather of the tokens is faster here than the all-reduce of all gradients."""
+    gemm = 2 * 8 * 16 * 64 * 64 * 2
+    result = td.analyze(
+        td.zoo.gpt(**SMALL), system="h100", strategy="data_parallel", mesh={"dp": 2}, train={}
+    )
+    (lane,) = result.simulation.lanes
+    flops = {(time.module, time.phase): time.flops for time in lane.modules}
+    assert gemm <= flops["h.*.attn.q_proj", "forward"] <= 1.02 * gemm
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_the_loss_reduced_together_with_a_gradient_is_forward(recompute: str) -> None:
+    """A bucket joins the loss and a sum of its gradient; the forward pass stays one."""
+    result = td.analyze(
+        "zoo:llama?layers=2,hidden=256,heads=4,kv_heads=2,seq=256,vocab=512", batch=8,
+        system="h100", strategy="megatron:sequence=true", mesh={"tp": 2},
+        train={"recompute": recompute},
+    )  # fmt: skip
+    (lane,) = result.simulation.lanes
+    flops = {(time.module, time.phase): 2 * time.flops for time in lane.modules}
+    gemm, copies = 2 * 8 * 256 * 256 * 256 * 2, 3 if recompute == "full" else 2
+    for name, share in (("q_proj", 1.0), ("k_proj", 0.5), ("o_proj", 1.0)):
+        module = f"layers.*.self_attn.{name}"
+        assert flops[module, "forward"] == pytest.approx(share * gemm, rel=0.01)
+        assert flops[module, "backward"] == pytest.approx(share * gemm * copies, rel=0.01)
+    assert flops["lm_head", "forward"] == pytest.approx(gemm, rel=0.03)  # and the loss

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tvm_distir.support.errors.tree import DependencyError
+from tvm_distir.support.errors.tree import DependencyError, UsageError
+from tvm_distir.support.plugins import registry
 from tvm_distir.support.plugins.registry import Registry, offers
 
 if TYPE_CHECKING:
@@ -82,3 +83,19 @@ def test_two_packages_with_one_name_are_refused(install: Install, tmp_path: Path
     with pytest.raises(DependencyError, match="DIST0114") as caught:
         offers(GROUP)
     assert "dist_made" in str(caught.value) and "dist_other" in str(caught.value)
+
+
+def test_a_process_registers_and_replaces(
+    install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "_registrations", {})
+    REGISTRY.register("mine", 1)
+    assert REGISTRY.names() == ("join", "split", "mine") and REGISTRY.load("mine") == 1
+    REGISTRY.register("mine", 2)
+    assert REGISTRY.load("mine") == 2 and "mine" not in Registry("tvm_distir.others", {})
+    for name in ("join", "a b"):
+        with pytest.raises(UsageError, match="DIST0152"):
+            REGISTRY.register(name, 3)
+    install("dist_made", "", entries("mine = dist_made:missing"))
+    with pytest.raises(DependencyError, match="dist_made provides the same name"):
+        offers(GROUP)

@@ -5,10 +5,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from tvm_distir.support import PlanError, Registry
+from tvm_distir.support import Offer, PlanError, Registry
 
 from . import orders
 from .listed import check_units, unfit
@@ -38,7 +38,35 @@ class ScheduleOrder(Protocol):
         """Return the rank of each stage."""
 
 
-@functools.lru_cache(maxsize=16)
+def register_schedule(name: str, schedule: Callable[[], ScheduleOrder]) -> None:
+    """Give a schedule a name in this process, as an entry point does for all processes.
+
+    Parameters
+    ----------
+    name : str
+    schedule : class
+        Made without arguments; see :class:`ScheduleOrder`.
+
+    Raises
+    ------
+    UsageError
+        DIST0152 for a name that cannot be taken.
+
+    Examples
+    --------
+    >>> class AllForward:
+    ...     def orders(self, ranks, micro_batches, chunks):
+    ...         return [[(p, i, 0) for p in "FB" for i in range(micro_batches)]] * ranks
+    ...
+    ...     def rank_of(self, ranks, chunks):
+    ...         return list(range(ranks))
+    >>> td.register_schedule("all_forward", AllForward)
+    >>> "all_forward" in td.core.plan.schedules.offered_schedules.SCHEDULES
+    True
+    """
+    SCHEDULES.register(name, schedule)
+
+
 def offered_order(
     kind: str, ranks: int, micro_batches: int, chunks: int
 ) -> tuple[tuple[tuple[PipelineAction, ...], ...], tuple[int, ...]]:
@@ -52,8 +80,15 @@ def offered_order(
         DIST0114 where its class cannot be used, or its order does not run every phase of every
         micro-batch once, or waits for itself.
     """
-    offer = SCHEDULES.offered()[kind]
-    target: Any = SCHEDULES.load(kind)
+    return _order_of(SCHEDULES.offered()[kind], kind, ranks, micro_batches, chunks)
+
+
+@functools.lru_cache(maxsize=16)
+def _order_of(
+    offer: Offer, kind: str, ranks: int, micro_batches: int, chunks: int
+) -> tuple[tuple[tuple[PipelineAction, ...], ...], tuple[int, ...]]:
+    """Return the actions and stages of an offered schedule."""
+    target: Any = offer.load()
     if not callable(target):
         raise offer.fault(f"it is not a class but {target!r}")
     try:
