@@ -6,8 +6,9 @@
 Usage: scripts/checks/check_rules.py [WORD ...] [--op NAME] [--missing] [--lowered]
 Rules of installed packages are included, as by ``python -m tvm_distir.execution.rule_validation``.
 The sources are those beside this script whatever else is installed. With --lowered each sharded
-call is also lowered by the passes and run on virtual devices (minutes). Prints "N ops, M cases,
-..., W wrong"; exits 1 when something is wrong.
+call is also lowered by the passes and run on virtual devices (minutes); with --missing placements
+that would be correct, but that no factor has, are named. Prints "N ops, M cases, ..., W wrong";
+exits 1 when something is wrong.
 """
 
 from __future__ import annotations
@@ -48,6 +49,18 @@ def lowered(words: list[str], ops: list[str]) -> int:
     return int(differ > 0 or ran == 0)
 
 
+def name_missing(words: list[str], ops: list[str]) -> None:
+    """Print the placements of some cases, all by default, that rules leave out."""
+    from missing_placements import missing
+    from tests.core.ops.rule_cases.all_cases import TABLE
+
+    everything = not words and not ops
+    for factor in missing(
+        [c for c in TABLE if everything or c.op in ops or any(w in c.name for w in words)]
+    ):
+        print(f"missing: {factor}")
+
+
 def main() -> int:
     """Run the command."""
     import tvm_distir
@@ -60,13 +73,16 @@ def main() -> int:
 
     from tvm_distir.execution.rule_validation.__main__ import main as validate
 
-    arguments = [a for a in sys.argv[1:] if a != "--lowered"]
+    more = {"--lowered", "--missing"} & {*sys.argv[1:]}
+    arguments = [a for a in sys.argv[1:] if a not in more]
     code = validate(arguments, TABLE, UNPROVED)
-    if "--lowered" in sys.argv[1:]:
-        parser = argparse.ArgumentParser()
-        parser.add_argument("words", nargs="*")
-        parser.add_argument("--op", action="append", default=[])
-        selection, _ = parser.parse_known_args(arguments)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("words", nargs="*")
+    parser.add_argument("--op", action="append", default=[])
+    selection, _ = parser.parse_known_args(arguments)
+    if "--missing" in more:
+        name_missing(selection.words, selection.op)
+    if "--lowered" in more:
         code |= lowered(selection.words, selection.op)
     return code
 

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from .cases import Case, all_cases
-from .missing import missing
 from .proof import CHUNK, Proof, prove
 
 
@@ -30,11 +29,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--op", action="append", default=[], metavar="NAME", help="select the cases of this op"
-    )
-    parser.add_argument(
-        "--missing",
-        action="store_true",
-        help="also report placements that are correct by the op's results but that no factor has",
     )
     return parser
 
@@ -75,9 +69,6 @@ def main(
         print(f"not validated: {op}: {why}")
     for hint in total.hints():
         print(f"hint: {hint}")
-    if options.missing:
-        for factor in missing(chosen):
-            print(f"missing: {factor}")
     print(total.summary())
     return 1 if total.wrong or (not chosen) else 0
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from missing_placements import missing
 from tvm import relax
 
 import tvm_distir
@@ -19,7 +20,6 @@ from tvm_distir.core.ops import registry
 from tvm_distir.execution.rule_validation.__main__ import main
 from tvm_distir.execution.rule_validation.cases import Case, var
 from tvm_distir.execution.rule_validation.collective_results import meaning
-from tvm_distir.execution.rule_validation.missing import missing
 from tvm_distir.execution.rule_validation.proof import prove
 
 op = relax.op

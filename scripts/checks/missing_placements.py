@@ -5,7 +5,7 @@
 Along a single mesh axis of two devices every placement of the operands is tried: each is
 replicated, or sharded evenly along a dim. The op itself is run on the shards; where the devices'
 results, joined along a dim, or reduced, equal the full result for several draws, the placement is
-valid.
+valid. ``check_rules.py --missing`` prints them.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ from tvm import ir, relax
 
 from tvm_distir.core.ir import static_shape
 from tvm_distir.core.ops import Factor, describe_factor
-
-from .cases import Case
-from .collective_results import reduced
-from .machine import Machine
-from .program import reference_function
-from .proof import blocks, close
+from tvm_distir.execution.rule_validation.cases import Case
+from tvm_distir.execution.rule_validation.collective_results import reduced
+from tvm_distir.execution.rule_validation.machine import Machine
+from tvm_distir.execution.rule_validation.program import reference_function
+from tvm_distir.execution.rule_validation.proof import blocks, close
 
 RANKS = 2
 SEEDS = (0, 1, 2)
