@@ -20,7 +20,7 @@ from tvm_distir.support.tvm import moved_names
 #: Private attributes of what is not TVM's: named tuples, argparse, torch, Python.
 OF_OTHERS = {
     *("_asdict", "_field_defaults", "_actions", "_ArgumentGroup", "_getframe"),
-    *("_decomp", "_c10d_functional", "_resolve_process_group", "_chunk_cat"),
+    *("_decomp", "_c10d_functional", "_resolve_process_group", "_chunk_cat", "_foreach_copy"),
     *("_subclasses", "_pytree", "_get_default_store", "_get_backend"),
     *(f"_scaled_dot_product_{kind}_attention" for kind in ("flash", "efficient")),
     *(f"_scaled_dot_product_{kind}_attention_backward" for kind in ("flash", "efficient")),

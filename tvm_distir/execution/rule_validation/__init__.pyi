@@ -13,8 +13,6 @@ from .draws import nonzero as nonzero
 from .draws import positive as positive
 from .draws import specials as specials
 from .draws import unit as unit
-from .missing import Missing as Missing
-from .missing import missing as missing
 from .proof import Proof as Proof
 from .proof import prove as prove
 from .proof import validate as validate

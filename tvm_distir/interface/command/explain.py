@@ -7,7 +7,6 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tvm_distir.planning import StepOptions, TrainingOptions
 from tvm_distir.support import UsageError, option, option_fields
@@ -60,17 +59,17 @@ def run(arguments: argparse.Namespace) -> int:
         flag = others[0] if is_traced else "--hint"
         problem = f"{flag} does not apply to {'' if is_traced else 'what is no folder of '}traces"
         raise UsageError("DIST0151", problem, location="tvm-distir explain", remedy="Leave it out.")
+    from tvm_distir.interface.explain.explainer import explain
+
     if is_traced:
         get_to_work()
         programs, reference = read_traces(folder)
-        keywords: dict[str, Any] = {"reference": reference, "hints": options.hints}
-        values: tuple[Any, ...] = (programs, arguments.value)
+        explanation = explain(programs, arguments.value, reference=reference, hints=options.hints)
     else:
         study = study_of(read_planned_step(arguments, StepOptions))
-        keywords = {"system": study.known_system, "alternatives": not options.no_alternatives}
-        values = study.step, study.step_plan, arguments.value
-    from tvm_distir.interface.explain.explainer import explain
-
-    explanation = explain(*values, **keywords)
+        explanation = explain(
+            study.step, study.step_plan, arguments.value,
+            system=study.known_system, alternatives=not options.no_alternatives,
+        )  # fmt: skip
     print_answer(explanation.to_dict(), explanation.to_text(), arguments.json)
     return 0
