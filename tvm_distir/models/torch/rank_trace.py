@@ -8,7 +8,7 @@ import contextlib
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,12 @@ from tvm_distir.models.common.quiet import reason, warnings_ignored
 from tvm_distir.support import ModelError
 
 from .functional_collectives import FunctionalCollectives, group_of
-from .unsharded_parameters import Links, link_parameters, unsharded_parameters
+from .unsharded_parameters import (
+    Links,
+    link_parameters,
+    reduced_buckets,
+    unsharded_parameters,
+)
 
 Tensors = Mapping[str, torch.Tensor]
 Step = Callable[[dict[str, torch.Tensor], dict[str, torch.Tensor]], Mapping[str, torch.Tensor]]
@@ -199,8 +204,8 @@ def trace(rank: int, world: int, make: Maker) -> TracedRank:
     for mode in ("fake", "real"):
         dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
         try:
-            with warnings_ignored():
-                return _traced(rank, make, mode)
+            with warnings_ignored(), reduced_buckets() as buckets:
+                return _traced(rank, make, mode, buckets)
         except ModelError:
             raise
         except Exception as error:  # torch runs the user's program
@@ -231,7 +236,7 @@ def _refused(rank: int, problem: str) -> ModelError:
     return ModelError("DIST0364", problem, location=f"rank {rank}", remedy=remedy)
 
 
-def _traced(rank: int, make: Maker, mode: str) -> TracedRank:
+def _traced(rank: int, make: Maker, mode: str, buckets: Sequence[torch.Tensor]) -> TracedRank:
     step, parameters, data = make(rank)
     for name in sorted(parameters.keys() & data.keys()):
         raise _refused(rank, f'a parameter and an item of data have the name "{name}"')
@@ -255,7 +260,7 @@ def _traced(rank: int, make: Maker, mode: str) -> TracedRank:
         unsharded_parameters(links),
     ):
         first = proxy_tensor.make_fx(flat, tracing_mode=mode, _allow_non_fake_inputs=True)(*leaves)
-    link_parameters(first, links, leaves)
+    link_parameters(first, links, leaves, buckets)
     second = _functional(first, [leaf.detach() for leaf in leaves])
     for node in second.graph.find_nodes(op="get_attr"):
         value = getattr(second, str(node.target))

@@ -3,13 +3,14 @@
 """Link tensors that a program holds outside of its arguments with the values that are in them.
 
 FSDP2 makes its unsharded parameters of gathered buffers outside of the trace, and reads its shards
-by views that it keeps: both are constants of a graph.
+by views that it keeps: both are constants of a graph, and so are the buckets of gradients that
+DistributedDataParallel keeps.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -46,15 +47,67 @@ def unsharded_parameters(links: Links) -> Iterator[None]:
         FSDPParam.init_unsharded_param = plain
 
 
-def link_parameters(module: fx.GraphModule, links: Links, leaves: Sequence[torch.Tensor]) -> None:
-    """Replace constants that are views of linked buffers, or of the leaves of a graph."""
+@contextlib.contextmanager
+def reduced_buckets() -> Iterator[list[torch.Tensor]]:
+    """Note the buckets of DistributedDataParallel while a rank is traced.
+
+    Its own reduction of gradients is not traced, so that a hook averages them where the program has
+    none.
+    """
+    kind, buckets = torch.nn.parallel.DistributedDataParallel, list[torch.Tensor]()
+    plain, register = kind.forward, kind.register_comm_hook
+
+    def registered(self: Any, state: Any, hook: Callable[[Any, Any], Any]) -> None:
+        def noted(bucket: Any) -> Any:
+            buckets.append(bucket.buffer())
+            return hook(state, bucket)
+
+        register(self, state, lambda _, bucket: noted(bucket))  # it may have no annotations
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self._comm_hooks:
+            self.register_comm_hook(self.process_group, _averaged)
+        return plain(self, *args, **kwargs)
+
+    for name, new in (("forward", forward), ("register_comm_hook", registered)):
+        setattr(kind, name, new)
+    try:
+        yield buckets
+    finally:
+        for name, old in (("forward", plain), ("register_comm_hook", register)):
+            setattr(kind, name, old)
+
+
+def _averaged(group: Any, bucket: Any) -> Any:
+    """Average a bucket as DistributedDataParallel does: divide, then sum."""
+    total = bucket.buffer() / group.size()
+    torch.distributed.all_reduce(total, group=group)
+    done: Any = torch.futures.Future()
+    done.set_result(total)
+    return done
+
+
+def link_parameters(
+    module: fx.GraphModule,
+    links: Links,
+    leaves: Sequence[torch.Tensor],
+    buckets: Sequence[torch.Tensor],
+) -> None:
+    """Replace constants that are views of linked buffers, of the leaves of a graph, or of buckets.
+
+    Buckets start as zeros: gradients are copied into them before they are read.
+    """
     nodes = {node.name: node for node in module.graph.nodes}
     holders = [node for node in module.graph.nodes if node.op == "placeholder"]
     buffers = {id(tensor): nodes[node.name] for tensor, node in links if node.name in nodes}
     memory = {_address(leaf): node for leaf, node in zip(leaves, holders, strict=True)}
-    for node in list(module.graph.nodes):
-        if node.op != "get_attr":
-            continue
+    with module.graph.inserting_after(holders[-1]):
+        for address, bucket in {_address(bucket): bucket for bucket in buckets}.items():
+            zeros = module.graph.call_function(
+                torch.ops.aten.zeros.default, ([bucket.numel()],), {"dtype": bucket.dtype}
+            )
+            memory[address] = zeros
+    for node in module.graph.find_nodes(op="get_attr"):
         value = getattr(module, str(node.target))
         if not isinstance(value, torch.Tensor):
             continue
@@ -64,12 +117,23 @@ def link_parameters(module: fx.GraphModule, links: Links, leaves: Sequence[torch
         if source is None:
             continue
         with module.graph.inserting_before(node):
-            view = (source, list(value.shape), list(value.stride()), value.storage_offset())
-            new = module.graph.call_function(torch.ops.aten.as_strided.default, view)
+            new = _view(module.graph, source, value)
         new.meta.update(node.meta)
         node.replace_all_uses_with(new)
         module.graph.erase_node(node)
     module.recompile()
+
+
+def _view(graph: fx.Graph, source: fx.Node, value: torch.Tensor) -> fx.Node:
+    """View a part of a buffer as a tensor is a view of its memory."""
+    shape, start = list(value.shape), value.storage_offset()
+    if source.target is not torch.ops.aten.zeros.default or not value.is_contiguous():
+        view = (source, shape, list(value.stride()), start)
+        return graph.call_function(torch.ops.aten.as_strided.default, view)
+    part = graph.call_function(
+        torch.ops.aten.slice.Tensor, (source, 0, start, start + value.numel())
+    )
+    return graph.call_function(torch.ops.aten.view.default, (part, shape))
 
 
 def _address(tensor: torch.Tensor) -> int:
