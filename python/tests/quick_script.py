@@ -57,6 +57,11 @@ def _operand(node: Any, names: dict[str, Any]) -> Any:
     raise _OtherNodeError
 
 
+def _is_macro(function: Any) -> bool:
+    cells = getattr(function, "__closure__", None) or ()
+    return any(isinstance(x, ScriptMacro) for x in (function, *(c.cell_contents for c in cells)))
+
+
 def quick_eval(node: Any, names: dict[str, Any] | None) -> Any:
     """Return the value of a node of TVMScript whose operands are names or constants."""
     try:
@@ -66,7 +71,7 @@ def quick_eval(node: Any, names: dict[str, Any] | None) -> Any:
             owner = _operand(node.value, names)
         elif type(node) is doc.Call:
             function = _operand(node.func, names)
-            if isinstance(function, ScriptMacro):  # looks for the names in the frame of ``eval``
+            if _is_macro(function):  # looks for the names in the frame of ``eval``
                 raise _OtherNodeError
             values = [_operand(value, names) for value in node.args]
             keywords = {word.arg: _operand(word.value, names) for word in node.keywords}

@@ -42,6 +42,7 @@ from tvm_distir.planning.serving.levels import ServiceLevels
 from tvm_distir.planning.strategies.composition import make_plan
 from tvm_distir.support.config.atomic import write_atomically
 from tvm_distir.support.errors.tree import ModelError
+from tvm_distir.support.plugins import registry
 
 pytestmark = pytest.mark.optimized  # the target of the suite is that of the main thread
 
@@ -248,6 +249,47 @@ def _traced() -> Any:
     return td.trace_ranks(make, 2)
 
 
+class _Ring:
+    """All-reduce by a ring."""
+
+    kinds = ("all_reduce",)
+
+    def steps(self, kind: str, ranks: int) -> int:
+        return 2 * (ranks - 1)
+
+    def sent_bytes(self, kind: str, total_bytes: int, ranks: int, copied: bool) -> float:
+        return 2 * total_bytes * (1 - 1 / ranks)
+
+
+class _AllForward:
+    """Schedule of all forward passes, then all backward passes."""
+
+    def orders(self, ranks: int, micro_batches: int, chunks: int) -> Any:
+        return [[(p, i, 0) for p in "FB" for i in range(micro_batches)]] * ranks
+
+    def rank_of(self, ranks: int, chunks: int) -> list[int]:
+        return list(range(ranks))
+
+
+def _replicated(mod: ir.IRModule, mesh: td.MeshSpec) -> td.Plan:
+    """Plan without a rule."""
+    return td.Plan((mesh,), ())
+
+
+def _planned() -> str:
+    td.register_strategy("everything_replicated", _replicated)
+    return str(make_plan(model(), "everything_replicated", MESH))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registrations() -> Iterator[None]:
+    """Names that calls register are gone afterwards."""
+    before = dict(registry._registrations)
+    yield
+    registry._registrations.clear()
+    registry._registrations.update(before)
+
+
 CALLS: dict[str, Callable[[], Any]] = {
     "analyze": _analyzed,
     "auto_shard": lambda: str(td.auto_shard(model(), {"tp": 2}, system()).plan()),
@@ -278,6 +320,9 @@ CALLS: dict[str, Callable[[], Any]] = {
     "merge_traces": _merged,
     "open_weights": _opened,
     "plan_storage": lambda: str(td.plan_storage(local())),
+    "register_collective": lambda: td.register_collective("ring_of_threads", _Ring),
+    "register_schedule": lambda: td.register_schedule("all_forward", _AllForward),
+    "register_strategy": _planned,
     "run": lambda: td.run(local(), values(), engine="virtual"),
     "search": _searched,
     "search_fleet": _fleet,

@@ -24,17 +24,20 @@ def asked(capsys, *words: str) -> dict:
 
 def test_a_training_step_on_two_devices(capsys):
     found = asked(capsys, GPT, "--gpus", "2xH100", "--train")
-    assert [(c["strategy"], c["mesh"]) for c in found["choices"]] == [
-        ("fsdp", {"dp": 2}), ("zero:stage=1+megatron:sequence=1", {"dp": 1, "tp": 2}),
-    ]  # fmt: skip
-    best = found["choices"][0]
-    analysis = td.analyze(
-        GPT, strategy="fsdp", mesh={"dp": 2}, system="h100", batch=4, recompute="auto",
-        train={"optimizer": "adamw"},
-    )  # fmt: skip
-    assert best["time_s"] == analysis.time_s
-    assert best["memory_bytes"] == analysis.peak_memory_bytes and found["fits"]
-    assert best["rate"] == pytest.approx(4 * 16 / analysis.time_s)
+    plans = {c["strategy"]: c for c in found["choices"]}
+    assert {strategy: c["mesh"] for strategy, c in plans.items()} == {
+        "fsdp": {"dp": 2}, "zero:stage=1+megatron:sequence=1": {"dp": 1, "tp": 2},
+    }  # fmt: skip
+    first, second = found["choices"]
+    assert first["rate"] >= second["rate"] and found["fits"]
+    for strategy, choice in plans.items():
+        analysis = td.analyze(
+            GPT, strategy=strategy, mesh=choice["mesh"], system="h100", batch=4,
+            recompute="auto", train={"optimizer": "adamw"},
+        )  # fmt: skip
+        assert choice["time_s"] == analysis.time_s
+        assert choice["memory_bytes"] == analysis.peak_memory_bytes
+        assert choice["rate"] == pytest.approx(4 * 16 / analysis.time_s)
 
 
 def test_the_command_that_it_names_gives_the_same_step(capsys):

@@ -11,12 +11,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
+import torch.distributed as dist
 from torch import fx
 from torch.fx.experimental import proxy_tensor
+from torch.nn.parallel import DistributedDataParallel
 
+Averaged: TypeAlias = "torch.futures.Future[torch.Tensor]"
+Hook: TypeAlias = Callable[[object, "dist.GradBucket"], Averaged]
 Links = list[tuple[torch.Tensor, fx.Node]]
 """Tensors, and the nodes of the buffers that they are views of."""
 
@@ -54,17 +58,17 @@ def reduced_buckets() -> Iterator[list[torch.Tensor]]:
     Its own reduction of gradients is not traced, so that a hook averages them where the program has
     none.
     """
-    kind, buckets = torch.nn.parallel.DistributedDataParallel, list[torch.Tensor]()
+    kind, buckets = DistributedDataParallel, list[torch.Tensor]()
     plain, register = kind.forward, kind.register_comm_hook
 
-    def registered(self: Any, state: Any, hook: Callable[[Any, Any], Any]) -> None:
-        def noted(bucket: Any) -> Any:
+    def registered(self: DistributedDataParallel, state: object, hook: Hook) -> None:
+        def noted(bucket: dist.GradBucket) -> Averaged:
             buckets.append(bucket.buffer())
             return hook(state, bucket)
 
         register(self, state, lambda _, bucket: noted(bucket))  # it may have no annotations
 
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def forward(self: DistributedDataParallel, *args: object, **kwargs: object) -> object:
         if not self._comm_hooks:
             self.register_comm_hook(self.process_group, _averaged)
         return plain(self, *args, **kwargs)
@@ -78,11 +82,11 @@ def reduced_buckets() -> Iterator[list[torch.Tensor]]:
             setattr(kind, name, old)
 
 
-def _averaged(group: Any, bucket: Any) -> Any:
+def _averaged(group: dist.ProcessGroup, bucket: dist.GradBucket) -> Averaged:
     """Average a bucket as DistributedDataParallel does: divide, then sum."""
     total = bucket.buffer() / group.size()
-    torch.distributed.all_reduce(total, group=group)
-    done: Any = torch.futures.Future()
+    dist.all_reduce(total, group=group)
+    done: Averaged = torch.futures.Future()
     done.set_result(total)
     return done
 

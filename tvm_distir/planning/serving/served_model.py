@@ -17,9 +17,8 @@ from tvm_distir.planning.strategies.registry import StrategySpec, parse
 from tvm_distir.planning.strategies.stage_division import even_layers
 from tvm_distir.planning.study import Study
 from tvm_distir.planning.weight_types import settled
-from tvm_distir.support import PlanError, UsageError
+from tvm_distir.support import ModelError, PlanError, UsageError
 
-from .lengths import workload_fault
 from .workload import Workload
 
 _POSITIONS = 16384
@@ -170,14 +169,14 @@ class ServedModel:
         return config.positions or model_positions(self.model)
 
     def check_lengths(self, work: Workload) -> None:
-        """Refuse requests that are longer than the model has positions (DIST0761)."""
+        """Refuse requests that are longer than the model has positions (ModelError DIST0332)."""
         requests = work.at_once(max(work.count, _DRAWN))
         most = int((requests.input_tokens + requests.output_tokens).max())
         most = max(work.most_tokens[1], most)
         if 0 < self.positions < most:
             problem = f"a request has {most} tokens, and {self.model} {self.positions} positions"
             remedy = "Give shorter in= and out=, or a model with more positions."
-            raise workload_fault(problem, work.text, remedy)
+            raise ModelError("DIST0332", problem, location="workload", remedy=remedy)
 
     @cached_property
     def repeated(self) -> tuple[ServedModel, ServedModel, tuple[int, ...]] | None:

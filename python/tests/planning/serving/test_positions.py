@@ -15,7 +15,7 @@ from tvm_distir.planning.serving.served_model import ServedModel
 from tvm_distir.planning.serving.serving_report import serve_analyze
 from tvm_distir.planning.serving.serving_search import search_serving
 from tvm_distir.planning.serving.workload import Workload
-from tvm_distir.support import SimulationError
+from tvm_distir.support import ModelError
 
 pytestmark = pytest.mark.quick
 CONFIG = {
@@ -65,13 +65,13 @@ def test_the_longest_request_decides(folder, tmp_path):
         work = Workload.parse(text)
         assert work.most_tokens[1] == most
         if most > 512:
-            with pytest.raises(SimulationError, match=f"DIST0761.*a request has {most} tokens"):
+            with pytest.raises(ModelError, match=f"DIST0332.*a request has {most} tokens"):
                 model.check_lengths(work)
         else:
             model.check_lengths(work)
     spread = Workload.parse("poisson:1,in=lognormal:100:1.0,out=1")
     assert spread.most_tokens == (0, 0)
-    with pytest.raises(SimulationError, match="DIST0761"):
+    with pytest.raises(ModelError, match="DIST0332"):
         model.check_lengths(spread)
 
 
@@ -82,5 +82,5 @@ def test_analyses_and_searches_refuse_them(folder):
         lambda: search_serving(folder, 1, "h100", work, LEVELS),
         lambda: search_fleet(folder, ["h100"], work, LEVELS, devices=1),
     ):
-        with pytest.raises(SimulationError, match=r"520 tokens, and .* 512 positions"):
+        with pytest.raises(ModelError, match=r"520 tokens, and .* 512 positions"):
             call()
