@@ -105,7 +105,7 @@ def link_parameters(
     holders = [node for node in module.graph.nodes if node.op == "placeholder"]
     buffers = {id(tensor): nodes[node.name] for tensor, node in links if node.name in nodes}
     memory = {_address(leaf): node for leaf, node in zip(leaves, holders, strict=True)}
-    with module.graph.inserting_after(holders[-1]):
+    with module.graph.inserting_before(next(n for n in module.graph.nodes if n not in holders)):
         for address, bucket in {_address(bucket): bucket for bucket in buckets}.items():
             zeros = module.graph.call_function(
                 torch.ops.aten.zeros.default, ([bucket.numel()],), {"dtype": bucket.dtype}

@@ -91,6 +91,19 @@ def test_small_gradients_are_a_single_collective() -> None:
     assert text.count("R.dist.all_reduce(") == 1
 
 
+def test_a_step_without_inputs_is_traced() -> None:
+    def make(rank: int) -> Any:
+        def step(p: Any, d: Any) -> Any:
+            ones = torch.ones(4)
+            dist.all_reduce(ones)
+            return {"ones": ones / dist.get_world_size()}
+
+        return step, {}, {}
+
+    report = td.check(td.trace_ranks(make, 2), td.trace_ranks(make, 1))
+    assert report.equal, str(report)
+
+
 def test_a_sum_in_place_of_the_mean_is_found() -> None:
     report = judged(hook=summed)
     assert report.verdict == "wrong"
