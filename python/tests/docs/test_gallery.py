@@ -4,13 +4,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from tests.docs.loaded_script import loaded_script
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs/gallery.md"
@@ -19,14 +20,7 @@ PAGE = ROOT / "docs/gallery.md"
 @pytest.fixture(scope="module")
 def writer() -> ModuleType:
     """``scripts/docs_tools/update_gallery.py`` as a module."""
-    path = ROOT / "scripts/docs_tools/update_gallery.py"
-    spec = importlib.util.spec_from_file_location("update_gallery", path)
-    assert spec is not None and spec.loader is not None
-    module = sys.modules["update_gallery"] = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(path.parent)  # as for a script
-        spec.loader.exec_module(module)
-    return module
+    return loaded_script("update_gallery")
 
 
 def test_the_page_shows_each_recipe_of_the_script(

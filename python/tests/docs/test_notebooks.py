@@ -4,14 +4,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.docs.loaded_script import loaded_script
 
 if TYPE_CHECKING:
     from tests.docs.doc_runner import Reader
@@ -31,14 +31,7 @@ NOTEBOOKS = sorted((ROOT / "examples/notebooks").glob("*.ipynb"))
 @pytest.fixture(scope="module")
 def writer() -> ModuleType:
     """``scripts/docs_tools/update_notebooks.py`` as a module."""
-    path = ROOT / "scripts/docs_tools/update_notebooks.py"
-    spec = importlib.util.spec_from_file_location("update_notebooks", path)
-    assert spec is not None and spec.loader is not None
-    module = sys.modules["update_notebooks"] = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(path.parent)  # as for a script
-        spec.loader.exec_module(module)
-    return module
+    return loaded_script("update_notebooks")
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -4,13 +4,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from tests.docs.loaded_script import loaded_script
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "docs/_static/tasks"
@@ -21,14 +21,7 @@ OTHERS = ("answer", "fit", "plan", "gpu", "cluster", "serve", "check")
 @pytest.fixture(scope="module")
 def writer() -> ModuleType:
     """``scripts/docs_tools/update_pictures.py`` as a module."""
-    path = ROOT / "scripts/docs_tools/update_pictures.py"
-    spec = importlib.util.spec_from_file_location("update_pictures", path)
-    assert spec is not None and spec.loader is not None
-    module = sys.modules["update_pictures"] = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(path.parent)  # as for a script
-        spec.loader.exec_module(module)
-    return module
+    return loaded_script("update_pictures")
 
 
 def test_each_page_shows_its_picture(writer: ModuleType) -> None:

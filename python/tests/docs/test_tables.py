@@ -4,12 +4,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from tests.docs.loaded_script import loaded_script
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -17,14 +18,7 @@ ROOT = Path(__file__).resolve().parents[3]
 @pytest.fixture(scope="module")
 def writer() -> ModuleType:
     """``scripts/docs_tools/update_docs_tables.py`` as a module."""
-    path = ROOT / "scripts/docs_tools/update_docs_tables.py"
-    spec = importlib.util.spec_from_file_location("update_docs_tables", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(path.parent)  # as for a script
-        spec.loader.exec_module(module)
-    return module
+    return loaded_script("update_docs_tables")
 
 
 def test_the_tables_are_up_to_date(

@@ -281,13 +281,10 @@ def _planned() -> str:
     return str(make_plan(model(), "everything_replicated", MESH))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def registrations() -> Iterator[None]:
-    """Names that calls register are gone afterwards."""
-    before = dict(registry._registrations)
-    yield
-    registry._registrations.clear()
-    registry._registrations.update(before)
+@pytest.fixture(autouse=True)
+def no_registration_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a call registers is known in its test alone."""
+    monkeypatch.setattr(registry, "_registrations", {})
 
 
 CALLS: dict[str, Callable[[], Any]] = {

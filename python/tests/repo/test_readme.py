@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import shutil
 import sys
@@ -13,6 +12,8 @@ from types import ModuleType
 
 import pytest
 
+from tests.docs.loaded_script import loaded_script
+
 
 @pytest.fixture(scope="module")
 def text(root: Path) -> str:
@@ -20,17 +21,9 @@ def text(root: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def writer(root: Path) -> ModuleType:
+def writer() -> ModuleType:
     """``scripts/docs_tools/update_readme.py`` as a module."""
-    spec = importlib.util.spec_from_file_location(
-        "update_readme", root / "scripts/docs_tools/update_readme.py"
-    )
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(root / "scripts")  # as for a script
-        spec.loader.exec_module(module)
-    return module
+    return loaded_script("update_readme")
 
 
 def test_example_prints_what_the_readme_shows(text: str, writer: ModuleType) -> None:
