@@ -170,9 +170,10 @@ class ServedModel:
 
     def check_lengths(self, work: Workload) -> None:
         """Refuse requests that are longer than the model has positions (ModelError DIST0332)."""
-        requests = work.at_once(max(work.count, _DRAWN))
-        most = int((requests.input_tokens + requests.output_tokens).max())
-        most = max(work.most_tokens[1], most)
+        most = work.most_tokens[1]
+        if not most:  # lengths without a bound: those that are drawn
+            requests = work.at_once(max(work.count, _DRAWN))
+            most = int((requests.input_tokens + requests.output_tokens).max())
         if 0 < self.positions < most:
             problem = f"a request has {most} tokens, and {self.model} {self.positions} positions"
             remedy = "Give shorter in= and out=, or a model with more positions."

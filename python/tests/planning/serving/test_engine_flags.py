@@ -30,15 +30,12 @@ from tvm_distir.planning.serving.workload import Workload
 from tvm_distir.planning.weight_types import with_weights
 from tvm_distir.support import PlanError, UsageError, shipped_data
 
+from .tiny_config import CONFIG
+
 OPTIONS = shipped_data(__file__, "engine_options.json")
 F8 = "float8_e4m3fn"
 WORK = Workload.parse("poisson:9,in=uniform:9-40,out=8")
 pytestmark = pytest.mark.quick
-CONFIG = {
-    "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 256,
-    "max_position_embeddings": 8192, "torch_dtype": "bfloat16",
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

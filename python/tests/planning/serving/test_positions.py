@@ -17,12 +17,10 @@ from tvm_distir.planning.serving.serving_search import search_serving
 from tvm_distir.planning.serving.workload import Workload
 from tvm_distir.support import ModelError
 
+from .tiny_config import CONFIG as TINY
+
 pytestmark = pytest.mark.quick
-CONFIG = {
-    "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 256,
-    "max_position_embeddings": 512, "torch_dtype": "bfloat16",
-}  # fmt: skip
+CONFIG = {**TINY, "max_position_embeddings": 512}
 LEVELS = ServiceLevels(ttft_s=1.0)
 
 
