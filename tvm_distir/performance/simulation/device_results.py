@@ -182,9 +182,6 @@ class DeviceMemory(NamedTuple):
     param_bytes: int
 
 
-Tables = tuple[tuple[OpTime, ...], tuple[ModuleTime, ...]]
-
-
 class DeviceTimeline(Protocol):
     """Timeline of a device: the only view that accounts, events and traces have of an engine."""
 
@@ -221,8 +218,10 @@ class DeviceGroupResult:
     timeline : DeviceTimeline
     held : callable giving DeviceMemory
         A function that computes the memory when it is first asked for.
-    tables : callable giving (tuple of OpTime, tuple of ModuleTime)
-        A function that computes the times of ops and modules when they are first asked for.
+    op_times : callable giving tuple of OpTime
+        A function that computes the times of ops when they are first asked for.
+    module_times : callable giving tuple of ModuleTime
+        A function that computes the times of modules when they are first asked for.
     kernels : mapping of (str, str) to float
         Seconds of kernels, and of the work of the host, by class and the type of their arithmetic.
     products : mapping of str to int
@@ -236,7 +235,8 @@ class DeviceGroupResult:
     devices: tuple[int, ...]
     timeline: DeviceTimeline = field(repr=False, compare=False)
     held: Callable[[], DeviceMemory] = field(repr=False, compare=False)
-    tables: Callable[[], Tables] = field(repr=False, compare=False)
+    op_times: Callable[[], tuple[OpTime, ...]] = field(repr=False, compare=False)
+    module_times: Callable[[], tuple[ModuleTime, ...]] = field(repr=False, compare=False)
     kernels: Mapping[tuple[str, str], float] = field(default_factory=dict)
     products: Mapping[str, int] = field(default_factory=dict)
     products_s: float = 0.0
@@ -244,12 +244,12 @@ class DeviceGroupResult:
     @property
     def ops(self) -> tuple[OpTime, ...]:
         """Compute ops by time, the longest first."""
-        return self.tables()[0]
+        return self.op_times()
 
     @property
     def modules(self) -> tuple[ModuleTime, ...]:
         """Return the times of modules by pass, in order of their first op."""
-        return self.tables()[1]
+        return self.module_times()
 
     @property
     def memory(self) -> tuple[tuple[float, int], ...]:

@@ -20,7 +20,7 @@ from tvm_distir.performance.memory.ranks import RankMemory
 from tvm_distir.performance.program.mesh import Mesh
 from tvm_distir.performance.program.program import Program
 
-from .device_results import CollectiveTotal, DeviceGroupResult, DeviceMemory, DeviceTimeline, Tables
+from .device_results import CollectiveTotal, DeviceGroupResult, DeviceMemory, DeviceTimeline
 from .devices import Devices, DeviceWork
 from .lowering import Lowering
 from .module_times import ModuleNames, module_times
@@ -114,19 +114,16 @@ class StepAccount:
         compute_ps, comm_ps, both_ps = timeline.busy()
         slowed_ps = self._slowed_ps(ops.delay_ps, both_ps)
         unused_ps = ops.delay_ps - slowed_ps
-
-        def tables() -> Tables:
-            share = slowed_ps / ops.delay_ps if ops.delay_ps else 1.0
-            modules = module_times(self.modules, ops.rows, ops.counts, share)
-            return op_times(self.modules, ops.rows, ops.counts, share), modules
-
+        share = slowed_ps / ops.delay_ps if ops.delay_ps else 1.0
+        table = self.modules, ops.rows, ops.counts, share
         self._lanes.append(
             DeviceGroupResult(
                 mesh,
                 devices,
                 timeline,
                 functools.cache(memory_of),
-                functools.cache(tables),
+                functools.cache(functools.partial(op_times, *table)),
+                functools.cache(functools.partial(module_times, *table)),
                 {key: seconds(spent_ps) for key, spent_ps in ops.kernels.items()},
                 ops.products,
                 seconds(ops.product_ps),
