@@ -115,15 +115,15 @@ class StepAccount:
         slowed_ps = self._slowed_ps(ops.delay_ps, both_ps)
         unused_ps = ops.delay_ps - slowed_ps
         share = slowed_ps / ops.delay_ps if ops.delay_ps else 1.0
-        table = self.modules, ops.rows, ops.counts, share
+        timed = self.modules, ops.rows, ops.counts, share
         self._lanes.append(
             DeviceGroupResult(
                 mesh,
                 devices,
                 timeline,
                 functools.cache(memory_of),
-                functools.cache(functools.partial(op_times, *table)),
-                functools.cache(functools.partial(module_times, *table)),
+                functools.cache(functools.partial(op_times, *timed)),
+                functools.cache(functools.partial(module_times, *timed)),
                 {key: seconds(spent_ps) for key, spent_ps in ops.kernels.items()},
                 ops.products,
                 seconds(ops.product_ps),
