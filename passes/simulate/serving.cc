@@ -319,7 +319,8 @@ class Engine {
   void Preempt(int64_t place) {
     const int64_t id = running_[place];
     Request& r = requests_[id];
-    const int64_t known = r.held + r.again;
+    // The cache lacks the last token that has been generated.
+    const int64_t known = r.held + r.again + (r.made > 0 && r.again == 0 ? 1 : 0);
     Release(&r);
     r.again = known;
     r.filled = 0;

@@ -148,7 +148,8 @@ class PythonEngine:
         """Take its pages from a running request, which computes its tokens again later."""
         number = self.running.pop(position)
         e = self.entries[number]
-        e.unfilled, e.filled = e.held + e.unfilled, False
+        last = int(e.made > 0 and e.unfilled == 0)  # the cache lacks the last generated token
+        e.unfilled, e.filled = e.held + e.unfilled + last, False
         self._release(e)
         e.preemptions += 1
         self.queued.insert(0, number)
