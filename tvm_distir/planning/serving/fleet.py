@@ -19,7 +19,7 @@ from dataclasses import replace
 from tvm_distir.hardware import System
 from tvm_distir.planning.weight_types import with_weights
 
-from .batching import SchedulerOptions, Speculation
+from .batching import SchedulerOptions
 from .fleet_result import FleetChoice, FleetResult
 from .lengths import workload_fault
 from .levels import ServiceLevels, ServiceSummary
@@ -28,6 +28,7 @@ from .serving_engine import ServingEngine
 from .serving_run import ServingSetup, run_deployment
 from .serving_search import SCHEDULERS, searched_workload
 from .serving_trials import ServingTrials
+from .speculation import Speculation
 from .workload import POISSON, Workload
 
 _DOUBLINGS = 4

@@ -14,11 +14,12 @@ from tvm_distir.hardware import PICOSECONDS
 from tvm_distir.planning.lighter_weights import lighter_kinds
 from tvm_distir.planning.weight_types import with_weights
 
-from .batching import SchedulerOptions, Speculation, StepTimes
+from .batching import SchedulerOptions, StepTimes
 from .engine_loop import EngineLoop, Replicas, ServedRequests
 from .lengths import Ints
 from .levels import ServiceLevels, summarize
 from .served_model import ServedModel
+from .speculation import Speculation
 from .step_memory import StepMemory
 from .surface import Surface
 from .workload import Requests, Workload

@@ -13,7 +13,7 @@ from tvm_distir.planning.lighter_weights import remedy_of
 from tvm_distir.planning.weight_types import weights_line, with_weights
 from tvm_distir.support import SimulationError
 
-from .batching import SchedulerOptions, Speculation
+from .batching import SchedulerOptions
 from .engine_loop import ServedRequests
 from .lengths import workload_fault
 from .levels import ServiceLevels, ServiceSummary
@@ -21,6 +21,7 @@ from .served_model import ServedModel
 from .serving_causes import causes_of
 from .serving_engine import ServingEngine
 from .serving_run import ServingSetup, run_deployment
+from .speculation import Speculation
 from .workload import Workload
 
 

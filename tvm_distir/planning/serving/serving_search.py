@@ -16,11 +16,12 @@ from collections.abc import Sequence
 from tvm_distir.hardware import System
 from tvm_distir.planning.weight_types import with_weights
 
-from .batching import SchedulerOptions, Speculation
+from .batching import SchedulerOptions
 from .lengths import workload_fault
 from .levels import ServiceLevels
 from .serving_choices import ServingSearchResult
 from .serving_trials import ServingTrials
+from .speculation import Speculation
 from .workload import TRACE, Workload
 
 SCHEDULERS = ("continuous:tokens=512", "continuous:tokens=2048", "continuous:tokens=8192")

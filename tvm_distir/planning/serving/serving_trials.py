@@ -15,7 +15,7 @@ from tvm_distir.models import serving_step
 from tvm_distir.planning.lighter_weights import remedy_of
 from tvm_distir.support import DistIRError, InternalError, SimulationError
 
-from .batching import SchedulerOptions, Speculation
+from .batching import SchedulerOptions
 from .engine_loop import Replicas
 from .levels import ServiceLevels, ServiceSummary
 from .served_model import ServedModel
@@ -23,6 +23,7 @@ from .serving_choices import CutChoice, FrontPoint, RatedChoice, ServingSearchRe
 from .serving_engine import Capacities, ServingEngine
 from .serving_report import report_of
 from .serving_run import ServingSetup, most_requests_per_s, run_deployment
+from .speculation import Speculation
 from .workload import CLOSED, Workload
 
 _STEPS = 7

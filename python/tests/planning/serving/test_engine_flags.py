@@ -14,7 +14,7 @@ from tests.planning.serving.flag_reader import pairs_of, read_server
 from tests.planning.serving.test_serving_surface import fitted_once
 from tvm_distir.hardware import System
 from tvm_distir.interface.command.app import main
-from tvm_distir.planning.serving.batching import SchedulerOptions, Speculation
+from tvm_distir.planning.serving.batching import SchedulerOptions
 from tvm_distir.planning.serving.engine_flags import (
     ENGINES,
     engine_commands,
@@ -25,6 +25,7 @@ from tvm_distir.planning.serving.engine_server import EngineServer
 from tvm_distir.planning.serving.served_model import ServedModel
 from tvm_distir.planning.serving.serving_engine import ServingEngine
 from tvm_distir.planning.serving.serving_run import ServingSetup
+from tvm_distir.planning.serving.speculation import Speculation
 from tvm_distir.planning.serving.step_memory import StepMemory
 from tvm_distir.planning.serving.workload import Workload
 from tvm_distir.planning.weight_types import with_weights

@@ -14,12 +14,7 @@ import pytest
 
 from tvm_distir.hardware.systems.system import System
 from tvm_distir.planning.serving import serving_run
-from tvm_distir.planning.serving.batching import (
-    SCHEDULERS,
-    SchedulerOptions,
-    StepTimes,
-    speculative,
-)
+from tvm_distir.planning.serving.batching import SCHEDULERS, SchedulerOptions, StepTimes
 from tvm_distir.planning.serving.engine_loop import ROUTERS, ServedRequests
 from tvm_distir.planning.serving.latency import Latency
 from tvm_distir.planning.serving.levels import (
@@ -32,6 +27,7 @@ from tvm_distir.planning.serving.served_model import ServedModel
 from tvm_distir.planning.serving.serving_report import ServingReport
 from tvm_distir.planning.serving.serving_run import ServingSetup, run_deployment
 from tvm_distir.planning.serving.size_order import SizeOrder, ranges_of
+from tvm_distir.planning.serving.speculation import speculative
 from tvm_distir.planning.serving.surface import Surface
 from tvm_distir.planning.serving.workload import Requests, Workload, read_trace
 from tvm_distir.support.errors.tree import SimulationError

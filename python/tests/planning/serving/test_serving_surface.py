@@ -16,11 +16,11 @@ from tests.nightly import nightly_but
 from tvm_distir.hardware import System
 from tvm_distir.interface.command.__main__ import main
 from tvm_distir.planning.serving import surface as surface_module
-from tvm_distir.planning.serving.batching import Speculation
 from tvm_distir.planning.serving.levels import ServiceLevels
 from tvm_distir.planning.serving.served_model import ServedModel
 from tvm_distir.planning.serving.serving_report import serve_analyze
 from tvm_distir.planning.serving.serving_search import search_serving
+from tvm_distir.planning.serving.speculation import Speculation
 from tvm_distir.planning.serving.surface import Surface
 from tvm_distir.support.errors.tree import SimulationError
 
