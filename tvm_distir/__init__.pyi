@@ -26,6 +26,7 @@ from .execution.runtime.program.device_objects import DeviceObjects as DeviceObj
 from .execution.runtime.program.planning import plan_storage as plan_storage
 from .execution.runtime.program.sharded import ShardedArray as ShardedArray
 from .execution.runtime.program.timing import measure as measure
+from .execution.serving.generation import generate as generate
 from .execution.serving.rate_schedule import RateSchedule as RateSchedule
 from .execution.serving.session import Session as Session
 from .execution.verification.verifying import verify as verify

@@ -24,6 +24,11 @@ from .runtime.program.targets import as_target as as_target
 from .runtime.program.timing import measure as measure
 from .serving.folder_runs import ServeOptions as ServeOptions
 from .serving.folder_runs import serve as serve
+from .serving.generation import Generation as Generation
+from .serving.generation import PromptFile as PromptFile
+from .serving.generation import Sampling as Sampling
+from .serving.generation import generate as generate
+from .serving.generation import generated as generated
 from .serving.rate_schedule import RateSchedule as RateSchedule
 from .serving.session import Session as Session
 from .verification.random_inputs import draw_inputs as draw_inputs

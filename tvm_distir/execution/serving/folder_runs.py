@@ -24,6 +24,7 @@ from tvm_distir.execution.runtime.program.run_trace import RankTrace
 from tvm_distir.execution.runtime.program.tensors import Array
 
 from .checkpoints import Checkpoints, state_names
+from .generation import Generation, PromptFile, generated
 from .loss_file import LossFile
 from .rate_schedule import RateSchedule
 from .step_data import StepData, first_values
@@ -56,6 +57,8 @@ class ServeOptions:
         The CSV file to which the outputs of one number are appended after each step.
     rate : RateSchedule or None
         The schedule of the input ``rate``.
+    requests : Path or None
+        A file of :class:`.PromptFile`, whose requests get tokens by a serving step.
     """
 
     inputs: Path | None = None
@@ -68,6 +71,7 @@ class ServeOptions:
     trace: Path | None = None
     losses: Path | None = None
     rate: RateSchedule | None = None
+    requests: Path | None = None
 
 
 @dataclass
@@ -88,6 +92,8 @@ class ServeResult:
         parts of this rank.
     times_s : list of float
         The time of each step on this process, in seconds.
+    generation : Generation or None
+        The tokens of ``requests``.
     """
 
     process: int
@@ -96,6 +102,7 @@ class ServeResult:
     first_step: int = 0
     outputs: dict[int, list[Array]] = field(default_factory=dict)
     times_s: list[float] = field(default_factory=list)
+    generation: Generation | None = None
 
     @property
     def median_s(self) -> float:
@@ -137,15 +144,16 @@ def serve(
 
 class _ServedRun:
     def __init__(self, run: JobRun, program: Deployment, options: ServeOptions) -> None:
-        self._run, self._program, self._options = run, program, options
+        self._run, self.program, self._options = run, program, options
         member = self._member = run.member
-        self._state = dict(program.state.inputs)  # output -> input
+        self._trained = dict(program.state.inputs)  # output -> input
+        self._state = {**self._trained, **program.state.caches}
         self._entry = next((e for e in program.entries if member.rank in e.ranks), None)
         self._reported = without_state(program.entries, self._state)
 
     def run(self, report: Callable[[int, int, Mapping[int, Array]], None] | None) -> ServeResult:
-        member, options, entries = self._member, self._options, self._program.entries
-        agree(member, RunCall(self._program.fingerprint, repr(options.repeat), True))
+        member, options, entries = self._member, self._options, self.program.entries
+        agree(member, RunCall(self.program.fingerprint, repr(options.repeat), True))
         self._run.prepare()
         self._warn_of_hosts()
         names = state_names(entries, list(self._state.values()))
@@ -153,10 +161,10 @@ class _ServedRun:
         checkpoints = Checkpoints(
             self._run,
             entries,
-            list(names.values()),
+            list(state_names(entries, list(self._trained.values())).values()),
             options.checkpoints,
             options.resume,
-            self._program.state.optimizer,
+            self.program.state.optimizer,
         )
         trace = None if options.trace is None else RankTrace()
         with checkpoints.opened() as start:
@@ -178,20 +186,23 @@ class _ServedRun:
         """Run the steps that are not done yet, and write checkpoints."""
         options = self._options
         result = ServeResult(self._run.process, self._member.rank, self._member.size)
-        caches = {*self._program.state.caches.values()}.difference(self._program.stored)
-        first = first_values(self._program, self._program.stored)
-        fixed = {index: value for index, value in first.items() if index not in caches}
+        fixed = first_values(self.program, self.program.stored)
         if start is not None:
             result.first_step = self._resume(fixed, start, data)
-        losses = self._losses(result.first_step, start is not None and bool(self._state))
+        losses = self._losses(result.first_step, start is not None and bool(self._trained))
         session, state = None, dict[int, object]()
         if self._entry is not None:
             session = self._run.session(self._entry, trace)
+        if options.requests is not None:
+            steps = _JobSteps(self, session, data.of_step(1), fixed, state)
+            result.generation = generated(steps, PromptFile.read(options.requests))
+            result.times_s = result.generation.times_s
+            return result
         for step in range(result.first_step + 1, data.count + 1):
             begun_s = time.perf_counter()
-            results = self._step(session, data.of_step(step), fixed, state)
+            results = self.step(session, data.of_step(step), fixed, state)
             result.times_s.append(time.perf_counter() - begun_s)
-            full = self._outputs(results)
+            full = self.outputs(results)
             for index, array in full.items():
                 result.outputs.setdefault(index, []).append(array)
             if losses is not None:
@@ -202,7 +213,7 @@ class _ServedRun:
                 self._save(checkpoints, step, state, data)
         return result
 
-    def _step(
+    def step(
         self,
         session: JobSession | None,
         step_inputs: Mapping[str, object],
@@ -211,7 +222,7 @@ class _ServedRun:
     ) -> dict[int, list[Array]]:
         """Run a step; ``state`` gets the tensors of the next one."""
         rank, entry = self._member.rank, self._entry
-        local = bind_inputs(self._program.entries, step_inputs, fixed)
+        local = bind_inputs(self.program.entries, step_inputs, fixed)
         if session is None or entry is None or rank is None:
             return {}
         tensors = [
@@ -224,7 +235,7 @@ class _ServedRun:
         state.update({self._state[i]: t for i, t in outputs.items() if i in self._state})
         return {rank: [t.numpy() for i, t in outputs.items() if i not in self._state]}
 
-    def _outputs(self, results: dict[int, list[Array]]) -> dict[int, Array]:
+    def outputs(self, results: dict[int, list[Array]]) -> dict[int, Array]:
         """Return the outputs of a step: whole ones, or those of this rank."""
         entries, positions = self._reported
         if self._options.sharded:
@@ -251,7 +262,7 @@ class _ServedRun:
         A program without state is evaluated with the weights of a training step: its steps are
         others.
         """
-        entries, state = self._program.entries, self._state.values()
+        entries, state = self.program.entries, self._trained.values()
         names = state_names(entries, list(input_ports(entries)))
         fixed.update(start.values(names, set(state)))
         if not state:
@@ -265,15 +276,52 @@ class _ServedRun:
     ) -> None:
         if self._options.checkpoints is None:
             return
-        arrays = {index: tensor.numpy() for index, tensor in state.items()}
+        kept = state.keys() & {*self._trained.values()}
+        arrays = {index: state[index].numpy() for index in kept}
         checkpoints.save(step, arrays, data.checksums(step) if self._run.process == 0 else {})
 
     def _warn_of_hosts(self) -> None:
         name = socket.gethostname().encode()
         hosts = len(set(self._member.exchange_texts(name, lambda late: f"the hosts of {late}")))
-        planned = self._program.manifest.hosts
+        planned = self.program.manifest.hosts
         if hosts != planned and self._run.process == 0:
             print(
                 f"warning: the folder was deployed for {planned} hosts, the job has {hosts}",
                 file=sys.stderr,
             )
+
+
+class _JobSteps:
+    """Steps of a job, in which all processes give the same inputs.
+
+    Parameters
+    ----------
+    run : _ServedRun
+    session : JobSession or None
+    same : mapping of str to array
+        The inputs that are the same in each step.
+    fixed, state : dict of int to value
+        As :meth:`_ServedRun.step` has them.
+    """
+
+    def __init__(
+        self,
+        run: _ServedRun,
+        session: JobSession | None,
+        same: Mapping[str, Any],
+        fixed: dict[int, Any],
+        state: dict[int, Any],
+    ) -> None:
+        self._run, self._state = run, (session, fixed, state)
+        ports = input_ports(run.program.entries)
+        self.shapes = {port.name: port.shape for port in ports.values()}
+        self._same = same
+        self.inputs = tuple(
+            p.name for i, p in ports.items() if i not in fixed and p.name not in same
+        )
+
+    def step(self, **inputs: Any) -> list[Array]:
+        """Run a step, and return the outputs that are no state, on each process."""
+        session, fixed, state = self._state
+        results = self._run.step(session, {**self._same, **inputs}, fixed, state)
+        return list(self._run.outputs(results).values())

@@ -138,6 +138,11 @@ class Session:
         self._tensors = None
 
     @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the full shape of each input, weights and state included, by name."""
+        return {port.name: port.shape for port in input_ports(self._entries).values()}
+
+    @property
     def _resident(self) -> ResidentTensors:
         if self._tensors is None:
             raise _cannot("it is closed", "Make another one.")

@@ -47,14 +47,17 @@ class RunOptions:
     trace : str, optional
         Write the kernels and collectives of each rank with their times, for Perfetto; of the
         engines threads, mpi and torch.
+    requests : Path, optional
+        Generate tokens for the prompts of a .json file by the serving step of a decoder.
     output : Path, optional
         Write output0, output1, ... to a .npz or .safetensors file; --steps adds a first dim of
-        steps.
+        steps; --requests writes tokens, steps and times_s.
     """
 
     inputs: Path | None = option("run", "FILE", _path, frequent=True)
     engine: str | None = option("run", "E", frequent=True)
     trace: str | None = option("run", "FILE.json", frequent=True)
+    requests: Path | None = option("run", "FILE.json", _path, frequent=True)
     output: Path | None = option("run", "FILE", _path, flag="-o", frequent=True)
 
 
@@ -185,13 +188,17 @@ def _write(folder: str, options: JobRunOptions, path: Path, result: Any) -> None
         if result.rank is None:
             return
         path = path.with_name(f"{path.stem}-{result.rank}{path.suffix}")
-    inputs = {"--inputs": options.inputs, "--steps": options.steps}
+    inputs = {name: getattr(options, name[2:]) for name in ("--inputs", "--steps", "--requests")}
     outputs = Outputs({"FOLDER": folder, **inputs})
     target = outputs.reserve(str(path), "-o")
-    named = {
-        f"output{i}": arrays[-1] if options.steps is None else np.stack(arrays)
-        for i, arrays in result.outputs.items()
-    }
+    named = (
+        {
+            f"output{i}": arrays[-1] if options.steps is None else np.stack(arrays)
+            for i, arrays in result.outputs.items()
+        }
+        if result.generation is None
+        else result.generation.arrays()
+    )
 
     add_arrays(outputs, target, named)
     outputs.commit()

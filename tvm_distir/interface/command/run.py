@@ -52,10 +52,19 @@ def _run_here(folder: str, options: RunOptions) -> int:
             "DIST0151", "the outputs need a file", location="-o", remedy="Add -o y.npz."
         )
     check_array_file(options.output)
-    outputs = Outputs({"FOLDER": folder, "--inputs": options.inputs})
+    reads = {"FOLDER": folder, "--inputs": options.inputs, "--requests": options.requests}
+    outputs = Outputs(reads)
     target = outputs.reserve(str(options.output), "-o")
 
-    from tvm_distir.execution import check_trace_path, engine, load, open_weights
+    from tvm_distir.execution import (
+        PromptFile,
+        Session,
+        check_trace_path,
+        engine,
+        generated,
+        load,
+        open_weights,
+    )
 
     with asked_by("--engine", "DIST0601"):
         chosen = engine(options.engine or "threads")
@@ -65,8 +74,12 @@ def _run_here(folder: str, options: RunOptions) -> int:
             chosen.check_trace()
     chosen.check_available()
     inputs = open_weights(options.inputs) if options.inputs else {}
-    arrays = load(folder).run(inputs, chosen)
-    named = {f"output{i}": array for i, array in enumerate(arrays)}
+    if options.requests is not None:
+        with Session(folder, inputs, engine=chosen) as session:
+            named = generated(session, PromptFile.read(options.requests)).arrays()
+    else:
+        arrays = load(folder).run(inputs, chosen)
+        named = {f"output{i}": array for i, array in enumerate(arrays)}
     add_arrays(outputs, target, named)
     outputs.commit()
     print_result(

@@ -8,6 +8,7 @@ That code is ``passes/simulate/serving.cc``.
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -21,10 +22,20 @@ from .workload import Requests
 class PythonReplicas:
     """Serves requests by engines in order of time, and routes each when it arrives.
 
-    Parameters are the requests and the :class:`.engine_loop.EngineLoop` that serves them.
+    Parameters
+    ----------
+    requests : Requests
+    loop : EngineLoop
+    engine : callable
+        Makes each engine, as :class:`.PythonEngine`.
     """
 
-    def __init__(self, requests: Requests, loop: EngineLoop) -> None:
+    def __init__(
+        self,
+        requests: Requests,
+        loop: EngineLoop,
+        engine: Callable[..., PythonEngine] = PythonEngine,
+    ) -> None:
         self.requests, self.loop, filled = requests, loop, loop.filled
         self.entries = [
             ServedRequest(*[*columns, filled, 0 if filled else columns[1]])
@@ -34,9 +45,7 @@ class PythonReplicas:
         self.engines: list[PythonEngine] = []
         for _ in range(loop.replicas.count):
             free = [0] * loop.times.stages
-            self.engines += [
-                PythonEngine(loop, requests, self.entries, free, self.ended) for _ in free
-            ]
+            self.engines += [engine(loop, requests, self.entries, free, self.ended) for _ in free]
         first = min(loop.users, len(self.entries)) if loop.users else len(self.entries)
         arrivals = enumerate(self.entries[:first])
         self.arriving = sorted((e.arrival + loop.host_ps, n) for n, e in arrivals)

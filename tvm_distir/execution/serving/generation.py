@@ -1,0 +1,357 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Generate tokens for requests by the serving step of a decoder, in the batches of an engine."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_distir.execution.runtime.engines.base import Engine
+from tvm_distir.execution.runtime.program.input_faults import bad_input
+from tvm_distir.hardware import PICOSECONDS
+from tvm_distir.planning import (
+    Chunks,
+    EngineLoop,
+    PythonEngine,
+    PythonReplicas,
+    Requests,
+    SchedulerOptions,
+    ServedRequest,
+    StepTimes,
+)
+from tvm_distir.support import Count, EngineError, PositiveCount, read_json, read_model
+
+from .session import Session
+
+Ints = npt.NDArray[np.int64]
+_INPUTS = ("input_ids", "pages", "lengths")
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Choice of the next token from logits.
+
+    Attributes
+    ----------
+    temperature : float
+        0 takes the most likely token.
+    top_p : float
+        The next token is one of the most likely ones that together have this probability
+        (Holtzman et al. 2020, "The Curious Case of Neural Text Degeneration").
+    seed : int
+        A token depends on the seed, the number of the request and that of the token, and not on the
+        requests that share its steps.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def token(self, logits: npt.NDArray[np.float32], request: int, number: int) -> int:
+        """Return a token: the given number of a request, from logits (vocab,)."""
+        if self.temperature <= 0:
+            return int(logits.argmax())
+        scaled = logits.astype(np.float64) / self.temperature
+        order = np.argsort(-scaled, kind="stable")
+        weights = np.exp(scaled[order] - scaled[order[0]])
+        sums = np.cumsum(weights / weights.sum())
+        kept = int(np.searchsorted(sums, min(self.top_p, sums[-1]))) + 1
+        draw = np.random.default_rng([self.seed, request, number]).random() * sums[kept - 1]
+        return int(order[np.searchsorted(sums[:kept], draw, side="right")])
+
+
+@dataclass(frozen=True)
+class PromptFile:
+    """Requests, and how they are served: the keys of a file of ``run --requests``.
+
+    Attributes have the names and meanings of the parameters of :func:`generate`.
+    """
+
+    prompts: Sequence[Sequence[Count]]
+    tokens: PositiveCount | Sequence[PositiveCount]
+    arrivals_s: Sequence[float] | None = None
+    scheduler: str = "continuous"
+    sampling: Sampling = Sampling()
+    stop: Count | None = None
+
+    @staticmethod
+    def read(path: str | os.PathLike[str]) -> PromptFile:
+        """Read a JSON file.
+
+        Raises
+        ------
+        EngineError
+            DIST0602 for a file that cannot be read, and keys that are not known, missing or wrong.
+        """
+        location = os.fspath(path)
+        return read_model(PromptFile, read_json(location, _refuse), location, _refuse)
+
+
+class Steps(Protocol):
+    """A program that runs step by step, as :class:`tvm_distir.Session` does."""
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Return the names of the inputs of each step."""
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Return the full shape of each input, weights and state included, by name."""
+
+    def step(self, **inputs: Any) -> list[Any]:
+        """Run a step with inputs by name, and return the outputs that are no state."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """Generated tokens, and the steps that made them.
+
+    Attributes
+    ----------
+    tokens : list of list of int
+        The new tokens of each request.
+    steps : int64 array (steps, 5)
+        Begin and duration by the clock of the engine, in picoseconds; requests that decode, tokens
+        of prompts, and pages in use.
+    times_s : list of float
+        The measured time of each step, in seconds.
+    """
+
+    tokens: list[list[int]]
+    steps: Ints
+    times_s: list[float]
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Return the content as arrays; tokens, int32 (requests, most tokens), end with -1."""
+        rows = itertools.zip_longest(*self.tokens, fillvalue=-1)
+        tokens = np.array(list(rows), np.int32).T
+        return {"tokens": tokens, "steps": self.steps, "times_s": np.array(self.times_s)}
+
+
+def generate(
+    program: Any,
+    prompts: Sequence[Sequence[int]],
+    tokens: int | Sequence[int],
+    weights: Mapping[str, Any] | str | os.PathLike[str] | None = None,
+    *,
+    scheduler: str = "continuous",
+    sampling: Sampling = Sampling(),
+    stop: int | None = None,
+    times: StepTimes | None = None,
+    arrivals_s: Sequence[float] | None = None,
+    engine: str | Engine = "threads",
+) -> Generation:
+    """Generate tokens for requests with a distributed serving step.
+
+    The step has a row for each token: those of a prompt are rows of one request, with the same
+    pages, so that each step mixes prompts and requests that decode. The engine that
+    :func:`tvm_distir.serve_analyze` simulates chooses the batches. A step works on ``batch``
+    tokens; rows that are not needed write to a page of their own.
+
+    Parameters
+    ----------
+    program : IRModule, Deployment, str or path
+        A decoder with ``entry=serve`` and ``seq=1``, distributed; or its deployed folder.
+    prompts : sequence of sequence of int
+        The tokens of each request.
+    tokens : int or sequence of int
+        The most new tokens of each request.
+    weights : mapping of str to array, str or path, optional
+        See :class:`tvm_distir.Session`.
+    scheduler : str
+        As ``--scheduler``; ``tokens`` is at most the rows of the step, which is the default.
+    sampling : Sampling
+        Greedy unless it has a temperature.
+    stop : int, optional
+        The token that ends a request before its most tokens.
+    times : StepTimes, optional
+        The times by which the engine's clock advances; None: each step takes a picosecond.
+    arrivals_s : sequence of float, optional
+        When requests arrive by that clock, in seconds, in ascending order; None: all at the start.
+    engine : str or Engine
+        ``"threads"`` or ``"virtual"``.
+
+    Raises
+    ------
+    EngineError
+        DIST0602 for a program that is no such step, and requests that do not fit; and as
+        :class:`tvm_distir.Session`.
+    SimulationError
+        DIST0761 for a scheduler that is not known, and requests that the caches do not hold.
+
+    Examples
+    --------
+    >>> mod = td.zoo.llama(size="tiny", entry="serve", batch=4, seq=1, past=15)
+    >>> dist = td.distribute(mod, td.planning.make_plan(mod, "megatron", {"tp": 2}))
+    >>> named = {str(p.name): p.ty for p in mod["main"].params[3:] if "cache" not in str(p.name)}
+    >>> rng = np.random.default_rng(0)
+    >>> weights = {
+    ...     name: rng.normal(size=[int(n) for n in ty.shape]).astype("float32")
+    ...     for name, ty in named.items()
+    ... }
+    >>> result = td.generate(dist, [[3, 1, 4], [1, 5]], tokens=[4, 2], weights=weights)
+    >>> [len(tokens) for tokens in result.tokens], result.steps[:, 2:4].tolist()
+    ([4, 2], [[0, 4], [1, 1], [2, 0], [1, 0]])
+    """
+    with Session(program, weights, engine=engine) as session:
+        file = PromptFile(prompts, tokens, arrivals_s, scheduler, sampling, stop)
+        return generated(session, file, times)
+
+
+def generated(steps: Steps, file: PromptFile, times: StepTimes | None = None) -> Generation:
+    """Generate tokens as :func:`generate` does, with steps that a session or a job runs."""
+    prompts, tokens = file.prompts, file.tokens
+    most = [tokens] * len(prompts) if isinstance(tokens, int) else list(tokens)
+    sizes = _StepSizes.of(steps)
+    requests = sizes.requests(prompts, most, file.arrivals_s)
+    options = sizes.options(file.scheduler)
+    loop = EngineLoop(times or _unit_times(), options, sizes.pages - 1, sizes.page)
+    make = functools.partial(_Generator, steps, sizes, file)
+    replica = PythonReplicas(requests, loop, make)
+    ((_, served),) = replica.run()
+    (generator,) = replica.engines
+    assert isinstance(generator, _Generator)
+    return Generation(generator.tokens, served.steps, generator.times_s)
+
+
+class _StepSizes(NamedTuple):
+    """Sizes of a serving step: rows, pages of a row, pages of the pool, positions of a page."""
+
+    rows: int
+    columns: int
+    pages: int
+    page: int
+
+    @staticmethod
+    def of(steps: Steps) -> _StepSizes:
+        """Return the sizes of a serving step.
+
+        Raises
+        ------
+        EngineError
+            DIST0602 for another program, steps of more tokens, and requests in several pools.
+        """
+        shapes = steps.shapes
+        caches = [shape for name, shape in shapes.items() if name.endswith("_cache")]
+        remedy = "Distribute a decoder with entry=serve,seq=1, without data parallelism."
+        if sorted(steps.inputs) != sorted(_INPUTS) or not caches:
+            raise bad_input(f"its inputs {steps.inputs} are not {_INPUTS}", remedy)
+        rows, tokens = shapes["input_ids"]
+        pools, pages, page = caches[0][:3]
+        if tokens != 1 or pools != 1:
+            raise bad_input(f"a row has {tokens} tokens, and caches have {pools} pools", remedy)
+        return _StepSizes(rows, shapes["pages"][1], pages, page)
+
+    def options(self, scheduler: str) -> SchedulerOptions:
+        """Return the scheduler, with as many tokens as the step has rows where it states none."""
+        options = SchedulerOptions.parse(scheduler)
+        if "tokens=" not in scheduler:
+            options = replace(options, tokens=self.rows)
+        if options.tokens > self.rows:
+            problem = f"the step has {self.rows} rows, and the scheduler fills {options.tokens}"
+            raise bad_input(problem, f"Use tokens={self.rows}, or a step with another batch=.")
+        return options
+
+    def requests(
+        self,
+        prompts: Sequence[Sequence[int]],
+        most: Sequence[int],
+        arrivals_s: Sequence[float] | None,
+    ) -> Requests:
+        """Return the requests of prompts, after a check of their lengths."""
+        count, arrivals = len(prompts), arrivals_s or [0.0] * len(prompts)
+        if not count or len(most) != count or len(arrivals) != count:
+            problem = (
+                f"{count} prompts have {len(most)} numbers of tokens, {len(arrivals)} arrivals"
+            )
+            raise bad_input(problem, "Give one of each for each prompt, and at least one prompt.")
+        for number, (prompt, tokens) in enumerate(zip(prompts, most, strict=True)):
+            if not len(prompt) or tokens < 1 or len(prompt) + tokens > self.columns * self.page:
+                problem = f"request {number} has {len(prompt)} tokens, and asks for {tokens}"
+                limit = f"a request has from 2 to {self.columns * self.page} tokens in this step"
+                raise bad_input(problem, f"Shorten it, or use another past=: {limit}.")
+        if list(arrivals) != sorted(arrivals):
+            raise bad_input("the arrivals are not in ascending order", "Sort the requests by them.")
+        columns = (
+            [round(second * PICOSECONDS) for second in arrivals],
+            [len(prompt) for prompt in prompts], most, [-1] * count, [0] * count,
+        )  # fmt: skip
+        return Requests(*(np.array(column, np.int64) for column in columns))
+
+
+def _refuse(location: str, problem: str, remedy: str) -> EngineError:
+    return EngineError("DIST0602", problem, location=location, remedy=remedy)
+
+
+def _unit_times() -> StepTimes:
+    """Return the times of steps that take a picosecond each."""
+    axis, ones = np.array([1, 2], np.int64), np.ones((1, 2, 2), np.int64)
+    return StepTimes(axis, axis, ones, axis, axis, ones)
+
+
+class _Generator(PythonEngine):
+    """Engine whose steps run."""
+
+    def __init__(
+        self,
+        steps: Steps,
+        sizes: _StepSizes,
+        file: PromptFile,
+        *simulated: Any,
+    ) -> None:
+        super().__init__(*simulated)
+        self._runner, self._sizes, self._file = steps, sizes, file
+        self._prompts = [[int(token) for token in prompt] for prompt in file.prompts]
+        self._idle, *self._free = range(
+            sizes.pages
+        )  # rows that no token needs write to a page of their own
+        self._pages: dict[int, list[int]] = {id(e): [] for e in self.entries}
+        self.tokens: list[list[int]] = [[] for _ in file.prompts]
+        self.times_s: list[float] = []
+
+    def _release(self, e: ServedRequest) -> None:
+        self._free += self._pages[id(e)]
+        self._pages[id(e)] = []
+        super()._release(e)
+
+    def _work(self, decoding: list[int], chunks: Chunks) -> None:
+        """Run the step, and take the next token of each request whose cache is full."""
+        parts = [*chunks, *((number, 1) for number in decoding)]
+        logits = iter(self._logits(parts))
+        for number, count in parts:
+            last = [next(logits) for _ in range(count)][-1]
+            tokens, held = self.tokens[number], self.entries[number].held + count
+            if held == len(self._prompts[number]) + len(tokens):
+                tokens.append(self._file.sampling.token(last, number, len(tokens)))
+                if tokens[-1] == self._file.stop:
+                    self.entries[number].output = len(tokens)
+        super()._work(decoding, chunks)
+
+    def _logits(self, parts: Chunks) -> npt.NDArray[np.float32]:
+        """Return the logits of each token of a step."""
+        rows, columns = self._sizes[:2]
+        ids, lengths = np.zeros((rows, 1), np.int32), np.zeros(rows, np.int32)
+        tables = np.full((rows, columns), self._idle, np.int32)
+        row = 0
+        for number, count in parts:
+            entry = self.entries[number]
+            pages, known = self._pages[id(entry)], self._prompts[number] + self.tokens[number]
+            while len(pages) < -(-(entry.held + count) // self.page):
+                pages.append(self._free.pop())
+            for position in range(entry.held, entry.held + count):
+                ids[row], lengths[row] = known[position], position
+                tables[row, : len(pages)] = pages
+                row += 1
+        start_s = time.perf_counter()
+        (logits,) = self._runner.step(input_ids=ids, pages=tables, lengths=lengths)
+        self.times_s.append(time.perf_counter() - start_s)
+        return np.asarray(logits, np.float32)
