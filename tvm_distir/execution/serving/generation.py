@@ -301,19 +301,12 @@ def _unit_times() -> StepTimes:
 class _Generator(PythonEngine):
     """Engine whose steps run."""
 
-    def __init__(
-        self,
-        steps: Steps,
-        sizes: _StepSizes,
-        file: PromptFile,
-        *simulated: Any,
-    ) -> None:
+    def __init__(self, steps: Steps, sizes: _StepSizes, file: PromptFile, *simulated: Any) -> None:
         super().__init__(*simulated)
         self._runner, self._sizes, self._file = steps, sizes, file
         self._prompts = [[int(token) for token in prompt] for prompt in file.prompts]
-        self._idle, *self._free = range(
-            sizes.pages
-        )  # rows that no token needs write to a page of their own
+        # Rows that no token needs write to a page of their own.
+        self._idle, *self._free = range(sizes.pages)
         self._pages: dict[int, list[int]] = {id(e): [] for e in self.entries}
         self.tokens: list[list[int]] = [[] for _ in file.prompts]
         self.times_s: list[float] = []
