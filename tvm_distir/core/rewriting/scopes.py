@@ -36,12 +36,35 @@ def with_branches(fn: relax.Function, rewrite: Rewrite) -> relax.Function:
     Function
         ``fn`` itself where no branch changes.
     """
+
+    def branched(_: relax.Var, value: ir.Expr) -> ir.Expr:
+        return _rewritten(fn, value, rewrite) if isinstance(value, relax.If) else value
+
+    return with_values(fn, branched)
+
+
+def with_values(
+    fn: relax.Function, rewrite: Callable[[relax.Var, ir.Expr], ir.Expr]
+) -> relax.Function:
+    """Rewrite the values of a function's bindings; casts, and branches inside, stay.
+
+    Parameters
+    ----------
+    fn : Function
+    rewrite : callable
+        Gets a variable and its value, and returns that very value where nothing changes.
+
+    Returns
+    -------
+    Function
+        ``fn`` itself where no value changes.
+    """
     blocks, changed = [], False
     for block in fn.body.blocks:
         bindings = []
         for b in block.bindings:
             value = b.value
-            new = _rewritten(fn, value, rewrite) if isinstance(value, relax.If) else value
+            new = value if isinstance(b, relax.MatchCast) else rewrite(b.var, value)
             if new is not value:
                 changed, b = True, relax.VarBinding(b.var, new)
             bindings.append(b)
