@@ -82,9 +82,7 @@ def _rewritten(fn: relax.Function, value: relax.If, rewrite: Rewrite) -> relax.I
         new = rewrite(scope)
         changed = changed or new is not scope
         branches.append(new.body)
-    if not changed:
-        return value
-    return typed(relax.If(value.cond, *branches), value.ty)
+    return value if not changed else typed(relax.If(value.cond, *branches), value.ty)
 
 
 def branches_of(value: relax.If) -> tuple[relax.SeqExpr, relax.SeqExpr]:
@@ -137,10 +135,8 @@ def let_out(blocks: Iterable[relax.BindingBlock], result: ir.Expr) -> tuple[list
     look(result, set())
     if not seen:
         return blocks, result
-    changed = []
-    for block in blocks:
-        writer = BlockWriter(relax.BlockBuilder(), isinstance(block, relax.DataflowBlock))
-        for binding in block.bindings:
-            writer.bind(seen.get(binding.var, binding.var), substitute(binding.value, seen))
-        changed.append(writer.block())
-    return changed, substitute(result, seen)
+
+    def write(writer: BlockWriter, binding: relax.Binding) -> None:
+        writer.bind(seen.get(binding.var, binding.var), substitute(binding.value, seen))
+
+    return BlockWriter.rewritten(relax.BlockBuilder(), blocks, write), substitute(result, seen)
