@@ -208,6 +208,4 @@ def _results(parts: Sequence[relax.Function]) -> Any:
     for fn in parts:
         result = fn.body.body
         results += list(result.fields) if isinstance(result, relax.Tuple) else [result]
-    if len(results) == 1:
-        return results[0]
-    return tuple_of(results)
+    return results[0] if len(results) == 1 else tuple_of(results)
