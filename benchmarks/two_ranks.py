@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tvm_distir.execution.runtime.engines.job_engine import JobSession
+
 os.environ["TVM_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = "1"
 
 import numpy as np
@@ -178,11 +180,11 @@ def our_step(
                 shape = [int(n) for n in port.shape]
                 inputs[port.name] = np.zeros(shape, port.dtype) if value is None else value.numpy()
     local = bind_inputs(program.entries, inputs, program.stored)
-    with TorchEngine(TIMEOUT_S, "library").begin(program) as run:
-        run.prepare()
-        rank = run.member.rank
+    with TorchEngine(TIMEOUT_S, "library").member(program) as member:
+        member.prepare(program.communication)
+        rank = member.rank
         (entry,) = (e for e in program.entries if rank in e.ranks)
-        session = run.session(entry, None)
+        session = JobSession(member, program, entry, None)
         tensors = [session.tensor(array) for array in local.of(entry, rank)]
         slots = {port.index: slot for slot, port in enumerate(entry.inputs)}
         outputs = {port.index: slot for slot, port in enumerate(entry.outputs)}
@@ -195,7 +197,7 @@ def our_step(
             return torch.from_dlpack(results[outputs[0]])
 
         yield step
-        run.end()
+        member.end()
 
 
 def timed(step: Step) -> tuple[float, float]:

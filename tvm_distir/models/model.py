@@ -215,6 +215,4 @@ def _from_config(path: str, spec: str, batch: int | None) -> Model:
 def model_keys(spec: str) -> tuple[str, dict[str, str]] | None:
     """Return the name and keys of a zoo MODEL, or None for a file (ModelError DIST0302)."""
     spec = zoo_spec(spec)
-    if model_file(spec) is not None:
-        return None
-    return split_keys(spec.removeprefix(ZOO), spec)
+    return None if model_file(spec) is not None else split_keys(spec.removeprefix(ZOO), spec)

@@ -40,7 +40,6 @@ from tvm_distir.core.rewriting import (
     bind_dims,
     has_attr,
     open_tuples,
-    open_variables,
     reached_from,
     with_mesh_collectives,
 )
@@ -153,7 +152,7 @@ def _on_mesh(
 
 def _ports(fn: relax.Function, location: str, shards: Shards, size: int) -> Ports:
     """Return ``dist.io`` of a function: what is not divided by its strategy is replicated."""
-    dims = {str(v.name): (v, 1) for v in open_variables(fn)}
+    dims = {str(v.name): (v, 1) for v in relax.analysis.defined_symbolic_vars(fn)}
 
     def port(
         ty: ir.Type, shard: tuple[int, tuple[int, ...] | None] | None = None

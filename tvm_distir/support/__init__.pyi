@@ -63,6 +63,7 @@ from .errors.user_input import parse_float as parse_float
 from .errors.user_input import parse_int as parse_int
 from .errors.user_input import printable as printable
 from .errors.user_input import shortened as shortened
+from .grouping import lists_by_key as lists_by_key
 from .locks import ForkSafeLock as ForkSafeLock
 from .memoized import memoized as memoized
 from .native.loader import has_library as has_library

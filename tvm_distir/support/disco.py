@@ -33,6 +33,4 @@ def repair_disco() -> Any:
         except (ImportError, AttributeError, RuntimeError, ValueError):
             return None
     tvm.runtime.disco = disco
-    if not has_threaded_session(disco):
-        return None
-    return disco
+    return None if not has_threaded_session(disco) else disco

@@ -16,6 +16,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from tvm_distir.core.ir.placement import check_placement, shard_slices
+from tvm_distir.support import lists_by_key
 
 Bounds = tuple[tuple[int, int], ...]
 Side = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
@@ -88,9 +89,7 @@ def transfer_tiles(shape: tuple[int, ...], src: Side, dst: Side) -> tuple[Tile, 
         traffic), then the replica whose turn it is: destinations take the r replicas of a shard
         round-robin, so that the loads of any two replicas differ by at most a tile.
     """
-    replicas: dict[Bounds, list[int]] = {}
-    for device, bounds in _shards(shape, src):
-        replicas.setdefault(bounds, []).append(device)
+    replicas = lists_by_key((bounds, device) for device, bounds in _shards(shape, src))
     turn = dict.fromkeys(replicas, 0)
     number = {bounds: i for i, bounds in enumerate(replicas)}
     # Axes cut one dim each, so the shards are all combinations of the cuts of their dims.

@@ -117,9 +117,7 @@ def static_shape(ty: ir.Type) -> tuple[Any, ...] | None:
 def known_shape(ty: ir.Type) -> tuple[int, ...] | None:
     """Return the dims of a (D)Tensor type; None where some are symbolic, or it is no tensor."""
     shape = static_shape(ty)
-    if shape is None or not all(isinstance(n, int) for n in shape):
-        return None
-    return shape
+    return None if shape is None or not all(isinstance(n, int) for n in shape) else shape
 
 
 def is_private(fn: relax.Function) -> bool:

@@ -56,6 +56,4 @@ def _swaps_last_two(call: ir.Call) -> bool:
 
 def _read(value: Any) -> list[Any]:
     """Return the variables that an expression reads."""
-    if isinstance(value, relax.Var):
-        return [value]
-    return list(relax.analysis.free_vars(value))
+    return [value] if isinstance(value, relax.Var) else list(relax.analysis.free_vars(value))

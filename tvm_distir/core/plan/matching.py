@@ -19,7 +19,7 @@ from tvm_distir.core.ir.types import is_object, is_private, relax_functions, ten
 from tvm_distir.core.ops.packed import CACHE_HEADS, creates_cache
 from tvm_distir.core.rewriting.scopes import all_bindings
 from tvm_distir.core.rewriting.tuple_parameters import field_path
-from tvm_distir.support import Faults, PlanError, nearest
+from tvm_distir.support import Faults, PlanError, lists_by_key, nearest
 
 from .conflicts import give
 from .fitting import check_fit
@@ -177,9 +177,7 @@ def _match_params(
     if not targets.positions:
         names = param_names(fn)
         for key in (names, [plain_name(param_name) for param_name in names]):
-            by_name: dict[str, list[int]] = {}
-            for i, param_name in enumerate(key):
-                by_name.setdefault(param_name, []).append(i)
+            by_name = lists_by_key((param_name, i) for i, param_name in enumerate(key))
             targets.positions = {**by_name, **targets.positions}
     if is_pattern(rule.name):
         named = [

@@ -14,9 +14,7 @@ MAIN = "main"
 @functools.lru_cache(maxsize=1 << 16)
 def plain_name(name: str) -> str:
     """Return the name as TVMScript prints it, with underscores for other characters."""
-    if name.isascii() and name.isidentifier():
-        return name
-    return re.sub(r"\W", "_", name)
+    return name if name.isascii() and name.isidentifier() else re.sub(r"\W", "_", name)
 
 
 def is_pattern(name: str) -> bool:

@@ -19,7 +19,7 @@ from tvm_distir.core.propagation.solve.cost import Costs
 from tvm_distir.core.propagation.solve.exact import WarmStarts
 from tvm_distir.core.propagation.solve.kept import give_back, take
 from tvm_distir.core.propagation.solve.tables import CostTables
-from tvm_distir.support import PropagationError, memoized
+from tvm_distir.support import PropagationError, lists_by_key, memoized
 
 from .decision import Decision, Instance, Signature
 from .decision_cost import DecisionCost, Evaluator
@@ -113,9 +113,7 @@ class ShardingAssignment:
 
     def _meshes(self) -> list[tuple[int, ...]]:
         """Return the axes of each mesh."""
-        meshes: dict[int, list[int]] = {}
-        for a, axis in enumerate(self.module.axes):
-            meshes.setdefault(axis.mesh, []).append(a)
+        meshes = lists_by_key((axis.mesh, a) for a, axis in enumerate(self.module.axes))
         return [tuple(axes) for axes in meshes.values()]
 
     def _meet(self, axes: Sequence[int]) -> bool:

@@ -13,6 +13,7 @@ from tvm_distir.core.propagation.graph.graph import Axis, Graph, Uses
 from tvm_distir.core.propagation.solve.conversions import ReshardPath
 from tvm_distir.core.propagation.solve.cost import Conversions
 from tvm_distir.core.propagation.solve.strategies import OpStrategy
+from tvm_distir.support import lists_by_key
 
 Signature = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
 """The labels of all parameters and of all results of a function, per axis."""
@@ -85,10 +86,7 @@ class Decision:
 
     @functools.cached_property
     def _by_mesh(self) -> dict[int, list[int]]:
-        result: dict[int, list[int]] = {}
-        for a, axis in enumerate(self.axes):
-            result.setdefault(axis.mesh, []).append(a)
-        return result
+        return lists_by_key((axis.mesh, a) for a, axis in enumerate(self.axes))
 
     def mesh_axes(self, mesh: int) -> list[int]:
         """Return the numbers of the axes of a mesh, in mesh order."""

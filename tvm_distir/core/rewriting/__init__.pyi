@@ -20,7 +20,6 @@ from .dims import bind_dims as bind_dims
 from .dims import check_sizes as check_sizes
 from .dims import dims_remedy as dims_remedy
 from .dims import open_dims as open_dims
-from .dims import open_variables as open_variables
 from .dims import unknown_dim as unknown_dim
 from .entries import entry_family as entry_family
 from .entries import entry_of as entry_of
@@ -52,6 +51,7 @@ from .scopes import bindings_in as bindings_in
 from .scopes import branches_of as branches_of
 from .scopes import let_out as let_out
 from .scopes import with_branches as with_branches
+from .scopes import with_values as with_values
 from .static_shapes import fold_shapes as fold_shapes
 from .substitute import VARIABLES as VARIABLES
 from .substitute import substitute as substitute

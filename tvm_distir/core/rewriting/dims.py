@@ -24,9 +24,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, SupportsInt
+from typing import SupportsInt
 
-from tvm import ir, relax, tirx
+from tvm import ir, tirx
 
 from tvm_distir.core.ir.attributes.keys import IO_ATTR
 from tvm_distir.core.ir.extents import extent_value
@@ -71,12 +71,6 @@ def open_dims(mod: ir.IRModule) -> list[OpenDim]:
             if len(dims) == before:
                 closed.add(handle(ty))
     return dims
-
-
-def open_variables(fn: relax.Function) -> list[Any]:
-    """Return the variables that are dims of a function's parameters, in order."""
-    sizes = [extent for param in fn.params for extent in extents(param.ty)]
-    return list(dict.fromkeys(n for n in sizes if isinstance(n, tirx.Var)))
 
 
 def dims_remedy(names: list[str], call: str = "td.bind_dims(mod, {})") -> str:

@@ -36,12 +36,35 @@ def with_branches(fn: relax.Function, rewrite: Rewrite) -> relax.Function:
     Function
         ``fn`` itself where no branch changes.
     """
+
+    def branched(_: relax.Var, value: ir.Expr) -> ir.Expr:
+        return _rewritten(fn, value, rewrite) if isinstance(value, relax.If) else value
+
+    return with_values(fn, branched)
+
+
+def with_values(
+    fn: relax.Function, rewrite: Callable[[relax.Var, ir.Expr], ir.Expr]
+) -> relax.Function:
+    """Rewrite the values of a function's bindings; casts, and branches inside, stay.
+
+    Parameters
+    ----------
+    fn : Function
+    rewrite : callable
+        Gets a variable and its value, and returns that very value where nothing changes.
+
+    Returns
+    -------
+    Function
+        ``fn`` itself where no value changes.
+    """
     blocks, changed = [], False
     for block in fn.body.blocks:
         bindings = []
         for b in block.bindings:
             value = b.value
-            new = _rewritten(fn, value, rewrite) if isinstance(value, relax.If) else value
+            new = value if isinstance(b, relax.MatchCast) else rewrite(b.var, value)
             if new is not value:
                 changed, b = True, relax.VarBinding(b.var, new)
             bindings.append(b)
@@ -59,9 +82,7 @@ def _rewritten(fn: relax.Function, value: relax.If, rewrite: Rewrite) -> relax.I
         new = rewrite(scope)
         changed = changed or new is not scope
         branches.append(new.body)
-    if not changed:
-        return value
-    return typed(relax.If(value.cond, *branches), value.ty)
+    return value if not changed else typed(relax.If(value.cond, *branches), value.ty)
 
 
 def branches_of(value: relax.If) -> tuple[relax.SeqExpr, relax.SeqExpr]:
@@ -114,10 +135,8 @@ def let_out(blocks: Iterable[relax.BindingBlock], result: ir.Expr) -> tuple[list
     look(result, set())
     if not seen:
         return blocks, result
-    changed = []
-    for block in blocks:
-        writer = BlockWriter(relax.BlockBuilder(), isinstance(block, relax.DataflowBlock))
-        for binding in block.bindings:
-            writer.bind(seen.get(binding.var, binding.var), substitute(binding.value, seen))
-        changed.append(writer.block())
-    return changed, substitute(result, seen)
+
+    def write(writer: BlockWriter, binding: relax.Binding) -> None:
+        writer.bind(seen.get(binding.var, binding.var), substitute(binding.value, seen))
+
+    return BlockWriter.rewritten(relax.BlockBuilder(), blocks, write), substitute(result, seen)

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tvm import ir, relax
@@ -42,6 +42,21 @@ class BlockWriter:
     def block(self) -> relax.BindingBlock:
         """Return the finished block."""
         return (relax.DataflowBlock if self.dataflow else relax.BindingBlock)(self.bindings)
+
+    @staticmethod
+    def rewritten(
+        builder: relax.BlockBuilder,
+        blocks: Iterable[relax.BindingBlock],
+        write: Callable[[BlockWriter, relax.Binding], None],
+    ) -> list[relax.BindingBlock]:
+        """Return new blocks; ``write`` writes each binding of the old ones in its new form."""
+        new_blocks = []
+        for block in blocks:
+            writer = BlockWriter(builder, isinstance(block, relax.DataflowBlock))
+            for binding in block.bindings:
+                write(writer, binding)
+            new_blocks.append(writer.block())
+        return new_blocks
 
 
 def merged_blocks(blocks: Iterable[relax.BindingBlock]) -> list[relax.BindingBlock]:

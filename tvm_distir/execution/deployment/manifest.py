@@ -8,9 +8,10 @@ import json
 import os
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import cast
 
 from tvm_distir.execution.runtime.dispatch.packed_names import TVM
 from tvm_distir.execution.runtime.program.axis_table import AxisTable
@@ -28,7 +29,16 @@ from tvm_distir.support import (
     shortened,
 )
 
-from .manifest_file import DEPLOY_AGAIN, EntryFile, ManifestFile
+from .manifest_file import (
+    DEPLOY_AGAIN,
+    Dispatch,
+    EntryFile,
+    ListedFile,
+    ManifestFile,
+    PartFile,
+    StateFile,
+    WeightFile,
+)
 
 MANIFEST = "manifest.json"
 SCHEMA_VERSION = 1
@@ -85,60 +95,46 @@ class Manifest:
         text = json.dumps(self._to_dict(), indent=1)
         (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
 
-    def _state_to_dict(self) -> dict[str, object]:
-        masters = self.state.masters
-        pairs = [
-            {
-                "output": o,
-                "input": i,
-                "zero": i in self.state.zeros,
-                "optimizer": i in self.state.optimizer,
-                **({"master_of": masters[i]} if i in masters else {}),
-            }
-            for o, i in self.state.inputs.items()
-        ]
-        return {"state": pairs, "caches": [list(pair) for pair in self.state.caches.items()]}
-
     def _to_dict(self) -> dict[str, object]:
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "built_with": dict(self.built_with),
-            "target": dict(self.target),
-            "hosts": self.hosts,
-            "overwritten": sorted(self.overwritten),
-            "dispatch": self.dispatch,
-            **self.communication.to_dict(),
-            **self._state_to_dict(),
-            "entries": [
-                {
-                    "function": e.function,
-                    "mesh": e.mesh_index,
-                    "mesh_shape": list(e.mesh_shape),
-                    "mesh_device_ids": list(e.mesh_ranks or e.ranks),
-                    "device_ids": list(e.ranks),
-                    "library": self.libraries[e.function],
-                    "inputs": [p.to_dict() for p in e.inputs],
-                    "outputs": [p.to_dict() for p in e.outputs],
-                    **({"dims": dict(e.dims)} if e.dims else {}),
-                }
-                for e in self.entries
-            ],
-            "meshes": self.axes.to_dict(),
-            "weights": [
-                {
-                    "index": index,
-                    "parts": [
-                        {"device": rank, "file": file, "key": key}
-                        for rank, (file, key) in parts.items()
-                    ],
-                }
-                for index, parts in self.weights.items()
-            ],
-            "files": {
-                name: {"bytes": size, "sha256": digest}
-                for name, (size, digest) in self.files.items()
-            },
-        }
+        """Return the JSON form, which :class:`.ManifestFile` reads."""
+        state, communication = self.state, self.communication
+        pairs = [
+            StateFile(o, i, i in state.zeros, i in state.optimizer, state.masters.get(i))
+            for o, i in state.inputs.items()
+        ]
+        weights = [
+            WeightFile(index, tuple(PartFile(rank, *place) for rank, place in parts.items()))
+            for index, parts in self.weights.items()
+        ]
+        file = ManifestFile(
+            dict(self.built_with),
+            tuple(self._entry_file(entry) for entry in self.entries),
+            self.axes.to_dict(),
+            tuple(weights),
+            {name: ListedFile(size, digest) for name, (size, digest) in self.files.items()},
+            dict(self.target),
+            communication.groups,
+            communication.transfers,
+            tuple(pairs),
+            self.hosts,
+            tuple(sorted(self.overwritten)),
+            tuple(state.caches.items()),
+            cast("Dispatch", self.dispatch),
+        )
+        return {"schema_version": SCHEMA_VERSION, **asdict(file)}
+
+    def _entry_file(self, entry: EntryFunction) -> EntryFile:
+        return EntryFile(
+            entry.function,
+            entry.mesh_index,
+            entry.mesh_shape,
+            entry.ranks,
+            self.libraries[entry.function],
+            tuple(port.to_dict() for port in entry.inputs),
+            tuple(port.to_dict() for port in entry.outputs),
+            entry.mesh_ranks or entry.ranks,
+            dict(entry.dims),
+        )
 
 
 def read_manifest(folder: Path) -> Manifest:

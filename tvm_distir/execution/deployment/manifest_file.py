@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from tvm_distir.support import Check, Count, InvalidValue, PositiveCount, Text
 
 DEPLOY_AGAIN = "Deploy the program again."
+Dispatch = Literal["torch", "numpy", "tvm"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class EntryFile:
 
 
 @dataclass(frozen=True)
-class _PartFile:
+class PartFile:
     """The keys of the part of a weight that a device holds."""
 
     device: Count
@@ -37,15 +38,15 @@ class _PartFile:
 
 
 @dataclass(frozen=True)
-class _WeightFile:
+class WeightFile:
     """The keys of a weight."""
 
     index: Count
-    parts: tuple[_PartFile, ...]
+    parts: tuple[PartFile, ...]
 
 
 @dataclass(frozen=True)
-class _StateFile:
+class StateFile:
     """The keys of an output that is an input of the next step."""
 
     output: Count
@@ -56,7 +57,7 @@ class _StateFile:
 
 
 @dataclass(frozen=True)
-class _File:
+class ListedFile:
     """The size and the SHA-256 digest of a file."""
 
     bytes: Count
@@ -81,15 +82,15 @@ class ManifestFile:
     built_with: dict[str, Text]
     entries: tuple[EntryFile, ...]
     meshes: dict[str, Any]
-    weights: tuple[_WeightFile, ...]
-    files: dict[str, _File]
+    weights: tuple[WeightFile, ...]
+    files: dict[str, ListedFile]
     target: Annotated[dict[str, object], Check(_check_target)] = field(
         default_factory=_unnamed_target
     )
     groups: tuple[tuple[Count, ...], ...] = ()
     transfers: tuple[tuple[Count, Count], ...] = ()
-    state: tuple[_StateFile, ...] = ()
+    state: tuple[StateFile, ...] = ()
     hosts: PositiveCount = 1
     overwritten: tuple[Count, ...] | None = None
     caches: tuple[tuple[Count, Count], ...] = ()
-    dispatch: Literal["torch", "numpy", "tvm"] = "tvm"
+    dispatch: Dispatch = "tvm"

@@ -27,7 +27,6 @@ from tvm_distir.core.ops import (
     registration_of,
     result_type,
     shard,
-    size_bytes,
 )
 from tvm_distir.core.rewriting import (
     BlockWriter,
@@ -85,16 +84,6 @@ class CaseProgram:
     results: list[relax.Expr]
     count: int
     steps: list[_Function | _Collective] = field(default_factory=list)
-
-    def sent_bytes(self) -> dict[str, int]:
-        """Return the operand bytes of the collectives on a single device, by collective."""
-        result: dict[str, int] = {}
-        for step in self.steps:
-            if isinstance(step, _Collective) and step.source is not None:
-                ty = step.source.ty
-                size = size_bytes(static_shape(ty) or (), str(ty.dtype))
-                result[step.kind] = result.get(step.kind, 0) + size
-        return result
 
     def run(
         self, machine: Machine, shards: Sequence[Sequence[np.ndarray]]

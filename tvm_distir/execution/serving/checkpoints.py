@@ -29,7 +29,7 @@ from tvm_distir.execution.deployment.checkpoint_files import (
     write_part,
 )
 from tvm_distir.execution.deployment.checkpoint_reading import Checkpoint, read_checkpoint
-from tvm_distir.execution.runtime.engines.job_engine import JobRun
+from tvm_distir.execution.runtime.engines.job_fabric import JobFabric
 from tvm_distir.execution.runtime.program.io_layout import Entries
 from tvm_distir.execution.runtime.program.tensors import Array
 
@@ -53,7 +53,7 @@ class Checkpoints:
 
     Parameters
     ----------
-    run : JobRun
+    member : JobFabric
     entries : sequence of EntryFunction
         The entry functions of the program.
     state : sequence of int
@@ -68,14 +68,14 @@ class Checkpoints:
 
     def __init__(
         self,
-        run: JobRun,
+        member: JobFabric,
         entries: Entries,
         state: Sequence[int],
         folder: Path | None,
         resume: Path | None,
         optimizer: Collection[int] = (),
     ) -> None:
-        self._run, self._member, self._entries = run, run.member, entries
+        self._member, self._entries = member, entries
         self._state, self._folder, self._resume = sorted(state), folder, resume
         self._optimizer = optimizer
         self._entry = next((e for e in entries if self._member.rank in e.ranks), None)
@@ -178,15 +178,15 @@ class Checkpoints:
 
     def _is_first_on_file_system(self, folder: Path) -> bool:
         """Return whether no process before this one sees the same folder."""
-        process = self._run.process
+        process = self._member.number
         mark = folder / f"{_MARK}{self._token}-{process}"
-        if self._run.local_rank == 0:
+        if self._member.local_rank == 0:
             mark.touch()
         self._exchange(b"", "the folder of checkpoints")
         seen = [int(p.name.rpartition("-")[2]) for p in folder.glob(f"{_MARK}{self._token}-*")]
         self._exchange(b"", "the folder of checkpoints")
         mark.unlink(missing_ok=True)
-        return self._run.local_rank == 0 and process == min([process, *seen])
+        return self._member.local_rank == 0 and process == min([process, *seen])
 
     def _claim(self, folder: Path, start: Checkpoint | None, everywhere: frozenset[int]) -> None:
         """Remove what a killed job left, and refuse a folder of another run."""

@@ -15,7 +15,8 @@ from typing import Any
 
 from tvm_distir.execution.deployment.checkpoint_reading import Checkpoint
 from tvm_distir.execution.deployment.loading import Deployment, load
-from tvm_distir.execution.runtime.engines.job_engine import JobEngine, JobRun, JobSession
+from tvm_distir.execution.runtime.engines.job_engine import JobEngine, JobSession
+from tvm_distir.execution.runtime.engines.job_fabric import JobFabric
 from tvm_distir.execution.runtime.engines.job_inputs import RunCall, agree
 from tvm_distir.execution.runtime.engines.job_results import collect, wait_for_end, write_job_trace
 from tvm_distir.execution.runtime.program.inputs import bind_inputs, input_ports
@@ -138,14 +139,13 @@ def serve(
     """
     engine.enter_job()
     program = load(folder)
-    with engine.begin(program) as run:
-        return _ServedRun(run, program, options).run(report)
+    with engine.member(program) as member:
+        return _ServedRun(member, program, options).run(report)
 
 
 class _ServedRun:
-    def __init__(self, run: JobRun, program: Deployment, options: ServeOptions) -> None:
-        self._run, self.program, self._options = run, program, options
-        member = self._member = run.member
+    def __init__(self, member: JobFabric, program: Deployment, options: ServeOptions) -> None:
+        self._member, self.program, self._options = member, program, options
         self._trained = dict(program.state.inputs)  # output -> input
         self._state = {**self._trained, **program.state.caches}
         self._entry = next((e for e in program.entries if member.rank in e.ranks), None)
@@ -154,12 +154,12 @@ class _ServedRun:
     def run(self, report: Callable[[int, int, Mapping[int, Array]], None] | None) -> ServeResult:
         member, options, entries = self._member, self._options, self.program.entries
         agree(member, RunCall(self.program.fingerprint, repr(options.repeat), True))
-        self._run.prepare()
+        member.prepare(self.program.communication)
         self._warn_of_hosts()
         names = state_names(entries, list(self._state.values()))
         data = StepData(options.inputs, options.steps, options.repeat, names, options.rate)
         checkpoints = Checkpoints(
-            self._run,
+            member,
             entries,
             list(state_names(entries, list(self._trained.values())).values()),
             options.checkpoints,
@@ -169,7 +169,7 @@ class _ServedRun:
         trace = None if options.trace is None else RankTrace()
         with checkpoints.opened() as start:
             result = self._steps(checkpoints, start, data, trace, report)
-            self._run.end()
+            member.end()
             wait_for_end(member, entries, {}, "sharded")
         if options.trace is not None and trace is not None:
             write_job_trace(member, options.trace, trace)
@@ -185,14 +185,14 @@ class _ServedRun:
     ) -> ServeResult:
         """Run the steps that are not done yet, and write checkpoints."""
         options = self._options
-        result = ServeResult(self._run.process, self._member.rank, self._member.size)
+        result = ServeResult(self._member.number, self._member.rank, self._member.size)
         fixed = first_values(self.program, self.program.stored)
         if start is not None:
             result.first_step = self._resume(fixed, start, data)
         losses = self._losses(result.first_step, start is not None and bool(self._trained))
         session, state = None, dict[int, object]()
         if self._entry is not None:
-            session = self._run.session(self._entry, trace)
+            session = JobSession(self._member, self.program, self._entry, trace)
         if options.requests is not None:
             steps = _JobSteps(self, session, data.of_step(1), fixed, state)
             result.generation = generated(steps, PromptFile.read(options.requests))
@@ -208,7 +208,7 @@ class _ServedRun:
             if losses is not None:
                 losses.add(step, full)
             if report is not None:
-                report(self._run.process, step, full)
+                report(self._member.number, step, full)
             if step == data.count or (options.every and step % options.every == 0):
                 self._save(checkpoints, step, state, data)
         return result
@@ -250,7 +250,7 @@ class _ServedRun:
 
     def _losses(self, first_step: int, is_resumed: bool) -> LossFile | None:
         path = self._options.losses
-        if path is None or self._run.process != 0:
+        if path is None or self._member.number != 0:
             return None
         return LossFile(path, first_step, is_resumed)
 
@@ -268,7 +268,7 @@ class _ServedRun:
         if not state:
             return 0
         head = start.head
-        data.resume(start.path, head.step, head.data, is_first=self._run.process == 0)
+        data.resume(start.path, head.step, head.data, is_first=self._member.number == 0)
         return head.step
 
     def _save(
@@ -278,13 +278,13 @@ class _ServedRun:
             return
         kept = state.keys() & {*self._trained.values()}
         arrays = {index: state[index].numpy() for index in kept}
-        checkpoints.save(step, arrays, data.checksums(step) if self._run.process == 0 else {})
+        checkpoints.save(step, arrays, data.checksums(step) if self._member.number == 0 else {})
 
     def _warn_of_hosts(self) -> None:
         name = socket.gethostname().encode()
         hosts = len(set(self._member.exchange_texts(name, lambda late: f"the hosts of {late}")))
         planned = self.program.manifest.hosts
-        if hosts != planned and self._run.process == 0:
+        if hosts != planned and self._member.number == 0:
             print(
                 f"warning: the folder was deployed for {planned} hosts, the job has {hosts}",
                 file=sys.stderr,

@@ -131,10 +131,7 @@ def widened(mod: ir.IRModule, wide: str = WIDE) -> ir.IRModule:
 
 def rounded(mod: ir.IRModule) -> ir.IRModule:
     """Return a module at level 1 widened, with the result of each op rounded to its narrow type."""
-    out = ir.IRModule(dict(mod.functions), attrs=mod.attrs, global_infos=mod.global_infos)
-    for gv, fn in mod.functions.items():
-        if isinstance(fn, relax.Function):
-            out[gv] = _Rounded(out).visit_expr(fn)
+    out = map_functions(mod, lambda fn: _Rounded(mod).visit_expr(fn))
     for dtype in NARROW:
         tvm_ffi.register_global_func(_ROUND + dtype, _rounding_to(dtype), override=True)
     return widened(out)

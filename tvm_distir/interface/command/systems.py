@@ -7,6 +7,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from tvm_distir.support import lists_by_key
+
 from .terminal import print_result
 
 if TYPE_CHECKING:
@@ -36,9 +38,7 @@ def _aliases() -> list[str]:
     """Return lines of further names of systems."""
     from tvm_distir.hardware import system_aliases
 
-    names: dict[str, list[str]] = {}
-    for alias, name in system_aliases().items():
-        names.setdefault(name, []).append(alias)
+    names = lists_by_key((name, alias) for alias, name in system_aliases().items())
     return ["further names", *(f"  {name}: {', '.join(known)}" for name, known in names.items())]
 
 

@@ -16,7 +16,7 @@ from tvm_distir.core.ir.attributes import param_names
 from tvm_distir.core.passes import ModuleRewriter
 from tvm_distir.core.plan import plain_name
 from tvm_distir.core.propagation import Decision, Instance
-from tvm_distir.support import PropagationError
+from tvm_distir.support import PropagationError, lists_by_key
 
 Caller = tuple[Instance, int]
 """An instance and the number of one of its call nodes."""
@@ -176,9 +176,7 @@ class InstanceIndex:
                 titles = [title for title, _ in named_variables(self.mod[inst.graph.name])]
                 known += [f"{self.name(inst)}/{title}" for title in dict.fromkeys(titles)]
         short = text.rpartition("/")[2]
-        by_end: dict[str, list[str]] = {}
-        for name in known:
-            by_end.setdefault(name.partition("/")[2], []).append(name)
+        by_end = lists_by_key((name.partition("/")[2], name) for name in known)
         close = difflib.get_close_matches(short, sorted(by_end), n=3, cutoff=0.5)
         near = [name for end in close for name in by_end[end]][:5]
         if near:

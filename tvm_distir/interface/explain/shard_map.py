@@ -26,7 +26,7 @@ from tvm_distir.core.rewriting import all_bindings
 from tvm_distir.execution import ShardedArray
 from tvm_distir.hardware import System
 from tvm_distir.interface.ir_display import partial_states
-from tvm_distir.support import PropagationError, UsageError, nearest
+from tvm_distir.support import PropagationError, UsageError, lists_by_key, nearest
 from tvm_distir.support.display import units
 
 from .picture import HeldShard, bounds_text, ids_text, parts, shard_lines, shown_numbers
@@ -97,9 +97,7 @@ class ShardMap:
         if shard is None:
             return f'<td style="{style}">...</td>'
         box = ", ".join(bounds_text(shard, dim, self.counts) for dim in range(len(self.counts)))
-        by_node: dict[int, list[int]] = {}
-        for device in shard.devices:
-            by_node.setdefault(self._node(device), []).append(device)
+        by_node = lists_by_key((self._node(device), device) for device in shard.devices)
         labels = " ".join(
             f'<span style="background:{self._colour(node)};padding:0 4px">{ids_text(ids)}</span>'
             for node, ids in by_node.items()
@@ -192,9 +190,7 @@ def _of_array(array: ShardedArray, nodes: int | None) -> ShardMap:
             location="visualize", remedy='Pass an output of td.run with outputs="sharded".',
         )  # fmt: skip
     starts = [sorted({box[dim] for box in array.boxes.values()}) for dim in range(len(array.shape))]
-    devices: dict[Bounds, list[int]] = {}
-    for rank, box in array.boxes.items():
-        devices.setdefault(tuple(box), []).append(rank)
+    devices = lists_by_key((tuple(box), rank) for rank, box in array.boxes.items())
     shards = [
         HeldShard(
             tuple(starts[dim].index(bound) for dim, bound in enumerate(box)),

@@ -79,9 +79,7 @@ class Attributes:
     def types(self) -> list[Type]:
         """Parse types between parentheses, or a type."""
         scan = self._scan
-        if not scan.take("("):
-            return [self.type()]
-        return [self.type() for _ in scan.items(")")]
+        return [self.type()] if not scan.take("(") else [self.type() for _ in scan.items(")")]
 
     def function_type(self) -> tuple[list[Type], list[Type]]:
         """Parse ``(a, b) -> (c)``."""

@@ -138,9 +138,7 @@ class AtenCall:
         raise KeyError(name)
 
     def __getitem__(self, name: str) -> Any:
-        if name in self._sizes:
-            return self._sizes[name]
-        return self.value(self.argument(name))
+        return self._sizes[name] if name in self._sizes else self.value(self.argument(name))
 
     def value(self, argument: Any) -> Any:
         """Return a translated argument, including nodes in lists.

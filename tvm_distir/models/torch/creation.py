@@ -95,9 +95,7 @@ def _cumulative(make: Expr) -> Converter:
 
     def convert(call: AtenCall) -> Expr:
         x = call.cast(call["self"], call.dtype)
-        if not shape_of(x):
-            return x
-        return call.emit(make(x, call.axis, dtype_of(x)))
+        return x if not shape_of(x) else call.emit(make(x, call.axis, dtype_of(x)))
 
     return convert
 

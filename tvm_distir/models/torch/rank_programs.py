@@ -15,7 +15,7 @@ from torch import fx
 from tvm.relax.distributed import DeviceMesh
 
 from tvm_distir.core.ir import axis_groups, device_mesh
-from tvm_distir.support import ModelError
+from tvm_distir.support import ModelError, lists_by_key
 
 from .rank_collectives import MESSAGES
 from .rank_trace import TracedRank
@@ -94,9 +94,7 @@ def _signature(trace: TracedRank) -> str:
 
 def programs_of(traces: Sequence[TracedRank], mesh: DeviceMesh) -> list[SharedProgram]:
     """Return the programs; where groups reach beyond the ranks of a program, each rank is one."""
-    same_programs: dict[str, list[TracedRank]] = {}
-    for trace in traces:
-        same_programs.setdefault(_signature(trace), []).append(trace)
+    same_programs = lists_by_key((_signature(trace), trace) for trace in traces)
     programs = [_program(same) for same in same_programs.values()]
     if all(set(itertools.chain(*g)) == set(r.ranks) for r in programs for g in r.groups.values()):
         return programs

@@ -158,9 +158,7 @@ class Bert(nn.Module):  # type: ignore[misc]
         x = self.embeddings(input_ids, token_type_ids)
         for layer in self.layers:
             x = layer(x, mask)
-        if self.is_mlm:
-            return self.mlm(x, self.embeddings.tokens.weight)
-        return self.classify(x)
+        return self.mlm(x, self.embeddings.tokens.weight) if self.is_mlm else self.classify(x)
 
 
 def build(config: BertConfig) -> ir.IRModule:

@@ -8,6 +8,7 @@ import dataclasses
 import heapq
 
 from tvm_distir.performance.program.parts import Function, Op
+from tvm_distir.support import lists_by_key
 
 from .dataflow import Dataflow
 from .grouping import Group, Grouping
@@ -146,10 +147,9 @@ def _in_order(nodes: list[tuple[int, Op]]) -> tuple[list[Op], list[tuple[int, Op
     nodes = sorted(nodes, key=lambda node: node[0])
     maker = {value: k for k, (_, op) in enumerate(nodes) for value in op.outputs}
     waits = [{maker[v] for v in op.inputs if v in maker} for _, op in nodes]
-    behind: dict[int, list[int]] = {}
-    for k, predecessors in enumerate(waits):
-        for other in predecessors:
-            behind.setdefault(other, []).append(k)
+    behind = lists_by_key(
+        (other, k) for k, predecessors in enumerate(waits) for other in predecessors
+    )
     left = [len(predecessors) for predecessors in waits]
     ready = [k for k, count in enumerate(left) if not count]
     order = []

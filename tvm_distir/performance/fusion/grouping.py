@@ -10,6 +10,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import partial
 
+from tvm_distir.support import lists_by_key
+
 from .dataflow import Dataflow
 from .profile import FusionRule, Profile
 
@@ -56,9 +58,7 @@ class Grouping:
         self._grouped: set[int] = {*flow.views, *self.absorbed}
         self._grouped.update(n for n, op in enumerate(ops) if op.kind != "compute")
         self.groups: list[Group] = []
-        by_name: dict[str, list[int]] = {}
-        for number, op in enumerate(ops):
-            by_name.setdefault(op.op, []).append(number)
+        by_name = lists_by_key((op.op, number) for number, op in enumerate(ops))
         for rule in profile.rules:
             begun = [numbers for name, numbers in by_name.items() if rule.begins(name)]
             for number in sorted(itertools.chain.from_iterable(begun)):

@@ -319,6 +319,4 @@ class _FunctionWriter:
         """Return what is passed to a place in place of a value."""
         source = self.flow.source[value]
         narrow = self.writer.passed.group(key) in self.writer.narrow
-        if narrow and source in self.copies:
-            return self.copies[source][1]
-        return value
+        return self.copies[source][1] if narrow and source in self.copies else value

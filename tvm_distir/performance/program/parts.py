@@ -21,6 +21,7 @@ from tvm_distir.support import (
     Keys,
     KeysByKind,
     Text,
+    lists_by_key,
     one_of,
 )
 
@@ -254,10 +255,9 @@ class Function:
     @functools.cached_property
     def readers(self) -> Mapping[int, list[tuple[Op, int]]]:
         """Return the ops that read each value, and its places among their operands."""
-        readers: dict[int, list[tuple[Op, int]]] = {}
-        for op in self.ops:
-            for position, value in enumerate(op.inputs):
-                readers.setdefault(value, []).append((op, position))
+        readers = lists_by_key(
+            (value, (op, position)) for op in self.ops for position, value in enumerate(op.inputs)
+        )
         return readers
 
     def on(self, mesh: int) -> Function:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tvm_distir.performance.traces.records import OpRecords, TracedDevices
+from tvm_distir.support import lists_by_key
 
 from .device_results import DeviceGroupResult
 from .op_records import seconds
@@ -54,14 +55,9 @@ def critical_path(device_groups: Sequence[DeviceGroupResult]) -> tuple[PathPart,
     events = list(_events([lane.traced() for lane in device_groups]))
     if not events:
         return ()
-    ending: dict[tuple[int, int], list[_Event]] = {}
-    senders: dict[Hashable, int] = {}
-    by_lane: dict[int, list[int]] = {}
-    for event in events:
-        ending.setdefault((event.lane, event.end), []).append(event)
-        by_lane.setdefault(event.lane, []).append(event.end)
-        if event.stream == "send":
-            senders[event.flow] = event.lane
+    ending = lists_by_key(((event.lane, event.end), event) for event in events)
+    senders = {event.flow: event.lane for event in events if event.stream == "send"}
+    by_lane = lists_by_key((event.lane, event.end) for event in events)
     ends = {lane: sorted(set(times)) for lane, times in by_lane.items()}
     totals: dict[tuple[str, str], list[int]] = {}
 

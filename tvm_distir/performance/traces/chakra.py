@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 
 from tvm_distir.hardware import pair_up
 from tvm_distir.performance.program.mesh import Mesh
-from tvm_distir.support import memoized
+from tvm_distir.support import lists_by_key, memoized
 
 from .protobuf import block, integer, varint
 from .records import Task, TracedDevices
@@ -76,11 +76,9 @@ class _Ends:
     def _of(self, kind: str, mesh: int, peer: int) -> dict[int, list[int]]:
         """Return the partners on another mesh of each device of the mesh of a task."""
         source, target = (self._meshes[number].device_ids for number in (mesh, peer))
-        partners: dict[int, list[int]] = {}
-        for pair in pair_up(source, target) if kind == "send" else pair_up(target, source):
-            device, partner = pair if kind == "send" else pair[::-1]
-            partners.setdefault(device, []).append(partner)
-        return partners
+        if kind == "send":
+            return lists_by_key(pair_up(source, target))
+        return lists_by_key((device, sender) for sender, device in pair_up(target, source))
 
     def _key(self, task: Task) -> tuple[int, int, int]:
         ends = (task.mesh, task.peer)

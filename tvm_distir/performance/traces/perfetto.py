@@ -48,6 +48,7 @@ class _Writer:
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
         self._names, self._notes = _Numbers(), _Numbers()
+        self._name = self._names.of
         self._flows: dict[Hashable, int] = {}
         self._ids: dict[int, tuple[Sequence[RecordKind], Ints]] = {}
         stream.write(start_packet())
@@ -120,9 +121,6 @@ class _Writer:
         ids = np.array(rows, np.int64).reshape(-1, 4)
         self._ids[key] = kinds, ids
         return ids
-
-    def _name(self, name: str) -> int:
-        return self._names.of(name)
 
     def _note(self, args: Mapping[str, Any], spent_ps: int) -> int:
         return self._notes.of(json.dumps({**args, "duration_ps": spent_ps}, allow_nan=False))

@@ -108,9 +108,7 @@ def has_library() -> bool:
 
 @functools.cache
 def _has_library(named: str | None) -> bool:
-    if named:
-        return named != NO_LIBRARY
-    return any(path.is_file() for path in _candidates())
+    return named != NO_LIBRARY if named else any(path.is_file() for path in _candidates())
 
 
 def warn_without_library() -> None:

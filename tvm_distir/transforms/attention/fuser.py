@@ -30,6 +30,7 @@ from tvm_distir.core.rewriting import (
     variables,
     with_body,
 )
+from tvm_distir.support import lists_by_key
 
 from .masks import Band, MaskReader
 from .matching import Match, Matcher, Unmatched
@@ -55,10 +56,9 @@ class Fuser:
         self._name, self._fn, self._masks = name, fn, masks
         bindings = all_bindings(fn.body)
         self._values = {b.var: b.value for b in bindings}
-        self._readers: dict[Var, list[Any]] = {}
-        for binding in bindings:
-            for var in variables(binding.value):
-                self._readers.setdefault(var, []).append(binding.var)
+        self._readers = lists_by_key(
+            (var, binding.var) for binding in bindings for var in variables(binding.value)
+        )
         for var in variables(fn.body.body):
             self._readers.setdefault(var, []).append(None)
         self._writer: BlockWriter

@@ -16,7 +16,13 @@ from tvm.relax import Var
 
 from tvm_distir.core.ir import is_private
 from tvm_distir.core.ir.operators import new_name
-from tvm_distir.core.rewriting import all_bindings, op_name, substitute, typed, with_body
+from tvm_distir.core.rewriting import (
+    all_bindings,
+    op_name,
+    substitute,
+    typed,
+    with_values,
+)
 
 from .masks import Fact, MaskReader
 
@@ -82,17 +88,8 @@ def _variant(gv: ir.GlobalVar, names: set[str]) -> Any:
 
 def _redirected(fn: relax.Function, callee: Any, targets: Mapping[Any, Any]) -> relax.Function:
     """Return a function whose calls of a function go to the targets of their variables."""
-    if not any(b.var in targets for b in all_bindings(fn.body)):
-        return fn
-    blocks = [
-        type(block)(
-            [
-                relax.VarBinding(b.var, substitute(b.value, {callee: targets[b.var]}))
-                if b.var in targets
-                else b
-                for b in block.bindings
-            ]
-        )
-        for block in fn.body.blocks
-    ]
-    return with_body(fn, fn.params, blocks, fn.body.body, bool(fn.is_pure))
+
+    def redirected(var: Var, value: ir.Expr) -> ir.Expr:
+        return substitute(value, {callee: targets[var]}) if var in targets else value
+
+    return with_values(fn, redirected)

@@ -15,7 +15,7 @@ from tvm.relax import Expr, Var
 
 from tvm_distir.core.ir import known_shape
 from tvm_distir.core.rewriting import op_name
-from tvm_distir.support import GenericConst
+from tvm_distir.support import GenericConst, memoized
 
 LOW = -1e4
 """A score that is lower, or a mask's addend, means that a key is not seen."""
@@ -84,16 +84,12 @@ class MaskReader:
         of_call: Callable[[Any], Fact | None],
     ) -> None:
         self._values, self._of_param, self._of_call = values, of_param, of_call
-        self._cache: dict[Var, Fact | None] = {}
 
+    @memoized
     def of(self, expr: Expr) -> Fact | None:
         """Return what is known of an expression."""
-        if not isinstance(expr, ir.Var):
-            return self._read(expr)
-        if expr not in self._cache:
-            value = self._values.get(expr)
-            self._cache[expr] = self._of_param(expr) if value is None else self._read(value)
-        return self._cache[expr]
+        value = self._values.get(expr) if isinstance(expr, ir.Var) else expr
+        return self._of_param(expr) if value is None else self._read(value)
 
     def added(self, expr: Expr) -> Band | None:
         """Return the mask of an addend, zero where a key is seen and low elsewhere."""
@@ -248,9 +244,7 @@ def _constant_addend(const: Any) -> Band | None:
     if array.dtype.kind != "f" or array.ndim < 2 or math.prod(array.shape[:-2]) != 1:
         return None
     table = array.reshape(array.shape[-2:])
-    if not np.all((table == 0) | (table <= LOW)):
-        return None
-    return _band(table == 0)
+    return None if not np.all((table == 0) | (table <= LOW)) else _band(table == 0)
 
 
 def _band(table: np.ndarray) -> Band | None:

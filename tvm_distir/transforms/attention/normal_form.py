@@ -65,19 +65,15 @@ class _Normalizer:
 
     def run(self) -> relax.Function:
         """Return the function."""
-        builder, blocks = relax.BlockBuilder(), []
-        for block in self._fn.body.blocks:
-            self._writer = BlockWriter(builder, isinstance(block, relax.DataflowBlock))
-            for binding in block.bindings:
-                self._bind(binding)
-            blocks.append(self._writer.block())
+        blocks = BlockWriter.rewritten(relax.BlockBuilder(), self._fn.body.blocks, self._bind)
         if not self._changes:
             return self._fn
         blocks_out, result = let_out(blocks, substitute(self._fn.body.body, self._alias))
         blocks_out, _ = pruned(blocks_out, result)
         return with_body(self._fn, self._fn.params, blocks_out, result, bool(self._fn.is_pure))
 
-    def _bind(self, binding: Binding) -> None:
+    def _bind(self, writer: BlockWriter, binding: Binding) -> None:
+        self._writer = writer
         if isinstance(binding, relax.MatchCast):
             self._writer.bindings.append(binding)
             return

@@ -44,7 +44,7 @@ class _Written:
     """
 
     def __init__(self, builder: BlockBuilder, call: ir.Call, narrow: bool) -> None:
-        self.builder, self.options = builder, AttentionOptions.of(call)
+        self.builder, self.emit, self.options = builder, builder.emit, AttentionOptions.of(call)
         self.tensors, self.bias, self.shift = attention_operands(call)
         q, k = (x.ty for x in self.tensors[:2])
         self.batch, self.rows, self.heads, _ = q.shape
@@ -54,10 +54,6 @@ class _Written:
         self.bounded: Any = None
         """The scores divided by the cap, between -1 and 1; None until scores are written."""
         self._seen: Any = None
-
-    def emit(self, value: Expr) -> Expr:
-        """Bind a value."""
-        return self.builder.emit(value)
 
     def const(self, value: float) -> Expr:
         """Return a constant of the wide type."""
@@ -134,9 +130,7 @@ class _Written:
     def masked(self, value: Expr, other: float) -> Expr:
         """Replace what belongs to keys that are not seen."""
         seen = self.seen()
-        if seen is None:
-            return value
-        return self.emit(op.where(seen, value, self.const(other)))
+        return value if seen is None else self.emit(op.where(seen, value, self.const(other)))
 
     def narrowed(self, value: Expr, like: Expr) -> Expr:
         """Turn ``(B, heads, positions, width)`` to the order and type of an operand."""

@@ -34,16 +34,12 @@ class _Pages:
     """Writer of what both ops compute of pages and lengths."""
 
     def __init__(self, builder: BlockBuilder, call: ir.Call, cache: Expr) -> None:
-        self.builder, self.start = builder, start_operand(call)
+        self.builder, self.emit, self.start = builder, builder.emit, start_operand(call)
         self.pools, self.count, self.rows, *_ = (int(n) for n in cache.ty.shape)
         count = len(call.args) - (self.start is not None)
         self.pages, self.lengths = (self.wide(call.args[count - 2 + i]) for i in range(2))
         self.batch, self.columns = (int(n) for n in self.pages.ty.shape)
         self.page_size = int(call.attrs["page_size"])
-
-    def emit(self, value: Expr) -> Expr:
-        """Bind a value."""
-        return self.builder.emit(value)
 
     def wide(self, value: Expr) -> Expr:
         """Cast integers to int64."""

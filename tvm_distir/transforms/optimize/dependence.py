@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +22,6 @@ from tvm_distir.core.rewriting.native import (
     IF,
     OP_CALL,
     OTHER_CALL,
-    FunctionView,
     is_pure,
 )
 from tvm_distir.support import GenericConst
@@ -82,7 +82,12 @@ def block_nodes(
         Whether collectives, and calls of functions that may hold some, keep their order too.
     """
     reading, params = scan.reading, scan.reading.params
-    sizes = _Sizes(reading)
+
+    @functools.cache
+    def size_of(kind: int) -> int:
+        types = flat_types(reading.variables[reading.types.index(kind)].ty)
+        return sum(map(local_bytes, types))
+
     blocks: list[list[BlockNode]] = []
     end = params
     last = last_reads(scan.used, reading.result)
@@ -104,7 +109,7 @@ def block_nodes(
             if node.done_of is not None:
                 node.reads += nodes[node.done_of].reads  # in flight until here
             node.memory_of = tuple(node.reads[: len(inside)]) if shares else (i,)
-            node.size_bytes = 0 if shares else sizes.of(first + i)
+            node.size_bytes = 0 if shares else size_of(reading.types[first + i])
             if not is_pure(value) or (meets_in_order and _may_meet(value, kind)):
                 node.fixed = True
                 if last_fixed is not None and last_fixed not in used:
@@ -115,22 +120,6 @@ def block_nodes(
                 nodes[dep].readers.append(i)
         blocks.append(nodes)
     return blocks
-
-
-class _Sizes:
-    """Byte sizes of variables, computed once per type."""
-
-    def __init__(self, reading: FunctionView) -> None:
-        self.reading = reading
-        self._cache: dict[int, int] = {}
-
-    def of(self, number: int) -> int:
-        """Return the bytes of a variable on a single device."""
-        kind = self.reading.types[number]
-        if kind not in self._cache:
-            types = flat_types(self.reading.variables[number].ty)
-            self._cache[kind] = sum(map(local_bytes, types))
-        return self._cache[kind]
 
 
 def _may_meet(value: Any, kind: str | None) -> bool:

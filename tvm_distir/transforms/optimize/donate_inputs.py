@@ -17,7 +17,6 @@ from tvm_distir.core.ir.operators import kv_append
 from tvm_distir.core.passes import Rewrite, module_pass
 from tvm_distir.core.plan import is_pattern, match_name
 from tvm_distir.core.rewriting import (
-    BlockWriter,
     all_bindings,
     callees_first,
     let_out,
@@ -25,6 +24,7 @@ from tvm_distir.core.rewriting import (
     variables,
     with_body,
     with_functions,
+    with_values,
 )
 from tvm_distir.support import UsageError
 
@@ -117,19 +117,16 @@ def _read_once(fn: relax.Function, donated: set[int]) -> set[Var]:
 
 def _with_appends(fn: relax.Function, donated: set[int]) -> relax.Function:
     """Return a function whose appends to donated parameters are in place."""
-    caches, changed, blocks = _read_once(fn, donated), False, []
-    for block in fn.body.blocks:
-        writer = BlockWriter(relax.BlockBuilder(), isinstance(block, relax.DataflowBlock))
-        for binding in block.bindings:
-            value: Expr = binding.value
-            if op_name(value) == "dist.kv_append" and value.args[0] in caches:
-                new = kv_append(*value.args, page_size=int(value.attrs["page_size"]), in_place=True)
-                writer.bind(binding.var, writer.builder.normalize(new))
-                changed = True
-            else:
-                writer.bindings.append(binding)
-        blocks.append(writer.block())
-    if not changed:
+    caches, builder = _read_once(fn, donated), relax.BlockBuilder()
+
+    def appended(_: Var, value: Expr) -> Expr:
+        if op_name(value) != "dist.kv_append" or value.args[0] not in caches:
+            return value
+        new = kv_append(*value.args, page_size=int(value.attrs["page_size"]), in_place=True)
+        return builder.normalize(new)
+
+    new_fn = with_values(fn, appended)
+    if new_fn is fn:
         return fn
-    blocks, result = let_out(blocks, fn.body.body)
+    blocks, result = let_out(new_fn.body.blocks, fn.body.body)
     return with_body(fn, fn.params, blocks, result, bool(fn.is_pure))

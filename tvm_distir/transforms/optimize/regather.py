@@ -116,12 +116,7 @@ class _Regathering:
         """Return the function, or the given function if nothing changes."""
         fn = self.fn
         params = [self._held(p) for p in fn.params]
-        blocks = []
-        for block in fn.body.blocks:
-            writer = BlockWriter(self._builder, isinstance(block, relax.DataflowBlock))
-            for binding in block.bindings:
-                self._write(writer, binding)
-            blocks.append(writer.block())
+        blocks = BlockWriter.rewritten(self._builder, fn.body.blocks, self._write)
         if not self.gathered_values:
             return fn
         blocks, result = let_out(blocks, substitute(fn.body.body, self.gathered_values))

@@ -19,14 +19,11 @@ from tvm_distir.core.collectives import Transfer
 from tvm_distir.execution.runtime.collectives.message_texts import (
     array_head,
     error_text,
-    executed_items,
     read_array_head,
     read_error,
-    read_executed,
-    read_received,
-    received_items,
 )
 from tvm_distir.execution.runtime.collectives.native_library import Executed
+from tvm_distir.execution.runtime.engines.job_results import Ended
 from tvm_distir.execution.runtime.engines.torch.failure_store import SECRET_VARIABLE, FailureStore
 from tvm_distir.support import EngineError, Faults
 
@@ -46,11 +43,10 @@ def test_heads_of_arrays(meaning, dtype):
     assert read_array_head(array_head(meaning, array)) == (meaning, array.shape, array.dtype)
 
 
-def test_counts():
+def test_reports_of_ranks():
     executed = [Executed("all_gather", ((0, 3), (1, 2)), 12, 5)]
-    assert read_executed(executed_items(executed)) == executed
-    received = [(TRANSFER, 2)]
-    assert read_received(received_items(received)) == received
+    for report in (Ended(1, ["0a", "1b"], executed, [(TRANSFER, 2)]), Ended(None, [], [], [])):
+        assert Ended.read(report.text()) == report
 
 
 def test_errors():

@@ -36,9 +36,7 @@ CONSTRUCTORS: dict[str, Maker] = {}
 
 
 def _mesh(mesh: DeviceMesh | str) -> DeviceMesh:
-    if not isinstance(mesh, str):
-        return mesh
-    return lookup_device_mesh(mesh)
+    return mesh if not isinstance(mesh, str) else lookup_device_mesh(mesh)
 
 
 def _ints(values: Sequence[int | ir.Expr]) -> list[int]:

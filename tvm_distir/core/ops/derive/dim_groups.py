@@ -10,6 +10,7 @@ from typing import Any
 from tvm import ir, relax, tirx
 
 from tvm_distir.core.ops.dims import expr, product, same
+from tvm_distir.support import lists_by_key
 
 from .compute_blocks import Block, buffer_shape, loads
 from .shift import shift_of, uses
@@ -51,10 +52,7 @@ class NodeClasses:
 
     def members(self) -> dict[Node, list[Node]]:
         """Return the members of each class by root, in order."""
-        result: dict[Node, list[Node]] = {}
-        for node in sorted(self._parent):
-            result.setdefault(self.find(node), []).append(node)
-        return result
+        return lists_by_key((self.find(node), node) for node in sorted(self._parent))
 
 
 class Buffers:

@@ -22,6 +22,7 @@ from tvm_distir.core.ops.windows.halo_back import tie_contracted, turned
 from tvm_distir.core.ops.windows.spatial import (
     convolution_layouts,
     no_blocks,
+    tie_channels,
     tie_spatial,
     unsupported,
 )
@@ -63,9 +64,7 @@ def convolution_on_shards(cx: LocalCall) -> ir.Call:
         )
         x = with_halo(cx, 0, x, dim, plan)
         pads[k] = pads[k + len(kernel)] = 0
-    groups = int(a.groups)
-    if groups > 1:
-        groups //= cx.ins[0].shard.counts[layout.index("C")]
+    groups = max(1, int(a.groups) // cx.ins[0].shard.counts[layout.index("C")])
     attrs = changed(a, padding=pads, groups=groups)
     return ir.Call(cx.call.op, [x, cx.operand(1)], attrs)
 
@@ -98,21 +97,9 @@ def convolution(call: CallShape) -> Draft:
     if layouts is None:
         return unsupported(draft)
     data, weight, out = layouts
-    groups = int(call.attrs.groups)
     w = call.ins[1]
     kernel = tuple(nominal(w[weight.index(c)]) for c in data if c not in "NC")
-    draft.tie({0: data.index("N")}, {0: out.index("N")})
-    if groups == 1:
-        draft.tie({1: weight.index("O")}, {0: out.index("C")})
-        draft.tie({0: data.index("C"), 1: weight.index("I")}, {}, "sum")
-    else:
-        draft.tie(
-            {0: data.index("C"), 1: weight.index("O")},
-            {0: out.index("C")},
-            size=groups,
-            uneven=False,
-        )
-        draft.replicate("in", 1, weight.index("I"), "channels are sharded in multiples of a group")
+    tie_channels(draft, data, weight, out, "OI")
     for c in data:
         if c not in "NC":
             draft.replicate("in", 1, weight.index(c), "kernel positions are indexed together")

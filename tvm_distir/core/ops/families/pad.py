@@ -28,9 +28,7 @@ def pad_on_shards(cx: LocalCall) -> ir.Expr:
         window = Window(1, 1, 1, widths[2 * dim], widths[2 * dim + 1])
         x = with_halo(cx, 0, x, dim, planned(cx, dim, result_dim, window), value)
         widths[2 * dim] = widths[2 * dim + 1] = 0
-    if not any(widths):
-        return x
-    return ir.Call(cx.call.op, [x], changed(a, pad_width=widths))
+    return x if not any(widths) else ir.Call(cx.call.op, [x], changed(a, pad_width=widths))
 
 
 @FAMILY.rule("relax.nn.pad", local=pad_on_shards)

@@ -38,9 +38,7 @@ def _from_start(cx: LocalCall, cache: int) -> ir.Call:
 
 def append_on_shards(cx: LocalCall) -> ir.Call:
     """Say where the positions of a device begin, if it stores a part of every page."""
-    if not cx.axes_of_dim(0, POSITIONS_DIM):
-        return cx.same()
-    return _from_start(cx, 0)
+    return cx.same() if not cx.axes_of_dim(0, POSITIONS_DIM) else _from_start(cx, 0)
 
 
 @FAMILY.rule(KV_APPEND_OP, local=append_on_shards)

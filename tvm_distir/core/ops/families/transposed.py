@@ -20,7 +20,12 @@ from tvm_distir.core.ops.padding import ZERO_TERMS
 from tvm_distir.core.ops.registration import Family
 from tvm_distir.core.ops.windows.halo import exchange, windows
 from tvm_distir.core.ops.windows.halo_back import gathers, spread
-from tvm_distir.core.ops.windows.spatial import convolution_layouts, tie_spread_rows, unsupported
+from tvm_distir.core.ops.windows.spatial import (
+    convolution_layouts,
+    tie_channels,
+    tie_spread_rows,
+    unsupported,
+)
 
 FAMILY: Family = Family()
 
@@ -60,9 +65,7 @@ def transposed_convolution_on_shards(cx: LocalCall) -> ir.Expr:
             x = without_padding(cx, 0, x, dim)
             pads[k] = pads[k + len(names)] = more[k] = 0
             after.append((returned, result_dim, axes, exchange(window, long, short, ranks)))
-    groups = int(a.groups)
-    if groups > 1:
-        groups //= data.counts[layout.index("C")]
+    groups = max(1, int(a.groups) // data.counts[layout.index("C")])
     attrs = changed(a, groups=groups, padding=pads, output_padding=more)
     y: ir.Expr = ir.Call(cx.call.op, [x, cx.operand(1)], attrs)
     for step, result_dim, axes, exchanged in reversed(after):
@@ -82,18 +85,7 @@ def transposed_convolution(call: CallShape) -> Draft:
         return unsupported(draft)
     data, weight, out = layouts
     w = call.ins[1]
-    draft.tie({0: data.index("N")}, {0: out.index("N")})
-    if int(call.attrs.groups) == 1:
-        draft.tie({1: weight.index("O")}, {0: out.index("C")})
-        draft.tie({0: data.index("C"), 1: weight.index("I")}, {}, "sum")
-    else:
-        draft.tie(
-            {0: data.index("C"), 1: weight.index("I")},
-            {0: out.index("C")},
-            size=int(call.attrs.groups),
-            uneven=False,
-        )
-        draft.replicate("in", 1, weight.index("O"), "channels are sharded in multiples of a group")
+    tie_channels(draft, data, weight, out, "IO")
     names = [c for c in data if c not in "NC"]
     kernel = tuple(nominal(w[weight.index(c)]) for c in names)
     for c, window in zip(names, windows(call.attrs, kernel)):

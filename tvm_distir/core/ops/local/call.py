@@ -122,9 +122,7 @@ class LocalCall:
     def argument_int(self, number: int) -> Any:
         """Return the plain value of an argument that is no tensor: an int, or a tuple of ints."""
         arg = self.call.args[number]
-        if isinstance(arg, relax.Tuple):
-            return tuple(int(x) for x in arg.fields)
-        return int(arg)
+        return tuple(int(x) for x in arg.fields) if isinstance(arg, relax.Tuple) else int(arg)
 
     def axes_of_dim(self, number: int, dim: int) -> tuple[int, ...]:
         """Return the mesh axes (of several devices) that shard a dim of an operand."""

@@ -68,9 +68,7 @@ def shard(full: Sequence[int], labels: Labels, mesh: Sequence[int], dtype: str) 
 
 def _part(extent: Any, count: int) -> Any:
     """Return the part of a symbolic dim, which the devices divide without a remainder."""
-    if count == 1:
-        return extent
-    return Analyzer().simplify(tirx.floordiv(extent, count))
+    return extent if count == 1 else Analyzer().simplify(tirx.floordiv(extent, count))
 
 
 @dataclass

@@ -36,9 +36,7 @@ def fill_padding(cx: LocalCall, x: ir.Expr, dims: Sequence[int], value: Any, dty
 
 def reduced(cx: LocalCall, x: ir.Expr, axes: Sequence[int], kind: str, hint: str) -> ir.Expr:
     """Reduce a statistic over the devices along mesh axes."""
-    if not axes:
-        return x
-    return cx.emit(ops.all_reduce(x, cx.mesh, list(axes), kind), hint)
+    return x if not axes else cx.emit(ops.all_reduce(x, cx.mesh, list(axes), kind), hint)
 
 
 class Moments:

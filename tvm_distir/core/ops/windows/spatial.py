@@ -28,6 +28,19 @@ def convolution_layouts(call: CallShape) -> tuple[str, str, str] | None:
     return None if data is None or weight is None or out is None else (data, weight, out)
 
 
+def tie_channels(draft: Draft, data: str, weight: str, out: str, dims: str) -> None:
+    """Tie samples and channels of a convolution: a weight's dim of all groups, and of each."""
+    groups, sizes = int(draft.call.attrs.groups), [weight.index(c) for c in dims]
+    draft.tie({0: data.index("N")}, {0: out.index("N")})
+    if groups == 1:
+        draft.tie({1: weight.index("O")}, {0: out.index("C")})
+        draft.tie({0: data.index("C"), 1: weight.index("I")}, {}, "sum")
+        return
+    full = {0: data.index("C"), 1: sizes[0]}
+    draft.tie(full, {0: out.index("C")}, size=groups, uneven=False)
+    draft.replicate("in", 1, sizes[1], "channels are sharded in multiples of a group")
+
+
 def no_blocks(extent: int | ir.Expr, result: int | ir.Expr) -> str | None:
     """Return why a spatial dim has no blocks: its extent is not known, or it is too short."""
     if not isinstance(extent, int) or not isinstance(result, int):

@@ -20,7 +20,7 @@ from tvm import ir, relax, tirx
 
 from tvm_distir.core.ops.packed import HEAD_ARGUMENTS, packed_args, packed_name
 from tvm_distir.core.rewriting.calls import rebuild
-from tvm_distir.core.rewriting.writer import with_body
+from tvm_distir.core.rewriting.scopes import with_values
 from tvm_distir.support import PlanError
 
 
@@ -40,17 +40,12 @@ def divide_heads(fn: relax.Function, name: str, parts: Mapping[Any, int]) -> rel
     PlanError
         DIST0234 where the devices do not divide the heads.
     """
-    blocks = []
-    for block in fn.body.blocks[:]:
-        bindings = []
-        for binding in block.bindings[:]:
-            count = parts.get(binding.var, 1)
-            if count > 1:
-                call = _divided(binding.value, count, f"{name}/{binding.var.name}")
-                binding = relax.VarBinding(binding.var, call)
-            bindings.append(binding)
-        blocks.append(type(block)(bindings))
-    return with_body(fn, fn.params, blocks, fn.body.body, bool(fn.is_pure))
+
+    def divided(var: relax.Var, value: Any) -> ir.Expr:
+        count = parts.get(var, 1)
+        return value if count <= 1 else _divided(value, count, f"{name}/{var.name}")
+
+    return with_values(fn, divided)
 
 
 def _divided(call: ir.Call, count: int, location: str) -> ir.Call:

@@ -21,9 +21,8 @@ from tvm_distir.core.ir.types import relax_functions
 from tvm_distir.core.plan.matching import FunctionTargets
 from tvm_distir.core.rewriting.calls import typed
 from tvm_distir.core.rewriting.entries import public_functions, reached_from
-from tvm_distir.core.rewriting.scopes import all_bindings
+from tvm_distir.core.rewriting.scopes import all_bindings, with_values
 from tvm_distir.core.rewriting.substitute import substitute
-from tvm_distir.core.rewriting.writer import with_body
 
 from .interleaving import SUFFIX, interleave
 
@@ -122,13 +121,4 @@ def _renamed_calls(fn: relax.Function, env: Mapping[Any, Any]) -> Any:
         return fn
     if env.keys().isdisjoint(relax.analysis.all_global_vars(fn)):
         return fn
-    blocks = [
-        type(block)([
-            binding
-            if isinstance(binding, relax.MatchCast)
-            else relax.VarBinding(binding.var, substitute(binding.value, env))
-            for binding in block.bindings
-        ])
-        for block in fn.body.blocks
-    ]  # fmt: skip
-    return with_body(fn, list(fn.params), blocks, fn.body.body, bool(fn.is_pure))
+    return with_values(fn, lambda _, value: substitute(value, env))

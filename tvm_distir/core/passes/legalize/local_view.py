@@ -24,8 +24,7 @@ from tvm_distir.core.ir.types import relax_functions
 from tvm_distir.core.ops.class_memo import class_facts
 from tvm_distir.core.rewriting.calls import location_of, op_name, typed
 from tvm_distir.core.rewriting.native.function_index import OP_CALL, Member
-from tvm_distir.core.rewriting.substitute import substitute
-from tvm_distir.core.rewriting.writer import with_body
+from tvm_distir.core.rewriting.scopes import with_values
 from tvm_distir.support import LoweringError
 
 _CALL_TIR = ir.Op.get("relax.dist.call_tir_local_view")
@@ -75,21 +74,11 @@ def legalize_local_view(mod: ir.IRModule) -> ir.IRModule:
     builder = relax.BlockBuilder(mod)
     functions = dict(mod.functions.items())
     for gv, fn in relax_functions(mod):
-        blocks = []
-        for block in fn.body.blocks:
-            bindings = []
-            for binding in block.bindings:
-                value = _replaced(binding, str(gv.name_hint), builder)
-                bindings.append(relax.VarBinding(binding.var, value))
-            dataflow = isinstance(block, relax.DataflowBlock)
-            blocks.append((relax.DataflowBlock if dataflow else relax.BindingBlock)(bindings))
-        new = with_body(fn, fn.params, blocks, substitute(fn.body.body, {}), bool(fn.is_pure))
-        functions[gv] = new
+        functions[gv] = with_values(fn, partial(_replaced, str(gv.name_hint), builder))
     return ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
 
 
-def _replaced(binding: relax.Binding, function: str, builder: relax.BlockBuilder) -> Any:
-    value = binding.value
+def _replaced(function: str, builder: relax.BlockBuilder, var: relax.Var, value: Any) -> Any:
     if op_name(value) != "dist.redistribute":
         return value
     if not _simple(value):
@@ -97,7 +86,7 @@ def _replaced(binding: relax.Binding, function: str, builder: relax.BlockBuilder
             "DIST0504",
             f'a redistribute from "{value.args[0].ty.placement}" to "{value.attrs.placement}" '
             "cannot be expressed in TVM's local view",
-            location=location_of(function, binding.var, value),
+            location=location_of(function, var, value),
             remedy="Do not run LowerGlobalViewToLocalView on the module.",
         )
     (old,), (new,) = labels_of(value.args[0].ty.placement), labels_of(value.attrs.placement)
@@ -107,6 +96,4 @@ def _replaced(binding: relax.Binding, function: str, builder: relax.BlockBuilder
     op = ir.Op.get("relax.dist.redistribute_replica_to_shard")
     make = relax.op.distributed.redistribute_replica_to_shard
     call = builder.normalize(make(value.args[0], count, new))
-    if not call.op.same_as(op) or call.ty is None:
-        return typed(call, binding.var.ty)
-    return call
+    return call if call.op.same_as(op) and call.ty is not None else typed(call, var.ty)

@@ -182,9 +182,7 @@ class LegalizedValues(RewrittenValues):
             leaf = self.complete(expr, number, axes, name)
             leaf = self._make_partial(leaf, [a for a in axes if a not in have], name, mesh)
             new.append((leaf, 0, True))
-        if not changed:
-            return arg
-        return self._assemble(arg, new, [0])
+        return arg if not changed else self._assemble(arg, new, [0])
 
     def _assemble(self, arg: Expr, leaves: Sequence[Any], at: list[int]) -> Any:
         """Put changed leaves back into the argument's structure."""

@@ -60,9 +60,7 @@ def _extent(x: ir.Expr, dim: int) -> int | ir.Expr:
 
 def cut_off(x: ir.Expr, dim: int, size: int) -> ir.Call:
     """Keep the first ``size`` elements of a dim (a call, or x itself)."""
-    if same(_extent(x, dim), size):
-        return x
-    return relax.op.strided_slice(x, [dim], [0], [size])
+    return x if same(_extent(x, dim), size) else relax.op.strided_slice(x, [dim], [0], [size])
 
 
 def parted(writer: BlockWriter, x: ir.Expr, dim: int, parts: Sequence[int], name: str) -> ir.Expr:

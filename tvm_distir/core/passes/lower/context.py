@@ -38,8 +38,6 @@ class Context:
         PrimFuncs cut to local shapes, see :mod:`.local.sharding`.
     shardings : ClassMemo
         The :class:`~.CallSharding` of the calls of each class.
-    templates : dict of int to Templates
-        Local forms per mesh.
     worked_on : dict of str to list of int
         The meshes that functions work on, of those that were looked at.
     keys : list of mesh keys
@@ -54,7 +52,6 @@ class Context:
     known: list[tuple[int, int]] = field(default_factory=list)
     prim_funcs: dict[Any, Any] = field(default_factory=dict)
     shardings: ClassMemo = field(default_factory=lambda: class_memo("forms"))
-    templates: dict[int, Templates] = field(default_factory=dict)
     worked_on: dict[str, list[int]] = field(default_factory=dict)
     keys: list[MeshKey] = field(init=False)
     firsts: list[int] = field(init=False)
@@ -64,12 +61,11 @@ class Context:
         families = [family(mesh).family for mesh in self.meshes]
         self.firsts = [families.index(x) for x in families]
 
+    @memoized
     def templates_on(self, number: int) -> Templates:
         """Return the local forms for a mesh."""
-        if number not in self.templates:
-            shared = class_memo(("local forms", self.keys[number]))
-            self.templates[number] = Templates(shared, class_memo("states"))
-        return self.templates[number]
+        shared = class_memo(("local forms", self.keys[number]))
+        return Templates(shared, class_memo("states"))
 
     @memoized
     def local_types_on(self, number: int) -> dict[int, ir.Type]:

@@ -216,9 +216,7 @@ class LocalFunction:
             value, like = self._output(index, full, number, ty, like)
             mine.append(value)
             self.outputs.append(Output(index, ty, like))
-        if len(mine) == 1:
-            return mine[0]
-        return tuple_of(mine)
+        return mine[0] if len(mine) == 1 else tuple_of(mine)
 
     def _check_reduced(self, result: Expr) -> None:
         """Refuse a result that is partial along other axes than its callers expect."""

@@ -22,7 +22,7 @@ from tvm_distir.core.ir.types import relax_functions
 from tvm_distir.core.rewriting.calls import called_name, typed
 from tvm_distir.core.rewriting.functions import callee_of, callees_first
 from tvm_distir.core.rewriting.partitions import calls_in, has_attr, without
-from tvm_distir.core.rewriting.scopes import all_bindings
+from tvm_distir.core.rewriting.scopes import all_bindings, with_values
 from tvm_distir.core.rewriting.substitute import substitute, variables
 from tvm_distir.core.rewriting.writer import with_body
 from tvm_distir.support import warn
@@ -136,12 +136,8 @@ class _Restorer:
                 new = _calling(callee, self.intact[name], fn.attrs[CODEGEN_ATTR])
                 env[callee] = typed(ir.GlobalVar(single), new.ty)
                 self.functions[env[callee]] = new
-        blocks = [
-            type(block)([type(b)(b.var, substitute(b.value, env)) for b in block.bindings])
-            for block in fn.body.blocks
-        ]
         plain = without(fn, CODEGEN_ATTR)
-        self.functions[gv] = with_body(plain, fn.params, blocks, fn.body.body, bool(fn.is_pure))
+        self.functions[gv] = with_values(plain, lambda _, value: substitute(value, env))
         self.inner.append(str(gv.name_hint))
 
     def _nested(self, name: str, fn: relax.Function) -> relax.Function:

@@ -26,6 +26,7 @@ from tvm_distir.core.ir.operators.ops import dist_op_name
 from tvm_distir.core.rewriting.calls import tuple_of
 from tvm_distir.core.rewriting.native.function_index import OP_CALL, FunctionView
 from tvm_distir.core.rewriting.writer import with_body
+from tvm_distir.support import lists_by_key
 
 Transfer = tuple[str, int]
 """``send`` or ``recv``, and the tag."""
@@ -61,13 +62,10 @@ def device_classes(meshes: Sequence[DeviceMesh], where: Sequence[int]) -> list[D
         Numbers of those that are looked at, sorted.
     """
     devices_of = {n: [int(d) for d in mesh_devices(meshes[n]).ravel()] for n in where}
-    member: dict[int, list[int]] = {}
-    for number, devices in devices_of.items():
-        for device in devices:
-            member.setdefault(device, []).append(number)
-    members: dict[tuple[int, ...], list[int]] = {}
-    for device, numbers in member.items():
-        members.setdefault(tuple(numbers), []).append(device)
+    member = lists_by_key(
+        (device, number) for number, devices in devices_of.items() for device in devices
+    )
+    members = lists_by_key((tuple(numbers), device) for device, numbers in member.items())
     return [
         DeviceClass(
             numbers, tuple(devices), any(len(devices_of[n]) > len(devices) for n in numbers)
@@ -210,6 +208,4 @@ def _results(parts: Sequence[relax.Function]) -> Any:
     for fn in parts:
         result = fn.body.body
         results += list(result.fields) if isinstance(result, relax.Tuple) else [result]
-    if len(results) == 1:
-        return results[0]
-    return tuple_of(results)
+    return results[0] if len(results) == 1 else tuple_of(results)

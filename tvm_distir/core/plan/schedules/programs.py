@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from tvm_distir.support import lists_by_key
+
 from .offloading import OffloadWindow, absences
 from .pipeline_actions import FORWARD, WEIGHT, PipelineAction
 from .schedule import Schedule
@@ -78,11 +80,9 @@ def _with_moves(steps: Iterable[RankStep], away: Iterable[OffloadWindow]) -> lis
     """Return a rank's steps with those of its stashes: behind the actions they are stored during,
     and before those that they are fetched during.
     """
-    behind: dict[int, list[OffloadWindow]] = {}
-    before: dict[int, list[OffloadWindow]] = {}
-    for window in away:
-        behind.setdefault(window.stored, []).append(window)
-        before.setdefault(window.fetched, []).append(window)
+    windows = list(away)
+    behind = lists_by_key((window.stored, window) for window in windows)
+    before = lists_by_key((window.fetched, window) for window in windows)
     makers: dict[tuple[int, int], PipelineAction] = {}
     moves: list[RankStep] = []
     position = 0

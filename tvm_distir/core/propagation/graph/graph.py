@@ -18,7 +18,7 @@ from tvm_distir.core.ir.operators.names import relax_names
 from tvm_distir.core.ir.placement import P
 from tvm_distir.core.ops.dims import nominal
 from tvm_distir.core.ops.factor import Rule
-from tvm_distir.support import PropagationError
+from tvm_distir.support import PropagationError, lists_by_key
 
 CONST = -1
 """Operand number of a constant: it has no node and is at hand in every placement."""
@@ -232,9 +232,7 @@ class Graph:
                 if v >= 0:
                     self.uses[v].append((k, (i,)))
             return
-        positions: dict[int, list[int]] = {}
-        for i, v in enumerate(operands):
-            positions.setdefault(v, []).append(i)
+        positions = lists_by_key((v, i) for i, v in enumerate(operands))
         for v, where in positions.items():
             if v >= 0:
                 self.uses[v].append((k, tuple(where)))

@@ -10,7 +10,7 @@ is placed once per tuple of meshes its arguments come from.
 
 from __future__ import annotations
 
-from tvm_distir.support import PropagationError, Steps, unrolled
+from tvm_distir.support import PropagationError, Steps, lists_by_key, unrolled
 
 from .extract import extract
 from .graph import Graph, Node
@@ -132,10 +132,9 @@ class _Placing:
         The cast at the head of a layer's norm, of an activation that its residual addition reads
         as well: a single value is sent instead of two.
         """
-        readers: dict[int, list[int]] = {}
-        for k, node in enumerate(self.raw.nodes):
-            for v in set(node.operands):
-                readers.setdefault(v, []).append(k)
+        readers = lists_by_key(
+            (v, k) for k, node in enumerate(self.raw.nodes) for v in set(node.operands)
+        )
         for k in reversed(range(len(self.raw.nodes))):
             node = self.raw.nodes[k]
             if node.kind != "op":

@@ -33,20 +33,13 @@ class TableStore:
 
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
+        self.table, self.add, self.array = tables.table, tables.add, tables.array
         self._turned: dict[tuple[int, bool], Interned] = {}
         self._times: dict[tuple[int, int], int] = {}
-
-    def table(self, rows: Sequence[Sequence[int]]) -> Interned:
-        """Return :meth:`~tvm_distir.core.solver.cost_tables.Tables.table` of these rows."""
-        return self.tables.table(rows)
 
     def intern(self, array: Array) -> Interned:
         """Return the table of an array; a dim of size 1 is dropped: its node has no variable."""
         return self.tables.intern(array.reshape([n for n in array.shape if n > 1]))
-
-    def add(self, first: int, second: int) -> Interned:
-        """Return :meth:`~tvm_distir.core.solver.cost_tables.Tables.add` of two tables."""
-        return self.tables.add(first, second)
 
     def times(self, table: Interned, count: int) -> Interned:
         """Return a multiple of a table."""
@@ -59,10 +52,6 @@ class TableStore:
             more = np.where(array < INFINITE, array * count, INFINITE)
             hit = self._times[number, count] = self.tables.intern(more)[0]
         return hit, low * count
-
-    def array(self, number: int) -> Array:
-        """Return :meth:`~tvm_distir.core.solver.cost_tables.Tables.array` of a table."""
-        return self.tables.array(number)
 
     def flipped(self, number: int) -> Interned:
         """Return a table of two dims, transposed."""

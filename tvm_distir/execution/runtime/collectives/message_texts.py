@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import builtins
 import json
-from collections.abc import Sequence
+from dataclasses import astuple
 from typing import Any
 
 import numpy as np
@@ -16,44 +16,12 @@ from tvm_distir.execution.runtime.program.io_layout import np_dtype
 from tvm_distir.execution.runtime.program.tensors import Array
 from tvm_distir.support import DistIRError, EngineError
 
-from .native_library import Executed
-
 _SIGNALS = ("KeyboardInterrupt", "SystemExit")
 
 
-def transfer_items(transfer: Transfer) -> list[object]:
-    """Return a transfer as JSON data."""
-    return [transfer.tag, transfer.shape, transfer.src, transfer.dst]
-
-
-def read_transfer(items: Sequence[Any]) -> Transfer:
-    """Return the transfer of :func:`transfer_items`."""
-    tag, shape, *sides = items
-    src, dst = (tuple(tuple(part) for part in side) for side in sides)
-    return Transfer(int(tag), tuple(shape), src, dst)  # type: ignore[arg-type]
-
-
-def executed_items(executed: Sequence[Executed]) -> list[list[object]]:
-    """Return collectives that a rank executed as JSON data."""
-    return [[e.kind, e.groups, e.result_bytes, e.count] for e in executed]
-
-
-def read_executed(items: Sequence[Sequence[Any]]) -> list[Executed]:
-    """Return the collectives of :func:`executed_items`."""
-    return [
-        Executed(kind, tuple(tuple(group) for group in groups), size, count)
-        for kind, groups, size, count in items
-    ]
-
-
-def received_items(received: Sequence[tuple[Transfer, int]]) -> list[list[object]]:
-    """Return transfers and the bytes of an element of each as JSON data."""
-    return [[transfer_items(transfer), element_bytes] for transfer, element_bytes in received]
-
-
-def read_received(items: Sequence[Sequence[Any]]) -> list[tuple[Transfer, int]]:
-    """Return the transfers of :func:`received_items`."""
-    return [(read_transfer(transfer), int(element_bytes)) for transfer, element_bytes in items]
+def tuples(items: Any) -> Any:
+    """Turn the lists of JSON data into tuples, and those inside them too."""
+    return tuple(map(tuples, items)) if isinstance(items, list) else items
 
 
 MessageMeaning = Transfer | str | None
@@ -62,14 +30,14 @@ MessageMeaning = Transfer | str | None
 
 def array_head(meaning: MessageMeaning, array: Array) -> bytes:
     """Return what is sent before the bytes of an array: its meaning, shape and type."""
-    content = transfer_items(meaning) if isinstance(meaning, Transfer) else meaning
+    content = astuple(meaning) if isinstance(meaning, Transfer) else meaning
     return json.dumps([content, array.shape, str(array.dtype)]).encode()
 
 
 def read_array_head(text: bytes) -> tuple[MessageMeaning, tuple[int, ...], np.dtype[np.generic]]:
     """Return the meaning, the shape and the type that :func:`array_head` wrote."""
     content, shape, dtype = json.loads(text)
-    meaning = read_transfer(content) if isinstance(content, list) else content
+    meaning = Transfer(*tuples(content)) if isinstance(content, list) else content
     return meaning, tuple(shape), np_dtype(dtype)
 
 

@@ -5,8 +5,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from tvm_distir.execution.runtime.collectives import ccl
@@ -90,62 +90,28 @@ class JobEngine(Engine):
 
     def join(self, program: Runnable, inputs: Inputs | None, outputs: str) -> list[Any]:
         """Run as a single rank of the job that this process is part of."""
-        with self.begin(program) as run:
-            return self._run_rank(run, program, inputs, outputs)
-
-    @contextmanager
-    def begin(self, program: Runnable) -> Iterator[JobRun]:
-        """Be part of a run, also of several steps."""
         with self.member(program) as fabric:
-            yield JobRun(fabric, program)
+            return self._run_rank(fabric, program, inputs, outputs)
 
     def _run_rank(
-        self, run: JobRun, program: Runnable, inputs: Inputs | None, outputs: str
+        self, fabric: JobFabric, program: Runnable, inputs: Inputs | None, outputs: str
     ) -> list[Any]:
-        fabric = run.member
         sources = agree(fabric, RunCall(program.fingerprint, outputs, inputs is not None))
-        run.prepare()
+        fabric.prepare(program.communication)
         local = inputs_of_rank(fabric, program, inputs, sources)
         results: dict[int, list[Array]] = {}
         trace = None if self.trace is None else RankTrace()
         for entry in program.entries:
             if fabric.rank is not None and fabric.rank in entry.ranks:
-                session = run.session(entry, trace)
+                session = JobSession(fabric, program, entry, trace)
                 tensors = session.call([session.tensor(a) for a in local.of(entry, fabric.rank)])
                 results[fabric.rank] = [t.numpy() for t in tensors]
-        run.end()
+        fabric.end()
         values, self.collectives = finish_run(fabric, program, results, outputs)
         self.most_in_flight = fabric.most_in_flight
         if self.trace is not None and trace is not None:
             write_job_trace(fabric, self.trace, trace)
         return values
-
-
-class JobRun:
-    """A run in a job, on one of its processes.
-
-    Parameters
-    ----------
-    member : JobFabric
-        This process as a member of the run.
-    program : Runnable
-    """
-
-    def __init__(self, member: JobFabric, program: Runnable) -> None:
-        self.member, self._program = member, program
-        self.process, self.local_rank = member.number, member.local_rank
-
-    def prepare(self) -> None:
-        """Make what all processes must make together, once they have agreed on the program."""
-        self.member.prepare(self._program.communication)
-
-    def session(self, entry: EntryFunction, trace: RankTrace | None) -> JobSession:
-        """Load the entry function of this rank."""
-        return JobSession(self.member, self._program, entry, trace)
-
-    def end(self) -> None:
-        """Note that this process takes part in no other step."""
-        self.member.end()
 
 
 class JobSession:

@@ -7,19 +7,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tvm_distir.core.collectives import Transfer
-from tvm_distir.execution.runtime.collectives.message_texts import (
-    executed_items,
-    read_executed,
-    read_received,
-    received_items,
-)
+from tvm_distir.execution.runtime.collectives.message_texts import tuples
 from tvm_distir.execution.runtime.collectives.native_library import Executed
 from tvm_distir.execution.runtime.engines.base import LocalResults
 from tvm_distir.execution.runtime.engines.executed import count_executed
@@ -39,29 +34,29 @@ from tvm_distir.execution.runtime.program.tensors import Array
 
 from .job_fabric import JobFabric
 
-Digests = dict[int, str]
-"""The digest of this rank's part of each of its outputs, by position among them."""
-
 
 @dataclass(frozen=True)
 class Ended:
-    """The report of a process after its rank has run to its end."""
+    """The report of a process after its rank has run to its end.
+
+    Its digests are those of the rank's part of each of its outputs.
+    """
 
     rank: int | None
-    digests: Digests
+    digests: list[str]
     executed: list[Executed]
     received: list[tuple[Transfer, int]]
 
     def text(self) -> bytes:
         """Return the report as JSON."""
-        counts = executed_items(self.executed), received_items(self.received)
-        return json.dumps([self.rank, list(self.digests.items()), *counts]).encode()
+        return json.dumps(astuple(self)).encode()
 
     @staticmethod
     def read(text: bytes) -> Ended:
         """Return the report of :meth:`text`."""
         rank, digests, executed, received = json.loads(text)
-        return Ended(rank, dict(digests), read_executed(executed), read_received(received))
+        transfers = [(Transfer(*tuples(transfer)), size) for transfer, size in received]
+        return Ended(rank, digests, [Executed(*tuples(call)) for call in executed], transfers)
 
 
 def _without_padding(entry: EntryFunction, port: Port, rank: int, part: Array) -> Array:
@@ -73,14 +68,14 @@ def wait_for_end(
     member: JobFabric, entries: Entries, results: Mapping[int, Sequence[Array]], outputs: str
 ) -> list[Ended]:
     """Wait until all ranks have ended, and return their reports."""
-    digests: Digests = {}
+    digests: list[str] = []
     for entry in entries:
         if outputs == "sharded" or member.rank is None or member.rank not in entry.ranks:
             continue
-        for k, (port, part) in enumerate(zip(entry.outputs, results[member.rank])):
+        for port, part in zip(entry.outputs, results[member.rank]):
             check_local(part, port, entry, member.rank, entry.output_location(port))
             content = np.ascontiguousarray(_without_padding(entry, port, member.rank, part))
-            digests[k] = hashlib.sha256(content.tobytes()).hexdigest()
+            digests.append(hashlib.sha256(content.tobytes()).hexdigest())
     rank = member.rank
     ended = Ended(
         rank,

@@ -16,7 +16,13 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_distir.core.ir import is_object, named_leaves, relax_functions
 from tvm_distir.core.ops import input_index_ranges
-from tvm_distir.core.rewriting import all_bindings, called_name, entry_of, location_of
+from tvm_distir.core.rewriting import (
+    all_bindings,
+    called_name,
+    entry_of,
+    location_of,
+    map_functions,
+)
 from tvm_distir.execution.runtime.program.compiled import SHARED, LibraryCache
 from tvm_distir.execution.runtime.program.input_faults import index_fault
 from tvm_distir.execution.runtime.program.machines import Machines
@@ -41,11 +47,7 @@ class _Strip(PyExprMutator):  # type: ignore[misc,unused-ignore]
 
 def strip_annotations(mod: ir.IRModule) -> ir.IRModule:
     """Return the module without its annotations: level 2 to level 1. The input is not changed."""
-    out = ir.IRModule(dict(mod.functions), attrs=mod.attrs, global_infos=mod.global_infos)
-    for gv, fn in mod.functions.items():
-        if isinstance(fn, relax.Function):
-            out[gv] = _Strip(out).visit_expr(fn)
-    return out
+    return map_functions(mod, lambda fn: _Strip(mod).visit_expr(fn))
 
 
 def _argument(ty: ir.Type, arrays: Iterator[Array]) -> Any:

@@ -39,14 +39,9 @@ class CompiledProgram(DerivedProgram):
         self, program: LoweredProgram, target: str, executables: Mapping[str, relax.VMExecutable]
     ) -> None:
         super().__init__(program)
-        self.target = target
+        self.target, self.entries = target, program.entries
         self.executables = dict(executables)
         self._libraries: dict[str, tvm.runtime.Module] = {}
-
-    @property
-    def entries(self) -> tuple[EntryFunction, ...]:
-        """Return the entry functions, in mesh order."""
-        return self._program.entries
 
     def library(self, entry: EntryFunction) -> tvm.runtime.Module:
         """Return the runtime module that holds the entry function."""

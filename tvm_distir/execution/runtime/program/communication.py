@@ -7,7 +7,6 @@ Engines whose groups must be made before the run, in the same order on all proce
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -29,22 +28,6 @@ class Communication:
 
     groups: tuple[tuple[int, ...], ...] = ()
     transfers: tuple[tuple[int, int], ...] = ()
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the JSON form."""
-        return {
-            "groups": [list(g) for g in self.groups],
-            "transfers": [list(pair) for pair in self.transfers],
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Iterable[Iterable[int]]]) -> Communication:
-        """Read the JSON form."""
-        pairs = [tuple(pair) for pair in data["transfers"]]
-        return cls(
-            tuple(tuple(group) for group in data["groups"]),
-            tuple((source, destination) for source, destination in pairs),
-        )
 
 
 def communication_of(mod: ir.IRModule) -> Communication:

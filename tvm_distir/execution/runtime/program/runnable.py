@@ -7,6 +7,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -77,30 +78,11 @@ class DerivedProgram:
     def __init__(self, program: Runnable) -> None:
         self._program = program
 
-    @property
-    def axes(self) -> AxisTable:
-        """Return the names of the mesh axes that collectives work along."""
-        return self._program.axes
-
-    @property
-    def communication(self) -> Communication:
-        """Return the groups and pairs of ranks that communicate."""
-        return self._program.communication
-
-    @property
-    def overwritten(self) -> frozenset[int]:
-        """Return the positions of the inputs whose memory a run may overwrite."""
-        return self._program.overwritten
-
-    @property
-    def state(self) -> StepState:
-        """Return the outputs that are inputs of the next step, of a training step."""
-        return self._program.state
-
-    @property
-    def fingerprint(self) -> str:
-        """Return a fingerprint of the program that is equal in every process."""
-        return self._program.fingerprint
+    axes = property(attrgetter("_program.axes"))
+    communication = property(attrgetter("_program.communication"))
+    overwritten = property(attrgetter("_program.overwritten"))
+    state = property(attrgetter("_program.state"))
+    fingerprint = property(attrgetter("_program.fingerprint"))
 
 
 def as_runnable(dist: Any, dispatch: str = AUTO) -> Runnable:

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
+from operator import attrgetter
 from typing import Any
-
-import tvm
 
 from tvm_distir.core.ir import extent_value, shard_counts
 from tvm_distir.support import EngineError
@@ -119,22 +117,11 @@ class SizedProgram(DerivedProgram):
 
     def __init__(self, program: Runnable, sizes: Mapping[str, int]) -> None:
         super().__init__(program)
-        self.sizes = sizes
+        self.sizes, self.library, self.save = sizes, program.library, program.save
         self.entries = with_sizes(program.entries, sizes)
 
-    @property
-    def stored(self) -> Mapping[int, Any]:
-        """Return the inputs that are stored with the program, by position."""
-        return self._program.stored
-
-    @property
-    def target(self) -> str:
-        """Return the target of the program in TVM's JSON form."""
-        return self._program.target
-
-    def library(self, entry: EntryFunction) -> tvm.runtime.Module:
-        """Return the runtime module that holds the entry function, in this process."""
-        return self._program.library(entry)
+    stored = property(attrgetter("_program.stored"))
+    target = property(attrgetter("_program.target"))
 
     def bound(self) -> Runnable:
         """Return the program of these sizes alone, for engines that compile from IR.
@@ -153,10 +140,6 @@ class SizedProgram(DerivedProgram):
             remedy = 'Use the engine "threads" or "virtual".'
             raise EngineError("DIST0605", problem, location="engine", remedy=remedy)
         return LoweredProgram(bind_dims(self._program.mod, self.sizes))
-
-    def save(self, entry: EntryFunction, folder: Path) -> Path:
-        """Return the file from which another process can load it."""
-        return self._program.save(entry, folder)
 
 
 def sized_program(program: Runnable, inputs: Inputs | None) -> Runnable:

@@ -29,7 +29,7 @@ from tvm_distir.core.rewriting import (
     make_call,
     substitute,
     typed,
-    with_body,
+    with_values,
 )
 from tvm_distir.support import LoweringError
 
@@ -132,12 +132,7 @@ def _on(
     env: Mapping[ir.GlobalVar, ir.GlobalVar],
 ) -> relax.Function:
     """Return a function whose collectives run on the second of two meshes, or on its views."""
-    fn = copy_with_new_vars(fn)
-    blocks = [
-        type(block)([relax.VarBinding(b.var, _moved(b.value, ends, env)) for b in block.bindings])
-        for block in fn.body.blocks
-    ]
-    return with_body(fn, list(fn.params), blocks, fn.body.body, bool(fn.is_pure))
+    return with_values(copy_with_new_vars(fn), lambda _, value: _moved(value, ends, env))
 
 
 def _moved(

@@ -77,11 +77,6 @@ class ModelStage:
     layers: tuple[Layer, ...]
     first_stream: int = 0
 
-    @property
-    def params(self) -> tuple[Any, ...]:
-        """Return all variables that the function reads, in order."""
-        return (*self.activations, *self.data, *self.weights)
-
 
 def cut_model(
     flat: Flat,

@@ -164,12 +164,7 @@ class _FunctionWriter:
         """Return the function; its adapters follow its parameters."""
         fn, adapter = self.fn, self.adapter
         self.builder.begin_scope(list(fn.params))
-        blocks = []
-        for block in fn.body.blocks:
-            writer = BlockWriter(self.builder, isinstance(block, relax.DataflowBlock))
-            for binding in block.bindings:
-                self._write(writer, binding)
-            blocks.append(writer.block())
+        blocks = BlockWriter.rewritten(self.builder, fn.body.blocks, self._write)
         self.builder.end_scope()
         adapter.rows[self.name] = self.rows
         if not self.rows:

@@ -115,12 +115,7 @@ class _Streams:
         builder = relax.BlockBuilder()
         builder.begin_scope([*fn.params, *added])
         body = _Body(self, name, added)
-        blocks = []
-        for block in fn.body.blocks:
-            writer = BlockWriter(builder, isinstance(block, relax.DataflowBlock))
-            for binding in block.bindings:
-                body.write(writer, binding)
-            blocks.append(writer.block())
+        blocks = BlockWriter.rewritten(builder, fn.body.blocks, body.write)
         builder.end_scope()
         body.check("result", variables(fn.body.body))
         self._counts[name], self.variables[name] = body.count, gv

@@ -31,6 +31,7 @@ from tvm_distir.support import (
     GenericConst,
     InternalError,
     Steps,
+    memoized,
     resumable,
 )
 
@@ -52,9 +53,7 @@ _CORRECT = "Correct the inputs, or what is called there."
 
 def _tuples(value: Any) -> Value:
     """Turn FFI arrays of results into tuples; opaque objects stay."""
-    if is_nested(value):
-        return tuple(_tuples(v) for v in value)
-    return value
+    return tuple(_tuples(v) for v in value) if is_nested(value) else value
 
 
 class _Run:
@@ -67,13 +66,11 @@ class _Run:
         self.exchanges = Exchanges(axes)
         self.kernels = kernels
         self.single = single
-        self.cut: dict[str, FunctionSteps] = {}
         self.machines: dict[Segment, VirtualMachine] = {}
 
+    @memoized
     def steps(self, name: str) -> FunctionSteps:
-        if name not in self.cut:
-            self.cut[name] = make_steps(self.mod, name, self.single)
-        return self.cut[name]
+        return make_steps(self.mod, name, self.single)
 
     def prepare(self, names: Iterable[str]) -> None:
         """Compile together the kernels that these functions, and their callees, may need."""

@@ -50,9 +50,7 @@ def _transposed(matrix: Var, builder: BlockBuilder) -> Var:
     order = list(range(len(shape_of(matrix))))
     order[-2:] = reversed(order[-2:])
     source = transposed_from(builder, matrix, order)
-    if source is not None:
-        return source
-    return builder.emit(permute_dims(matrix, order))
+    return source if source is not None else builder.emit(permute_dims(matrix, order))
 
 
 @register_gradient("dist.grouped_matmul")

@@ -14,7 +14,7 @@ from tvm.relax.op import zeros
 
 from tvm_distir.core.ir import flat_types
 from tvm_distir.core.ops import note_change
-from tvm_distir.core.rewriting import all_bindings, leaves_of, typed, with_body
+from tvm_distir.core.rewriting import leaves_of, typed, with_values
 from tvm_distir.support import ModelError, nearest
 
 from .registry import Gradients, item, register_gradient
@@ -126,14 +126,7 @@ def without_mark(value: Expr) -> Expr:
 
 def unmarked(fn: relax.Function) -> relax.Function:
     """Return a function whose kernel calls do not name their gradients."""
-    bindings = all_bindings(fn.body)
-    if not any(without_mark(b.value) is not b.value for b in bindings):
-        return fn
-    blocks = [
-        type(block)([relax.VarBinding(b.var, without_mark(b.value)) for b in block.bindings])
-        for block in fn.body.blocks
-    ]
-    return with_body(fn, fn.params, blocks, fn.body.body, bool(fn.is_pure))
+    return with_values(fn, lambda _, value: without_mark(value))
 
 
 def _name(call: ir.Call) -> str:
