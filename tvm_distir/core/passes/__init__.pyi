@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
 
+from .annotate.kept_rows import keep_rows as keep_rows
 from .annotate.passes import AnnotateSharding as AnnotateSharding
 from .branches.restore import choices as choices
 from .branches.results import branch_results as branch_results

@@ -19,7 +19,8 @@ ALIGNED = 8
 load at once (NVIDIA, *Matrix Multiplication Background User's Guide*, on tensor cores)."""
 _ATTENTION = ("relax.dist.attention", "relax.dist.paged_attention")
 _PRODUCTS = ("relax.matmul", "relax.einsum")
-_OVER_CLASSES = ("relax.exp", "relax.nn.log_softmax", "cross_entropy")
+_LOG_SOFTMAX = "relax.nn.log_softmax"
+_OVER_CLASSES = ("relax.exp", _LOG_SOFTMAX, "cross_entropy")
 _LOSS = "cross_entropy"
 
 
@@ -51,7 +52,7 @@ def classified(fn: Function, attention_class: str = "") -> Function:
         for op in fn.ops
         if op.op in _OVER_CLASSES
         for shape in _shapes(fn, (*op.inputs, *op.outputs))
-        if len(shape) == 2 and min(shape) > 1
+        if (len(shape) == 2 or op.model_op == _LOG_SOFTMAX) and min(shape, default=1) > 1
     }
     logits |= {_flat(max(_shapes(fn, op.inputs), key=math.prod)) for op in fn.ops if op.op == _LOSS}
     ops = []

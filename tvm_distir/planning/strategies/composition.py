@@ -11,6 +11,7 @@ from typing import Any
 from tvm import ir
 
 from tvm_distir.core.ir import check_module, is_private, relax_functions
+from tvm_distir.core.passes import keep_rows
 from tvm_distir.core.plan import (
     DEFAULT_MESH,
     MeshSpec,
@@ -27,7 +28,7 @@ from tvm_distir.support import PlanError
 from tvm_distir.transforms import FuseAttention
 
 from .conflicts import placed, resolve_conflicts, sharing_batches, target_of
-from .context_parallelism import has_ring
+from .context_parallelism import has_ring, input_rules
 from .forward_stages import forward_stages
 from .head_groups import mesh_of
 from .local_branches import LOCAL_LAYERS, on_branches
@@ -106,6 +107,7 @@ def compose(
         )
     if has_ring(chosen_specs):
         mod = FuseAttention()(mod)
+    mod = keep_rows(mod, input_rules(mod, spec, chosen_specs))
     stages: Plan | None = None
     schedule_spec = schedule_of(chosen_specs, spec.axes)
     if schedule_spec is not None:

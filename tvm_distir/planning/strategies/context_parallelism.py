@@ -18,7 +18,7 @@ from tvm import ir
 
 from tvm_distir.core.ir import R
 from tvm_distir.core.ir.operators import ATTENTION_OP, POSITIONS_DIM
-from tvm_distir.core.plan import MeshSpec, Plan, data_positions, faults_of_plan
+from tvm_distir.core.plan import MeshSpec, Plan, PlanRule, data_positions, faults_of_plan
 from tvm_distir.core.propagation import TiedDims, tied_dims
 from tvm_distir.support import Faults, PlanError
 from tvm_distir.transforms import FuseAttention
@@ -128,6 +128,22 @@ def _cached_plan(mod: ir.IRModule, mesh: MeshSpec, axis: str) -> Plan:
 def has_ring(specs: Sequence[StrategySpec]) -> bool:
     """Return whether a strategy sends keys around a ring, so that attention is to be an op."""
     return any(s.name == "context_parallel" and s.options.get("form") == RING for s in specs)
+
+
+def input_rules(mod: ir.IRModule, mesh: MeshSpec, specs: Sequence[StrategySpec]) -> list[PlanRule]:
+    """Return rules that shard the sequence of data inputs, as the strategies of a plan will."""
+    rules: list[PlanRule] = []
+    for spec in specs:
+        axis, dim = spec.options.get("axis", "cp"), spec.options.get("dim", SEQUENCE_DIM)
+        if spec.name != "context_parallel" or axis not in mesh.axes or has_caches(mod):
+            continue
+        labels = {mesh.axis_number(axis): dim}
+        for name, fn, rule_name in entries(mod):
+            data = data_positions(fn, name)
+            inputs = [p for p in tensor_parameters(name, fn, rule_name) if p.position in data]
+            deep = [p for p in inputs if p.shape is not None and len(p.shape) > dim]
+            rules += [parameter_rule(p, mesh, labels, stationary=False) for p in deep]
+    return rules
 
 
 def _shard_heads(

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -37,14 +36,22 @@ _PLANNER = Planner()
 """Its cache serves all modules, as the candidates of a search have most moves in common."""
 
 
-class _Edge(NamedTuple):
-    """Moves that cost the same whatever the orders are."""
+class _Kind(NamedTuple):
+    """Moves that cost the same where their dims have the same orders."""
 
     shape: tuple[int, ...]
     dtype: str
     base: View
-    before: tuple[Tiling, tuple[int, ...]]
-    after: tuple[Tiling, tuple[int, ...]]
+    before: Tiling
+    after: Tiling
+
+
+class _Edge(NamedTuple):
+    """Moves that cost the same whatever the orders are, with the roots of the dims of both ends."""
+
+    kind: int
+    before: tuple[int, ...]
+    after: tuple[int, ...]
 
 
 def tiles_of(tiles: Tiling, roots: tuple[int, ...], orders: Orders) -> Tiling:
@@ -66,14 +73,20 @@ class OrderChoice:
 
     def __init__(self, problem: OrderProblem) -> None:
         self.problem = problem
-        self._known: dict[tuple[_Edge, Tiling, Tiling], float] = {}
-        self._edges: Counter[_Edge] = Counter()
+        self._kinds: dict[_Kind, int] = {}
+        self._edges: dict[_Edge, int] = {}
+        self._counts: list[int] = []
+        self._known: dict[tuple[int, tuple[Axes | None, ...]], float] = {}
+        self._planned_costs: dict[tuple[int, Tiling, Tiling], float] = {}
         for move in problem.moves:
-            self._edges[self._edge(move)] += problem.runs[move.function]
-        self._of_root: dict[int, list[_Edge]] = {}
-        for edge in self._edges:
-            for root in {*edge.before[1], *edge.after[1]} - {NONE}:
-                self._of_root.setdefault(root, []).append(edge)
+            number = self._edges.setdefault(self._edge(move), len(self._edges))
+            self._counts += [0] * (len(self._edges) - len(self._counts))
+            self._counts[number] += problem.runs[move.function]
+        self._kind_list, self._edge_list = list(self._kinds), list(self._edges)
+        self._of_root: dict[int, list[int]] = {}
+        for edge, number in self._edges.items():
+            for root in {*edge.before, *edge.after} - {NONE}:
+                self._of_root.setdefault(root, []).append(number)
 
     def roots(self, leaf: PlacedTensor) -> tuple[int, ...]:
         """Return the root of each dim of a tensor, :data:`NONE` where it has no order."""
@@ -119,10 +132,10 @@ class OrderChoice:
         return orders
 
     def _around(self, root: int, orders: Orders) -> float:
-        return sum(self._edges[edge] * self._cost(edge, orders) for edge in self._of_root[root])
+        return sum(self._counts[n] * self._cost(n, orders) for n in self._of_root[root])
 
     def _total(self, orders: Orders) -> float:
-        return sum(count * self._cost(edge, orders) for edge, count in self._edges.items())
+        return sum(count * self._cost(n, orders) for n, count in enumerate(self._counts))
 
     def _edge(self, move: Move) -> _Edge:
         source, target = move.source, move.target
@@ -130,30 +143,36 @@ class OrderChoice:
         shape = static_shape(source.ty) or ()
         sample = tuple(n if isinstance(n, int) else nominal(n) * devices for n in shape)
         before = Tiling(source.tiles.dims, move.partial)
-        return _Edge(
-            sample, str(source.ty.tensor_ty.dtype), source.view,
-            (before, self.roots(source)), (target.tiles, self.roots(target)),
-        )  # fmt: skip
+        dtype = str(source.ty.tensor_ty.dtype)
+        kind = _Kind(sample, dtype, source.view, before, target.tiles)
+        number = self._kinds.setdefault(kind, len(self._kinds))
+        return _Edge(number, self.roots(source), self.roots(target))
 
-    def _cost(self, edge: _Edge, orders: Orders) -> float:
-        before, after = tiles_of(*edge.before, orders), tiles_of(*edge.after, orders)
-        key = edge, before, after
+    def _cost(self, number: int, orders: Orders) -> float:
+        edge = self._edge_list[number]
+        key = number, tuple([orders.get(root) for root in (*edge.before, *edge.after)])
         if key not in self._known:
-            self._known[key] = self._planned(edge, before, after)
+            kind = self._kind_list[edge.kind]
+            before = tiles_of(kind.before, edge.before, orders)
+            after = tiles_of(kind.after, edge.after, orders)
+            costs, ends = self._planned_costs, (edge.kind, before, after)
+            if ends not in costs:
+                costs[ends] = self._planned(kind, before, after)
+            self._known[key] = costs[ends]
         return self._known[key]
 
-    def _planned(self, edge: _Edge, before: Tiling, after: Tiling) -> float:
+    def _planned(self, kind: _Kind, before: Tiling, after: Tiling) -> float:
         """Return the cost of a move in bytes; infinite where only messages can make it."""
-        base = edge.base.family
+        base = kind.base.family
         common = ordered_axes(base, (before, after))
         if common is None:
             return math.inf
         ends = [ordered_axes(base, (tiles,)) for tiles in (before, after)]
-        views = [edge.base.axes, *ends, common]
+        views = [kind.base.axes, *ends, common]
         if len(base[0]) <= MOST_ORDERED_AXES:
             views += itertools.permutations(range(len(base[0])))
         known = tuple(dict.fromkeys(view for view in views if view is not None))
-        request = ViewTransition(edge.shape, edge.dtype, before, after, base, known)
+        request = ViewTransition(kind.shape, kind.dtype, before, after, base, known)
         try:
             return _PLANNER.plan_views(request).cost
         except LoweringError:  # no steps within the memory of both ends

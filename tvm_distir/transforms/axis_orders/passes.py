@@ -52,7 +52,7 @@ from tvm_distir.support import GenericConst, PropagationError
 
 from .order_choice import OrderChoice, Orders, stated_view, tiles_of
 from .order_problem import OrderProblem
-from .ordered_dims import NONE, PlacedTensor
+from .ordered_dims import PlacedTensor
 
 _is = operator.is_
 
@@ -144,6 +144,9 @@ class _Rewriter:
         self.problem, self.views = choice.problem, ModuleViews(mod)
         self.env: dict[ir.Expr, ir.Expr] = {}
         self._types: dict[PlacedTensor, ir.Type] = {}
+        self._moved = {
+            var for var, leaves in self.problem.leaves.items() if any(map(self._is_moved, leaves))
+        }
 
     def module(self) -> ir.IRModule:
         """Return the new module."""
@@ -156,6 +159,10 @@ class _Rewriter:
             del functions[gv]
             functions[self.env[gv]] = new
         return self.views.module(functions)
+
+    def _is_moved(self, leaf: PlacedTensor | None) -> bool:
+        """Return whether an order of a tensor differs from the module's."""
+        return leaf is not None and any(root in self.orders for root in self.choice.roots(leaf))
 
     def _function(self, name: str, fn: relax.Function) -> relax.Function:
         params = [self._var(param) for param in fn.params]
@@ -203,9 +210,8 @@ class _Rewriter:
         return make_binding(var, value)
 
     def _var(self, var: relax.Var) -> relax.Var:
-        before = var.ty
-        ty = self._retyped(before, iter(self.problem.leaves[var]))
-        if ty is not before:
+        if var in self._moved:
+            ty = self._retyped(var.ty, iter(self.problem.leaves[var]))
             self.env[var] = make_var(var.name, ty, isinstance(var, relax.DataflowVar))
         return self.env.get(var, var)
 
@@ -215,7 +221,7 @@ class _Rewriter:
             fields = [self._retyped(field, leaves) for field in before]
             return ty if all(map(_is, fields, before)) else relax.TupleType(fields)
         leaf = next(leaves) if carries_value(ty) else None
-        if leaf is None or all(number == NONE for number in leaf.dims):
+        if leaf is None or not self._is_moved(leaf):
             return ty
         new = self._type(leaf)
         return ty if new.same_as(ty) else new
@@ -259,7 +265,7 @@ class _Rewriter:
         if not isinstance(value, ir.Call):
             return self._expr(value)
         leaves, before, before_ty = self.problem.leaves[var], value.args[:], var.ty
-        ty = self._retyped(before_ty, iter(leaves))
+        ty = self._retyped(before_ty, iter(leaves)) if var in self._moved else before_ty
         args = [self._expr(arg) for arg in before]
         if value.op not in self.env and ty is before_ty and all(map(_is, args, before)):
             return value

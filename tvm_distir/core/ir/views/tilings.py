@@ -130,12 +130,17 @@ def view_of(mesh: DeviceMesh, order: Axes) -> DeviceMesh:
 
 def tiling(view: View, labels: Sequence[int], ndim: int) -> Tiling:
     """Return the tiles of labels along the axes of a view."""
-    sizes, dims = view.family[0], []
+    return _tiling(view.axes, view.family[0], tuple(labels), ndim)
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _tiling(order: Axes, sizes: tuple[int, ...], labels: Labels, ndim: int) -> Tiling:
+    dims = []
     for d in range(ndim):
-        axes = [n for n, x in zip(view.axes, labels) if x == d]
+        axes = [n for n, x in zip(order, labels) if x == d]
         single = sorted(n for n in axes if sizes[n] == 1)
         dims.append((*(n for n in axes if sizes[n] > 1), *single))
-    return Tiling(tuple(dims), frozenset(n for n, x in zip(view.axes, labels) if x == P))
+    return Tiling(tuple(dims), frozenset(n for n, x in zip(order, labels) if x == P))
 
 
 def unordered_labels(tiles: Tiling, axes: Axes) -> Labels:
@@ -147,8 +152,13 @@ def unordered_labels(tiles: Tiling, axes: Axes) -> Labels:
 
 def labels_on(view: View, tiles: Tiling) -> Labels | None:
     """Return the labels of tiles along the axes of a view; None where that has another order."""
-    labels = unordered_labels(tiles, view.axes)
-    return labels if tiling(view, labels, len(tiles.dims)) == tiles else None
+    return _labels_on(view.axes, view.family[0], tiles)
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _labels_on(order: Axes, sizes: tuple[int, ...], tiles: Tiling) -> Labels | None:
+    labels = unordered_labels(tiles, order)
+    return labels if _tiling(order, sizes, labels, len(tiles.dims)) == tiles else None
 
 
 def relabelled(

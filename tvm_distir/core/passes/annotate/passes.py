@@ -63,6 +63,7 @@ from tvm_distir.support import LevelError, PlanError
 from .annotator import Annotator
 from .created_caches import divide_heads
 from .interleaved_calls import InterleavedFunctions
+from .kept_rows import keep_rows
 
 
 @module_pass(("global", "annotated"), "annotated")
@@ -109,6 +110,7 @@ def _annotate(mod: ir.IRModule, plan: Plan) -> ir.IRModule:
     rules, labels = plan.rules, plan.labels
     if labels is not None:  # what the others say, the labels say of every value
         rules = rules[: labels["rules"]]
+    mod = keep_rows(mod, rules)
     targets = resolve(replace(plan, rules=rules), mod)
     device_meshes, names, axes = _all_meshes(mod, plan)
     by_name = {spec.name: device_meshes[i] for i, spec in enumerate(plan.meshes)}

@@ -77,15 +77,16 @@ class _Rewriter:
 
     def run(self, fn: relax.Function) -> relax.Function:
         """Return the function with views, itself where it needs none."""
-        bound = [b for block in fn.body.blocks for b in block.bindings]
-        if not any(_on_views(b.value) for b in bound):
+        rows = [
+            (block, [(b, _on_views(b.value)) for b in block.bindings]) for block in fn.body.blocks
+        ]
+        if not any(placed for _, row in rows for _, placed in row):
             return fn
         blocks = []
-        for block in fn.body.blocks:
+        for block, row in rows:
             self.writer = BlockWriter(self.builder, isinstance(block, relax.DataflowBlock))
             self.written.clear()
-            for binding in block.bindings:
-                placed = _on_views(binding.value)
+            for binding, placed in row:
                 if placed:
                     self._call(binding.var, binding.value, placed)
                 else:
