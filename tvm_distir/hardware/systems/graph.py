@@ -17,12 +17,10 @@ file) make the links in place of ``devices`` and ``links``.
 from __future__ import annotations
 
 import itertools
-import math
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from annotated_types import MinLen
@@ -37,6 +35,8 @@ LARGEST = 2048
 
 Vertex = Count | Text
 Ends = tuple[Vertex, Vertex]
+Made = tuple[int, Sequence[tuple[float, Sequence[Ends]]]]
+"""The number of devices, and the links of each bandwidth in GB/s."""
 
 
 @dataclass(frozen=True)
@@ -49,93 +49,74 @@ class Cables:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Generator:
-    """A family of graphs, whose devices have links of ``bandwidth_GBps``."""
-
-    bandwidth_GBps: Positive
-    latency_us: NotNegative = 0.0
-
-    def cables(self, rate: float, between: Iterator[Ends]) -> Cables:
-        """Return links of a bandwidth and of the latency of all."""
-        return Cables(tuple(between), rate, self.latency_us)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Torus(_Generator):
+class Torus:
     """Devices with links to their neighbours along each dim, around its end where it is over 2."""
 
     shape: Annotated[tuple[PositiveCount, ...], MinLen(1)]
+    bandwidth_GBps: Positive
+    latency_us: NotNegative = 0.0
 
-    def made(self) -> tuple[int, tuple[Cables, ...]]:
-        """Return the number of devices and the links."""
-        return math.prod(self.shape), (self.cables(self.bandwidth_GBps, self._between()),)
-
-    def _between(self) -> Iterator[Ends]:
-        strides = [math.prod(self.shape[k + 1 :]) for k in range(len(self.shape))]
-        for number in range(math.prod(self.shape)):
-            for size, stride in zip(self.shape, strides, strict=True):
-                at = number // stride % size
-                if size > 2 or at + 1 < size:
-                    yield number, number + ((at + 1) % size - at) * stride
+    def made(self) -> Made:
+        """Return the devices and links."""
+        numbers, between = np.arange(np.prod(self.shape)).reshape(self.shape), list[Ends]()
+        for dim, size in enumerate(self.shape):
+            ends = numbers, np.roll(numbers, -1, dim)
+            here, there = ends if size > 2 else (np.delete(end, -1, dim) for end in ends)
+            between += zip(here.ravel().tolist(), there.ravel().tolist(), strict=True)
+        return numbers.size, [(self.bandwidth_GBps, between)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class FatTree(_Generator):
+class FatTree:
     """Leaf switches of ``per_leaf`` devices in sequence, each with a link to each spine switch."""
 
     devices: PositiveCount
     per_leaf: PositiveCount
     spines: PositiveCount
+    bandwidth_GBps: Positive
     uplink_GBps: Positive
+    latency_us: NotNegative = 0.0
+    by_rail: ClassVar[bool] = False
 
-    def leaf(self, device: int) -> int:
-        """Return the number of the leaf of a device."""
-        return device // self.per_leaf
-
-    def made(self) -> tuple[int, tuple[Cables, ...]]:
-        """Return the number of devices and the links."""
-        leaves = sorted({self.leaf(device) for device in range(self.devices)})
-        below = ((device, f"leaf{self.leaf(device)}") for device in range(self.devices))
-        above = ((f"leaf{a}", f"spine{b}") for a in leaves for b in range(self.spines))
-        links = self.cables(self.bandwidth_GBps, below), self.cables(self.uplink_GBps, above)
-        return self.devices, links
+    def made(self) -> Made:
+        """Return the devices and links."""
+        size = self.per_leaf
+        leaves = [d % size if self.by_rail else d // size for d in range(self.devices)]
+        below = [(device, f"leaf{leaf}") for device, leaf in enumerate(leaves)]
+        pairs = itertools.product(sorted({*leaves}), range(self.spines))
+        above = [(f"leaf{leaf}", f"spine{spine}") for leaf, spine in pairs]
+        return self.devices, [(self.bandwidth_GBps, below), (self.uplink_GBps, above)]
 
 
-@dataclass(frozen=True, kw_only=True)
 class RailOptimized(FatTree):
     """The same, but devices ``k``, ``k + per_leaf``, ``k + 2 per_leaf``, ... share leaf ``k``."""
 
-    def leaf(self, device: int) -> int:
-        """Return the number of the leaf of a device."""
-        return device % self.per_leaf
+    by_rail: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dragonfly(_Generator):
+class Dragonfly:
     """Groups of routers that are all connected; each two groups have a link, of routers in turn."""
 
     groups: PositiveCount
     routers: PositiveCount
     per_router: PositiveCount
+    bandwidth_GBps: Positive
     local_GBps: Positive
     global_GBps: Positive
+    latency_us: NotNegative = 0.0
 
-    def made(self) -> tuple[int, tuple[Cables, ...]]:
-        """Return the number of devices and the links."""
-        count = self.groups * self.routers * self.per_router
-        names = [[f"router{g}.{r}" for r in range(self.routers)] for g in range(self.groups)]
-        devices = (
-            (d, names[d // self.per_router // self.routers][d // self.per_router % self.routers])
-            for d in range(count)
-        )
-        local = (pair for group in names for pair in itertools.combinations(group, 2))
-        far = ((names[a][(b - 1) % self.routers], names[b][a % self.routers])
-               for a, b in itertools.combinations(range(self.groups), 2))  # fmt: skip
-        return count, (
-            self.cables(self.bandwidth_GBps, devices),
-            self.cables(self.local_GBps, local),
-            self.cables(self.global_GBps, far),
-        )
+    def made(self) -> Made:
+        """Return the devices and links."""
+        count, groups = self.routers, range(self.groups)
+        names = [[f"router{group}.{number}" for number in range(count)] for group in groups]
+        routers = [name for group in names for name in group for _ in range(self.per_router)]
+        local = [pair for group in names for pair in itertools.combinations(group, 2)]
+        far = [(names[a][(b - 1) % count], names[b][a % count])
+               for a, b in itertools.combinations(groups, 2)]  # fmt: skip
+        own: Sequence[Ends] = [*enumerate(routers)]
+        rates = self.bandwidth_GBps, self.local_GBps, self.global_GBps
+        return len(routers), [*zip(rates, (own, local, far), strict=True)]
 
 
 _GENERATORS = ("torus", "fat_tree", "rail_optimized", "dragonfly")
@@ -168,21 +149,29 @@ def read_graph(data: Any, location: str) -> Graph:
         problem = f"the links are stated by {', '.join(map(repr, stated)) or 'no key'}"
         remedy = f'Give "devices" and "links", or one of {", ".join(_GENERATORS)} alone.'
         raise wrong(location, problem, remedy)
-    generator = getattr(file, stated[0])
-    devices, links = (file.devices, file.links or ()) if file.devices else generator.made()
-    graph = Graph(file.name, devices, links)
-    if len(graph.vertices) > LARGEST:
-        problem = f"there are {len(graph.vertices)} devices and switches"
+    if file.devices is None:
+        graph = made(getattr(file, stated[0]), file.name)
+    else:
+        graph = Graph(file.name, file.devices, file.links or ())
+    count, named = len(graph.vertices), [end for end in graph.vertices if isinstance(end, int)]
+    if count > LARGEST:
+        problem = f"there are {count} devices and switches"
         raise wrong(location, problem, f'Describe more than {LARGEST} by "tiers".')
-    beyond = [end for end in graph.vertices if isinstance(end, int) and end >= devices]
-    if beyond:
-        problem = f"device {beyond[0]} is not one of {devices} devices, numbered from 0"
+    if max(named) >= graph.devices:
+        problem = f"device {max(named)} is not one of {graph.devices} devices, numbered from 0"
         raise wrong(f"{location}/links", problem, "Name switches by words.")
-    lost = np.argwhere(graph.routing.hops[:devices] < 0)
+    lost = np.argwhere(graph.routing.hops[: graph.devices] < 0)
     if lost.size:
         problem = f"no path leads from device {lost[0][0]} to device {lost[0][1]}"
         raise wrong(f"{location}/links", problem, "Add the links that connect them.")
     return graph
+
+
+def made(generator: Torus | FatTree | Dragonfly, name: str) -> Graph:
+    """Return the graph of a generator."""
+    devices, links = generator.made()
+    cables = (Cables(tuple(ends), rate, generator.latency_us) for rate, ends in links)
+    return Graph(name, devices, tuple(cables))
 
 
 @dataclass(frozen=True)
@@ -195,11 +184,8 @@ class Graph:
 
     def scaled(self, factor: float) -> Graph:
         """Return the graph with so many times the bandwidth."""
-        rates = (factor * cables.bandwidth_GBps for cables in self.links)
-        links = tuple(
-            replace(c, bandwidth_GBps=rate) for c, rate in zip(self.links, rates, strict=True)
-        )
-        return replace(self, links=links)
+        links = (replace(c, bandwidth_GBps=factor * c.bandwidth_GBps) for c in self.links)
+        return replace(self, links=tuple(links))
 
     @cached_property
     def vertices(self) -> dict[Vertex, int]:
@@ -210,20 +196,13 @@ class Graph:
     @cached_property
     def routing(self) -> Routing:
         """Return the shortest paths to devices."""
-        rates = defaultdict[tuple[int, int], float](float)
-        latencies = dict(rates)
-        for cables in self.links:
-            for pair in cables.between:
-                first, last = (self.vertices[end] for end in pair)
-                for ends in ((first, last), (last, first)):
-                    rates[ends] += cables.bandwidth_GBps * 1e9
-                    latencies[ends] = max(latencies.get(ends, 0.0), cables.latency_us)
-        return Routing(len(self.vertices), self.devices, rates, latencies)
-
-    @cached_property
-    def injection_GBps(self) -> float:
-        """Return the bandwidth of all links of a device, the most of all."""
-        return float(self.routing.injection.max()) / 1e9
+        links = [
+            (self.vertices[a], self.vertices[b], cables.bandwidth_GBps * 1e9, cables.latency_us)
+            for cables in self.links
+            for pair in cables.between
+            for a, b in (pair, pair[::-1])
+        ]
+        return Routing(len(self.vertices), self.devices, links)
 
     def routes(self, groups: Sequence[Sequence[int]], per_node: int) -> list[Routes | None]:
         """Return the bandwidths of groups at once: see :meth:`Routing.routes`.

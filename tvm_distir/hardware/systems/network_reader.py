@@ -224,13 +224,11 @@ def read_links(content: Mapping[str, Any], location: str, library: str | None = 
             problem = '"graph" and "inter_node" both describe the links between nodes'
             raise wrong(location, problem, "Remove one of them.")
         graph = read_graph(content["graph"], f"{location}/graph")
-        rate = {"name": graph.name, "bandwidth_GBps": graph.injection_GBps}
-        near = {"devices_per_node": 1, **rate, **data.get("intra_node", {})}
-        data["intra_node"] = near
-        data["inter_node"] = {
-            "name": graph.name, "nics_per_node": near["devices_per_node"],
-            "bandwidth_per_nic_GBps": graph.injection_GBps, "latency_us": 0.0, "setup_us": 0.0,
-        }  # fmt: skip
+        rate, zeros = graph.routing.injection / 1e9, {"latency_us": 0.0, "setup_us": 0.0}
+        alone = {"name": graph.name, "devices_per_node": 1, "bandwidth_GBps": rate}
+        data["intra_node"] = near = {**alone, **data.get("intra_node", {})}
+        far = {"nics_per_node": near["devices_per_node"], "bandwidth_per_nic_GBps": rate}
+        data["inter_node"] = {"name": graph.name, **far, **zeros}
     nodes = read_model(_Nodes, data, location, wrong, faults_of(location))
     curves = _curves(nodes.intra_node, f"{location}/intra_node", library)
     parts = {**vars(nodes.intra_node), "curves": curves}

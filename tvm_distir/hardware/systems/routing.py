@@ -10,8 +10,8 @@ group runs at the pace of the link on its paths with the largest load for its ba
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -51,8 +51,8 @@ class Routing:
     ----------
     vertices, devices : int
         Vertices are numbers, devices first.
-    rates, latencies : mapping of (int, int) to float
-        Bytes per second and microseconds of each link, by its ends, in both directions.
+    links : sequence of (int, int, float, float)
+        Both ends, bytes per second and microseconds of each link, in both directions.
 
     Attributes
     ----------
@@ -60,33 +60,30 @@ class Routing:
         Links on the path to each device; -1 where there is none.
     latency_us : float64 array (vertices, devices)
         The most on any of the shortest paths.
-    injection : float64 array (devices,)
-        Bytes per second of all links of a device.
+    injection : float
+        Bytes per second of all links of a device, the most of all.
     """
 
     def __init__(
-        self,
-        vertices: int,
-        devices: int,
-        rates: Mapping[tuple[int, int], float],
-        latencies: Mapping[tuple[int, int], float],
+        self, vertices: int, devices: int, links: Sequence[tuple[int, int, float, float]]
     ) -> None:
-        links = sorted(rates)
-        self._tail, self._head = np.array(links, np.int64).reshape(-1, 2).T
-        self._rate = np.array([rates[link] for link in links], np.float64)
-        latency_us = np.array([latencies[link] for link in links], np.float64)
-        self.injection = np.bincount(self._tail, self._rate, vertices)[:devices]
+        table = np.array(links, np.float64).reshape(-1, 4)
+        keys, link = np.unique(table[:, 0] * vertices + table[:, 1], return_inverse=True)
+        self._tail, self._head = np.divmod(keys.astype(np.int64), vertices)
+        self._rate, latency_us = np.bincount(link, table[:, 2]), np.zeros(len(keys))
+        np.maximum.at(latency_us, link, table[:, 3])
+        self.injection = float(np.bincount(self._tail, self._rate, vertices)[:devices].max())
         tails, begins = np.unique(self._tail, return_index=True)
         self.hops = np.full((vertices, devices), -1, np.int64)
         self.latency_us = np.zeros((vertices, devices))
         np.fill_diagonal(self.hops, 0)
-        for far in itertools.count(1):
+        for far in range(1, vertices):
             leads = self.hops[self._head] == far - 1
             new = np.logical_or.reduceat(leads, begins) & (self.hops[tails] < 0)
-            if not new.any():
-                break
             via = np.where(leads, latency_us[:, None] + self.latency_us[self._head], 0.0)
             at, column = np.nonzero(new)
+            if not at.size:
+                break
             self.hops[tails[at], column] = far
             self.latency_us[tails[at], column] = np.maximum.reduceat(via, begins)[new]
 
@@ -97,31 +94,34 @@ class Routing:
         leaves it: the first sends to the first of the next node, and so on.
         """
         nodes = [_by_node(group, per_node) for group in groups]
-        ring, latency_us = self._slowest([[*_ring(each)] for each in nodes])
-        tree, _ = self._slowest([[*_tree(each)] for each in nodes])
-        exchange, _ = self._slowest([[*_exchange(each)] for each in nodes])
+        ring_s, tree_s, exchange_s = (
+            self._slowest_s([[*demands(each)] for each in nodes])
+            for demands in (_ring, _tree, _exchange)
+        )
         return [
-            Routes(1.0 / ring[k], 1.0 / tree[k], exchange[k], latency_us[k])
+            Routes(1.0 / ring_s[k], 1.0 / tree_s[k], exchange_s[k], self._latency_us(each))
             if len(each) > 1
             else None
             for k, each in enumerate(nodes)
         ]
 
-    def _slowest(self, demands: Sequence[Sequence[Demand]]) -> tuple[list[float], list[float]]:
-        """Return the seconds per byte of each group, and the largest latency of its paths."""
-        rows: Any = [(k, *demand) for k, group in enumerate(demands) for demand in group]
-        group, source, target, weight = np.array(rows, np.float64).reshape(-1, 4).T
-        numbers = [each.astype(np.int64) for each in (group, source, target)]
-        latency_us = np.zeros(len(demands))
-        np.maximum.at(latency_us, numbers[0], self.latency_us[numbers[1], numbers[2]])
-        columns, column = np.unique(numbers[0] * len(self.hops) + numbers[2], return_inverse=True)
-        flow = np.zeros((len(self.hops), len(columns)))
-        np.add.at(flow, (numbers[1], column), weight)
-        link, of_column, load = self._loads(flow, columns % len(self.hops))
+    def _latency_us(self, nodes: Nodes) -> float:
+        """Return the latency between neighbours of a ring."""
+        return float(max(self.latency_us[source, target] for source, target, _ in _ring(nodes)))
+
+    def _slowest_s(self, demands: Sequence[Sequence[Demand]]) -> list[float]:
+        """Return the seconds per byte of each group, by the most loaded link on its paths."""
+        rows = [(k, *demand) for k, group in enumerate(demands) for demand in group]
+        table, size = np.array(rows, np.float64).reshape(-1, 4), len(self.hops)
+        group, source, target = table[:, :3].astype(np.int64).T
+        columns, column = np.unique(group * size + target, return_inverse=True)
+        flow = np.zeros((size, len(columns)))
+        np.add.at(flow, (source, column), table[:, 3])
+        link, of_column, load = self._loads(flow, columns % size)
         busy_s = np.bincount(link, load, len(self._rate)) / self._rate
         slowest_s = np.zeros(len(demands))
-        np.maximum.at(slowest_s, columns[of_column] // len(self.hops), busy_s[link])
-        return slowest_s.tolist(), latency_us.tolist()
+        np.maximum.at(slowest_s, columns[of_column] // size, busy_s[link])
+        return list(slowest_s.tolist())
 
     def _loads(self, flow: Floats, target: Ints) -> tuple[Ints, Ints, Floats]:
         """Return links, columns and loads of what flows to the target of each column.
@@ -130,16 +130,11 @@ class Routing:
         """
         hops = self.hops[:, target]
         link, column = np.nonzero(hops[self._tail] == hops[self._head] + 1)
-        far = hops[self._tail[link], column]
-        order = np.argsort(-far, kind="stable")
-        link, column, far = link[order], column[order], far[order]
         tail, head = self._tail[link], self._head[link]
-        onward = np.zeros(flow.shape)
+        onward, load, far = np.zeros(flow.shape), np.zeros(len(link)), hops[tail, column]
         np.add.at(onward, (tail, column), 1.0)
-        load = np.zeros(len(link))
-        for _, run in itertools.groupby(range(len(link)), key=far.__getitem__):
-            numbers = [*run]
-            at = slice(numbers[0], numbers[-1] + 1)
+        for level in range(int(far.max(initial=0)), 0, -1):
+            at = np.flatnonzero(far == level)
             load[at] = flow[tail[at], column[at]] / onward[tail[at], column[at]]
             np.add.at(flow, (head[at], column[at]), load[at])
         used = load > 0

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import tvm_distir as td
-from tvm_distir.hardware.systems.graph import Dragonfly, FatTree, Graph, RailOptimized, Torus
+from tvm_distir.hardware.systems.graph import Dragonfly, FatTree, RailOptimized, Torus, made
 from tvm_distir.hardware.systems.routing import Routes
 from tvm_distir.hardware.systems.system import System
 from tvm_distir.hardware.systems.system_writer import to_data
@@ -29,9 +29,9 @@ def system(network: dict[str, Any]) -> System:
                              "network": network, "constants": constants})  # fmt: skip
 
 
-def routes(made: Any, *groups: Any, per_node: int = 1) -> list[Routes]:
+def routes(generator: Any, *groups: Any, per_node: int = 1) -> list[Routes]:
     """The routes of groups that run at once on a graph that a generator makes."""
-    known = Graph("g", *made.made()).routes(groups, per_node)
+    known = made(generator, "g").routes(groups, per_node)
     assert None not in known
     return [each for each in known if each is not None]
 
@@ -89,7 +89,7 @@ def test_a_torus(height: int, width: int) -> None:
 
 def test_groups_share_the_links_on_which_they_meet() -> None:
     """On a line of four, the pairs (0, 2) and (1, 3) meet on the link in the middle."""
-    assert Torus(shape=(2, 1), bandwidth_GBps=50).made()[1][0].between == ((0, 1),)
+    assert made(Torus(shape=(2, 1), bandwidth_GBps=50), "g").links[0].between == ((0, 1),)
     cables = [{"between": [[0, 1], [1, 2], [2, 3]], "bandwidth_GBps": 50}]
     graph = system({"graph": {"devices": 4, "links": cables}}).graph
     assert graph is not None
@@ -110,8 +110,13 @@ def test_fat_trees_rails_and_dragonflies() -> None:
     rates = {"bandwidth_GBps": 50, "local_GBps": 100, "global_GBps": 25}
     (full,) = routes(Dragonfly(groups=4, routers=1, per_router=6, **rates), range(24))
     assert full.exchange == pytest.approx(6 * 6 / 24 / 25e9)  # each of six to each of six others
-    devices, (_, local, far) = Dragonfly(groups=4, routers=3, per_router=2, **rates).made()
-    assert devices == 24 and len(local.between) == 4 * 3 and len(far.between) == math.comb(4, 2)
+    dragonfly = made(Dragonfly(groups=4, routers=3, per_router=2, **rates), "g")
+    _, local, far = dragonfly.links
+    assert (
+        dragonfly.devices == 24
+        and len(local.between) == 4 * 3
+        and len(far.between) == math.comb(4, 2)
+    )
     ends = [end for pair in far.between for end in pair]
     assert len({*ends}) == len(ends) == 12  # a link of each router to another group
 
