@@ -117,6 +117,7 @@ def _with_other_hardware(analysis: Analysis, study: Study) -> Iterator[TriedChan
             system,
             intra_node=replace(near, bandwidth_GBps=2 * near.bandwidth_GBps),
             inter_node=replace(far, bandwidth_per_nic_GBps=2 * far.bandwidth_per_nic_GBps),
+            graph=system.graph and system.graph.scaled(2),
         )
         resimulated = _simulated(study, faster, study.kernels)
         if resimulated is not None:

@@ -68,3 +68,4 @@ from .traces.files import trace_format as trace_format
 from .traces.files import write_trace as write_trace
 from .traces.merged import merge_traces as merge_traces
 from .traces.records import Event as Event
+from .traces.records import titled as titled

@@ -110,6 +110,7 @@ class Clock:
         """Return the layout of the pairs of devices of two meshes."""
         per_node = self.system.intra_node.devices_per_node
         base = min((*source, *target), default=0) // per_node * per_node  # as on the first nodes
+        base = base if self.system.graph is None else 0
         key = tuple(device - base for device in source), tuple(device - base for device in target)
         if key not in self._pairs:
             self._pairs[key] = self.system.layout(pair_up(*key))

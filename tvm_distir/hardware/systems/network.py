@@ -14,6 +14,8 @@ import numpy.typing as npt
 from tvm_distir.core.collectives import RING_PASSES, check_kind
 from tvm_distir.core.ir.operators import TRANSFERS
 
+from .routing import Routes
+
 
 def ring_steps(kind: str, ranks: int) -> int:
     """Return the number of sequential messages: ``2 (n-1)`` for all-reduce, 1 for permutation."""
@@ -41,12 +43,15 @@ class GroupTopology:
         Members on the fullest of them.
     outer : tuple of (int, int)
         The domains that it touches of each outer tier, and its members in the fullest of them.
+    routes : Routes, optional
+        Its paths through a graph, beside those of the groups that communicate at once.
     """
 
     ranks: int
     nodes: int
     per_node: int
     outer: tuple[tuple[int, int], ...] = ()
+    routes: Routes | None = None
 
 
 def spread(

@@ -24,6 +24,7 @@ the outside, each with the size of its domain (the last has all devices)::
                {"name": "leaf", "devices": 576, "bandwidth_GBps": 50, "rails": 72},
                {"name": "spine", "bandwidth_GBps": 50, "latency_us": 1.0, "oversubscription": 2}]
 
+or, in the place of ``inter_node``, any links between devices, ``graph`` (see :mod:`.graph`).
 ``bandwidth_GBps`` of a tier is what a device sends into it per direction at line rate; ``rails``
 are the adapters of a domain below (default: one per device). Curves are grouped by library: the
 first is the default, and the curves of ``library`` are added to its. A system file may have the
@@ -55,6 +56,7 @@ from .collective_algorithms import TIMED
 from .constants import Constant, Constants
 from .curve_checks import check_curve, needed_algorithm
 from .faults import faults_of, no_json, unknown_name, wrong
+from .graph import Graph, read_graph
 from .hardware import Curve, HostLink, InterNode, IntraNode, OuterTier, Oversubscription
 
 NETWORKS = Path(__file__).parent / "data" / "networks"
@@ -79,6 +81,7 @@ class _NetworkFile(LinkKeys):
 
     name: Text
     description: str = ""
+    graph: Any = None
     host_link: HostLink | None = None
     constants: Constants = field(default_factory=dict)
     sources: Mapping[str, Text] = field(default_factory=dict)
@@ -136,6 +139,7 @@ class Links:
     intra_node: IntraNode
     inter_node: InterNode
     outer_tiers: tuple[OuterTier, ...] = ()
+    graph: Graph | None = None
 
 
 @dataclass(frozen=True)
@@ -206,7 +210,7 @@ def read_linked(
 def read_links(content: Mapping[str, Any], location: str, library: str | None = None) -> Links:
     """Read ``intra_node`` and ``inter_node``, or ``tiers``, of a system or network."""
     if "tiers" in content:
-        both = [f'"{key}"' for key in ("intra_node", "inter_node") if key in content]
+        both = [f'"{key}"' for key in ("intra_node", "inter_node", "graph") if key in content]
         if both:
             problem = f'"tiers" and {" and ".join(both)} both describe the links'
             raise wrong(location, problem, f'Remove {" and ".join(both)}, or "tiers".')
@@ -214,11 +218,22 @@ def read_links(content: Mapping[str, Any], location: str, library: str | None = 
     data = {key: content[key] for key in ("intra_node", "inter_node") if key in content}
     if isinstance(near := data.get("intra_node"), Mapping) and "curves" in near:
         data["intra_node"] = {"latency_us": 0.0, "setup_us": 0.0, **near}
+    graph = None
+    if "graph" in content:
+        if "inter_node" in content:
+            problem = '"graph" and "inter_node" both describe the links between nodes'
+            raise wrong(location, problem, "Remove one of them.")
+        graph = read_graph(content["graph"], f"{location}/graph")
+        rate, zeros = graph.routing.injection / 1e9, {"latency_us": 0.0, "setup_us": 0.0}
+        alone = {"name": graph.name, "devices_per_node": 1, "bandwidth_GBps": rate}
+        data["intra_node"] = near = {**alone, **data.get("intra_node", {})}
+        far = {"nics_per_node": near["devices_per_node"], "bandwidth_per_nic_GBps": rate}
+        data["inter_node"] = {"name": graph.name, **far, **zeros}
     nodes = read_model(_Nodes, data, location, wrong, faults_of(location))
     curves = _curves(nodes.intra_node, f"{location}/intra_node", library)
     parts = {**vars(nodes.intra_node), "curves": curves}
     del parts["library"]
-    return Links(IntraNode(**parts), nodes.inter_node)
+    return Links(IntraNode(**parts), nodes.inter_node, graph=graph)
 
 
 def _curves(

@@ -17,10 +17,11 @@ import numpy.typing as npt
 
 from tvm_distir.core.collectives import check_kind
 from tvm_distir.core.ops import TENSOR_CLASSES, VIEW
-from tvm_distir.support import DataTable, Displayed, HardwareError, UsageError
+from tvm_distir.support import DataTable, Displayed, HardwareError, UsageError, memoized
 
 from .constants import Constant, value_of
 from .efficiency import LIKE
+from .graph import Graph
 from .hardware import Device, HostLink, InterNode, IntraNode, OuterTier, of_dtype
 from .kernel_tables import KernelSizes, KernelTable, KernelTables, load_tables
 from .links import far_time_s, near_time_s
@@ -63,6 +64,8 @@ class System(Displayed):
         None: what waits in the host's memory cannot be priced.
     outer_tiers : tuple of OuterTier
         The tiers beyond ``inter_node``, from the inside to the outside.
+    graph : Graph, optional
+        The links between devices of different nodes, from which ``inter_node`` is made then.
     kernel_tables : str
         The name or file of tables of measured kernels (:mod:`.kernel_tables`); empty: none.
 
@@ -84,6 +87,7 @@ class System(Displayed):
     host_link: HostLink | None = None
     outer_tiers: tuple[OuterTier, ...] = ()
     kernel_tables: str = ""
+    graph: Graph | None = None
 
     @staticmethod
     def load(name_or_path: str | Path) -> System:
@@ -274,7 +278,20 @@ class System(Displayed):
 
     def layout(self, groups: Groups) -> GroupLayout:
         """Return how groups that run a collective concurrently are distributed over the nodes."""
-        return layout_of(groups, self.intra_node.devices_per_node, self._domains)
+        if self.graph is None:
+            return layout_of(groups, self.intra_node.devices_per_node, self._domains)
+        return self._routed(tuple(tuple(map(int, group)) for group in groups))
+
+    @memoized
+    def _routed(self, groups: tuple[tuple[int, ...], ...]) -> GroupLayout:
+        """Return the layout of groups with their paths through the graph."""
+        per_node, graph = self.intra_node.devices_per_node, self.graph
+        routes = graph.routes(groups, per_node) if graph is not None else [None] * len(groups)
+        spreads = tuple(
+            replace(spread(group, per_node), routes=paths)
+            for group, paths in zip(groups, routes, strict=True)
+        )
+        return GroupLayout(spreads, 1, frozenset(spreads))
 
     @property
     def _domains(self) -> tuple[int, ...]:
@@ -334,7 +351,7 @@ class System(Displayed):
             The number of groups, this group included, that leave a node at the same time
             (:func:`.network.nic_sharing`).
         """
-        where = spread(ranks, self.intra_node.devices_per_node, self._domains)
+        (where,) = self.layout([ranks]).spreads
         return self.spread_time_s(kind, payload_bytes, where, sharing)
 
     @overload
@@ -390,6 +407,10 @@ class System(Displayed):
         """Return the tiers that a group crosses, given what it sends out of a node."""
         hop_us = self.constant("hop_us")
         reached = self._reached(gradients)
+        if (routes := where.routes) is not None:
+            timing = routes.ring * reached, hop_us + routes.latency_us
+            more = routes.tree * reached, routes.exchange / reached
+            return [Crossing(where.nodes, where.per_node, *timing, *more)]
         hop = hop_us + self.inter_node.latency_us
         crossings = [Crossing(where.nodes, where.per_node, node_bandwidth, hop)]
         for tier, (domains, members) in zip(self.outer_tiers, where.outer, strict=True):

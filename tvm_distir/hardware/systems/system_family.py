@@ -98,6 +98,10 @@ def compose(data: Any, location: str, make: Callable[..., Made]) -> Made:
         if "network" in content:
             chosen = library if isinstance(library, str) else None
             network = _network(content["network"], f"{location}/network", chosen)
+            if network.links.graph is not None and not network.links.intra_node.curves:
+                problem = "collectives over a graph require curves inside a node"
+                remedy = 'Give "curves", or leave out latency_us and setup_us: curves are assumed.'
+                raise wrong(f"{location}/network/intra_node", problem, remedy)
     rest = {**content, **dict.fromkeys({"device", "network"} & content.keys())}
     file = read_model(_FamilyFile, rest, location, wrong, faults)
     faults.raise_all()
@@ -130,13 +134,19 @@ def _network(data: Any, location: str, library: str | None) -> Network:
         return read_network(data, location)
     content = {"schema_version": NETWORK_VERSION, "name": "network", **data}
     zeros = {"latency_us": 0.0, "setup_us": 0.0}
-    if not {"inter_node", "tiers"} & content.keys():
+    if "graph" in content:
+        derived = {part: "the graph" for part in ("intra_node", "inter_node") if part not in data}
+        content["sources"] = {**derived, **content.get("sources", {})}
+    elif not {"inter_node", "tiers"} & content.keys():
         source = f"{ASSUMED}: no link between nodes is stated"
         sources = {f"inter_node.{key}": source for key in ETHERNET if key != "name"}
         stated = content.get("sources", {})
         if isinstance(stated, Mapping):
             content.update(inter_node=ETHERNET, sources={**sources, **stated})
-    near, far = content.get("intra_node"), content.get("inter_node")
+    near, far = (
+        content.get("intra_node", {} if "graph" in data else None),
+        content.get("inter_node"),
+    )
     if isinstance(far, Mapping):
         content["inter_node"] = {**zeros, **far}
     tiers = content.get("tiers")

@@ -37,6 +37,7 @@ def to_data(system: System) -> dict[str, Any]:
         }
     else:
         del data["constants"]
+    graph = data.pop("graph")
     if not system.kernel_tables:
         del data["kernel_tables"]
     if system.host_link is None:
@@ -49,6 +50,9 @@ def to_data(system: System) -> dict[str, Any]:
         near["curves"] = {"chosen": list(curves)}
     if data["inter_node"]["oversubscription"] == 1.0:
         del data["inter_node"]["oversubscription"]
+    if graph is not None:
+        data["graph"] = graph
+        del data["inter_node"]
     if outer := data.pop("outer_tiers"):
         data["tiers"] = _tiers(data.pop("intra_node"), data.pop("inter_node"), outer)
     return _composed(data) if system.device.kernel_times else data
@@ -56,7 +60,7 @@ def to_data(system: System) -> dict[str, Any]:
 
 def _composed(data: dict[str, Any]) -> dict[str, Any]:
     """Give the form of schema version 2."""
-    keys = ("tiers", "intra_node", "inter_node", "host_link")
+    keys = ("tiers", "intra_node", "inter_node", "graph", "host_link")
     sources = data.pop("sources")
     parts: dict[str, dict[str, str]] = {"device": {}, "network": {}}
     for key, source in sources.items():

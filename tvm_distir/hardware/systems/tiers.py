@@ -30,12 +30,18 @@ class Crossing(NamedTuple):
         Bytes per second that the group sends out of a domain.
     hop_us : float
         The latency of a message over the tier.
+    tree : float, optional
+        Bytes per second of trees; None: the bandwidth.
+    exchange : float, optional
+        Seconds per byte of a result of an all-to-all; None: those of what leaves a domain.
     """
 
     domains: int
     members: int
     bandwidth: float
     hop_us: float
+    tree: float | None = None
+    exchange: float | None = None
 
 
 def curve_time_s(near: IntraNode, kind: str, payload_bytes: Quantity, ranks: int) -> Any:
@@ -104,6 +110,7 @@ def tiered_time_s(
     time than its part inside a node.
     """
     slowest = min(crossing.bandwidth for crossing in crossings)
+    tree = min(crossing.tree or crossing.bandwidth for crossing in crossings)
     inside_s = curve_time_s(near, kind, payload_bytes, where.per_node)
     if kind not in RINGED:
         outermost_us = crossings[-1].hop_us
@@ -114,6 +121,8 @@ def tiered_time_s(
             return least(*times) + 1e-6 * outermost_us + payload_bytes / slowest_share
         share = max(
             crossing.members * (where.ranks - crossing.members) / where.ranks / crossing.bandwidth
+            if crossing.exchange is None
+            else crossing.exchange
             for crossing in crossings
         )
         issue_us = min(curve.setup_us + curve.hop_us * (where.ranks - 1) for curve in curves)
@@ -130,11 +139,12 @@ def tiered_time_s(
         pace = min(curve.bandwidth_GBps * 1e9, slowest)
         times.append(1e-6 * (start_us + rounds * hops_us) + passed / pace)
         if kind == SUM:
+            pace = min(curve.bandwidth_GBps * 1e9, tree)
             times.append(1e-6 * (start_us + 2 * doublings_us) + 2 * total / pace)
     if kind == SUM and where.per_node > 1 and where.ranks == where.per_node * where.nodes:
         between = total * (2 * (where.nodes - 1) / where.nodes) / slowest
         times.append(inside_s + 2e-6 * hops_us + between)
-        times.append(inside_s + 2e-6 * doublings_us + 2 * total / slowest)
+        times.append(inside_s + 2e-6 * doublings_us + 2 * total / tree)
     return most(inside_s, least(*times))
 
 

@@ -23,6 +23,7 @@ from tvm_distir.performance import (
     critical_path,
     entry_number,
     first_numbers,
+    titled,
     verdict,
 )
 from tvm_distir.planning import BEST, ErrorBand, StepKind, band_of, bits_of, program_family
@@ -231,6 +232,7 @@ def _event(event: Event) -> ReportEvent:
         duration_s=event.duration_s,
         scope=str(args.get("scope", "")),
         detail=", ".join(facts),
+        title=titled(event.name, args.get("module", "")),
     )
 
 

@@ -48,6 +48,7 @@ def shorten_events(events: Sequence[ReportEvent], limit: int = MAX_EVENTS) -> li
             ReportEvent(
                 name=f"{slowest.name} and {len(group) - 1} more",
                 op=slowest.op,
+                title=slowest.title,
                 stream=stream,
                 start_s=group[0].start_s,
                 duration_s=sum(e.duration_s for e in group),
@@ -92,7 +93,7 @@ def lane_data(lane: ReportLane, colours: dict[str, int]) -> dict[str, object]:
     Returns
     -------
     data : dict
-        ``events`` rows are ``[start_ns, duration_ns, stream, colour, name, op, scope, detail]``
+        ``events`` rows are ``[start_ns, duration_ns, stream, colour, name, title, scope, detail]``
         (the last four are indices into ``words``); ``memory`` rows are ``[time_ns, bytes]``.
     """
     words: dict[str, int] = {}
@@ -108,7 +109,7 @@ def lane_data(lane: ReportLane, colours: dict[str, int]) -> dict[str, object]:
             0 if e.stream == "compute" else 1,
             colours.get(e.op, -1),
             word(e.name),
-            word(e.op),
+            word(e.title or e.op),
             word(e.scope),
             word(e.detail),
         ]

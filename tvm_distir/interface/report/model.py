@@ -37,7 +37,7 @@ class ReportMesh:
 
 @dataclass(frozen=True)
 class ReportEvent:
-    """An op on a stream. ``scope`` names the enclosing functions, outermost first."""
+    """An op on a stream. ``title`` is the op with its module, ``scope`` the enclosing functions."""
 
     name: str
     op: str
@@ -46,6 +46,7 @@ class ReportEvent:
     duration_s: float
     scope: str = ""
     detail: str = ""
+    title: str = ""
 
 
 @dataclass(frozen=True)

@@ -122,14 +122,34 @@ def _steps(path: Path, label: str) -> list[dict[str, Any]] | None:
         return [_candidate(row, label) for row in data["rows"] if row.get("time_s") is not None]
     if {"summary", "workload", "scheduler"} <= data.keys():
         return [_served(data, label)]
+    if {"choices", "cuts"} <= data.keys():
+        return [*_searched(data, label)]
     return [] if "schema_version" in data else None  # a plan, a program, a system
 
 
+def _searched(data: Mapping[str, Any], label: str) -> Iterator[dict[str, Any]]:
+    """Yield the rows of what ``serve-search --json`` printed: choices that keep the levels."""
+    for choice in data["choices"]:
+        if "best" not in data:  # the choices of --rate
+            yield _served({**data, **choice}, label)
+        elif (best := data["best"]) is not None and choice["summary"] is not None:
+            cost = best["usd_per_million_tokens"]
+            if cost is not None:  # as that of the best choice, whose devices cost the same
+                cost *= best["summary"]["output_tokens_per_s"] / best["devices"]
+                cost *= choice["devices"] / choice["summary"]["output_tokens_per_s"]
+            rate = f"{choice['requests_per_s']:g} requests/s"
+            shared = {"workload": rate, "usd_per_million_tokens": cost}
+            yield _served({**best, **choice, **shared}, label)
+
+
 def _served(data: Mapping[str, Any], label: str) -> dict[str, Any]:
-    """Return the row of what ``serve-analyze --json`` printed."""
+    """Return the row of what ``serve-analyze`` or a choice of ``serve-search`` printed as JSON."""
     summary = data["summary"]
+    cost, hour = data.get("usd_per_million_tokens"), data.get("usd_per_hour")
+    if hour is not None:
+        cost = hour / 3600e-6 / summary["output_tokens_per_s"]
     return {
-        "name": f"{data['plan']}, {data['workload']}",
+        "name": f"{data['plan']}, {data['scheduler']}, {data['workload']}",
         "kind": SERVED,
         "file": label,
         "model": data["model"],
@@ -137,7 +157,7 @@ def _served(data: Mapping[str, Any], label: str) -> dict[str, Any]:
         "tokens_per_s": summary["output_tokens_per_s"],
         "ttft_p99_s": summary["ttft"]["p99_s"],
         "tpot_p99_s": summary["tpot"]["p99_s"],
-        "cost": data["usd_per_million_tokens"],
+        "cost": cost,
     }
 
 

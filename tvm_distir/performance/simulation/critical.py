@@ -24,12 +24,14 @@ _MOST_OPS = 300_000
 
 @dataclass(frozen=True)
 class PathPart:
-    """Part of the path under a name: how often it occurs, and its time."""
+    """Part of the path: an op of a module in a pass on a stream, how often it occurs, its time."""
 
     name: str
     stream: str
     count: int
     time_s: float
+    module: str = ""
+    phase: str = ""
 
 
 class _Event(NamedTuple):
@@ -39,6 +41,8 @@ class _Event(NamedTuple):
     start: int
     end: int
     flow: Hashable
+    module: str = ""
+    phase: str = ""
 
 
 def critical_path(device_groups: Sequence[DeviceGroupResult]) -> tuple[PathPart, ...]:
@@ -59,16 +63,16 @@ def critical_path(device_groups: Sequence[DeviceGroupResult]) -> tuple[PathPart,
     senders = {event.flow: event.lane for event in events if event.stream == "send"}
     by_lane = lists_by_key((event.lane, event.end) for event in events)
     ends = {lane: sorted(set(times)) for lane, times in by_lane.items()}
-    totals: dict[tuple[str, str], list[int]] = {}
+    totals: dict[tuple[str, ...], list[int]] = {}
 
-    def note(name: str, stream: str, duration: int) -> None:
-        row = totals.setdefault((name, stream), [0, 0])
+    def note(duration: int, *key: str) -> None:
+        row = totals.setdefault(key, [0, 0])
         row[0] += 1
         row[1] += duration
 
     now: _Event | None = max(events, key=lambda event: event.end)
     while now is not None:
-        note(now.name, now.stream, now.end - now.start)
+        note(now.end - now.start, now.name, now.stream, now.module, now.phase)
         ending[now.lane, now.end].remove(now)
         lane = senders.get(now.flow, now.lane) if now.stream == "recv" else now.lane
         lane_ends, position = ends.get(lane, []), bisect.bisect_right(ends.get(lane, []), now.start)
@@ -76,10 +80,13 @@ def critical_path(device_groups: Sequence[DeviceGroupResult]) -> tuple[PathPart,
             position -= 1
         at = lane_ends[position - 1] if position else 0
         if at < now.start:
-            note(WAITING, "", now.start - at)
+            note(now.start - at, WAITING, "", "", "")
         now = _before(ending[lane, at], now.stream) if position else None
-    parts = (PathPart(*key, count, seconds(duration)) for key, (count, duration) in totals.items())
-    return tuple(sorted(parts, key=lambda part: (-part.time_s, part.name)))
+    parts = (
+        PathPart(name, stream, count, seconds(duration), *where)
+        for (name, stream, *where), (count, duration) in totals.items()
+    )
+    return tuple(sorted(parts, key=lambda part: (-part.time_s, part.name, part.module)))
 
 
 def _before(ended: Sequence[_Event], stream: str) -> _Event | None:
@@ -109,7 +116,8 @@ def _units(number: int, sheet: OpRecords) -> Iterator[_Event]:
 
 
 def _ops(number: int, sheet: OpRecords) -> Iterator[_Event]:
+    where = [(kind.args.get("module", ""), kind.args.get("pass", "")) for kind in sheet.kinds]
     for starts, ends in zip(sheet.start.tolist(), sheet.end.tolist(), strict=True):
-        for kind, start, end in zip(sheet.kinds, starts, ends, strict=True):
+        for kind, place, start, end in zip(sheet.kinds, where, starts, ends, strict=True):
             if end > start:
-                yield _Event(number, kind.stream, kind.name, start, end, None)
+                yield _Event(number, kind.stream, kind.name, start, end, None, *place)

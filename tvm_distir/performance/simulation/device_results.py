@@ -16,6 +16,7 @@ from tvm_distir.performance.traces.records import (
     OpRecords,
     Task,
     TracedDevices,
+    titled,
 )
 
 
@@ -113,8 +114,8 @@ class OpTime:
 
     @property
     def title(self) -> str:
-        """Return the op with its module, as ``einsum of layers.*.mlp.up_proj``."""
-        return f"{self.op} of {self.module}" if self.module not in ("", HOST_MODULE) else self.op
+        """Return the op with its module."""
+        return titled(self.op, self.module if self.module != HOST_MODULE else "")
 
 
 @dataclass(frozen=True)

@@ -61,9 +61,8 @@ def simulate_flat(
             entry = program.entries[part.entry]
             entry_tasks = graph.entries[entry.function]
             tasks = slice(part.first, part.first + entry_tasks.row.size)
-            timeline = Timeline(
-                part.devices[0], entry_tasks, lowering, graph.maps, start[tasks], end[tasks]
-            )
+            times = start[tasks], end[tasks]
+            timeline = Timeline(part.devices[0], entry_tasks, lowering, graph.maps, *times, modules)
             memory = functools.partial(held, part.entry, timeline)
             account.add(program.location_of(entry), part.devices, timeline, memory, {})
         return account.result(watch.timings_s)

@@ -13,7 +13,7 @@ from tvm_distir.hardware import PICOSECONDS
 from tvm_distir.performance.event_loop.function_summaries import Ints
 from tvm_distir.performance.traces.records import STREAMS, RecordKind
 
-from .device_results import OpTime
+from .device_results import HOST_MODULE, OpTime
 from .module_times import ModuleNames
 from .op_costs import COMPUTE, SLOWDOWN, OpRow
 
@@ -63,22 +63,27 @@ def op_times(
     )  # fmt: skip
 
 
-def op_kinds(ops: Iterable[tuple[OpRow, str]]) -> list[RecordKind]:
-    """Return the records of ops and enclosing calls for traces."""
-    return [
-        RecordKind(row.op.title, STREAMS[row.stream], event_args(row, scope)) for row, scope in ops
-    ]
+def op_kinds(names: ModuleNames, ops: Iterable[tuple[OpRow, str]]) -> list[RecordKind]:
+    """Return the records of ops and enclosing calls for traces.
+
+    A function that several modules call is shown as the one that calls it most.
+    """
+    known: dict[int, dict[str, Any]] = {}
+    kinds = []
+    for row, scope in ops:
+        if id(row) not in known:
+            module, phase, _ = max(names.of(row), key=lambda part: part[2])
+            named = "" if module == HOST_MODULE else module
+            known[id(row)] = _event_args(row) | {"module": named, "pass": phase}
+        args = known[id(row)] | {"scope": scope}
+        kinds.append(RecordKind(row.op.title, STREAMS[row.stream], args))
+    return kinds
 
 
-def event_args(row: OpRow, scope: str) -> dict[str, Any]:
-    """Return the arguments of an op for events and traces: see :class:`.stage_timelines.Event`."""
+def _event_args(row: OpRow) -> dict[str, Any]:
+    """Return the arguments of an op for events and traces: see :class:`.records.Event`."""
     op = row.op
-    args: dict[str, Any] = {
-        "op": op.op,
-        "binding": op.name,
-        "scope": scope,
-        "bound_by": row.bound_by,
-    }
+    args: dict[str, Any] = {"op": op.op, "binding": op.name, "bound_by": row.bound_by}
     if op.kind in ("wait", SLOWDOWN):
         return args
     if op.kind == "compute":

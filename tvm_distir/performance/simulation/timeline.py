@@ -16,13 +16,14 @@ from tvm_distir.performance.event_loop.function_summaries import (
     FunctionSummaries,
     Ints,
 )
-from tvm_distir.performance.traces.records import STREAMS, Event, MessageRecords, OpRecords, Task
+from tvm_distir.performance.traces.records import Event, MessageRecords, OpRecords, Task
 
 from .entry_tasks import EntryTasks, inside
 from .lowering import Lowering
+from .module_times import ModuleNames
 from .op_costs import COMPUTE, SEND, OpRow
 from .op_dependencies import Dependencies
-from .op_records import event_args, op_kinds, seconds
+from .op_records import op_kinds, seconds
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Timeline:
     maps : FunctionSummaries
     task_start, task_end : int64 arrays
         The times of the entry's tasks, in picoseconds.
+    modules : ModuleNames
     """
 
     device: int
@@ -45,6 +47,7 @@ class Timeline:
     maps: FunctionSummaries
     task_start: Ints
     task_end: Ints
+    modules: ModuleNames
 
     def __len__(self) -> int:
         return int(self._sizes.sum())
@@ -129,18 +132,15 @@ class Timeline:
         return result
 
     def __iter__(self) -> Iterator[Event]:
-        columns = (self.start.tolist(), self.end.tolist())
-        for (row, scope), start, end in zip(self._ops(), *columns, strict=True):
-            yield Event(
-                self.device, STREAMS[row.stream], row.op.title, seconds(start),
-                seconds(end - start), event_args(row, scope),
-            )  # fmt: skip
+        columns = (op_kinds(self.modules, self._ops()), self.start.tolist(), self.end.tolist())
+        for (name, stream, args), start, end in zip(*columns, strict=True):
+            yield Event(self.device, stream, name, seconds(start), seconds(end - start), args)
 
     def sheets(self) -> Iterator[OpRecords]:
         """Yield the ops but for transfers."""
         ops, full = list(self._ops()), np.zeros(1, np.int64)
         local_ops = [k for k, (row, _) in enumerate(ops) if row.op.kind != "transfer"]
-        kinds = op_kinds(ops[k] for k in local_ops)
+        kinds = op_kinds(self.modules, (ops[k] for k in local_ops))
         span = np.array([[0, self.end.max(initial=0)]], np.int64)
         yield OpRecords(
             kinds,
@@ -170,7 +170,7 @@ class Timeline:
         for stream, some in messages.items():
             some.sort(key=lambda message: message[0])
             start, end, rows, scopes, flows = zip(*some, strict=True)
-            kinds = op_kinds(zip(rows, scopes, strict=True))
+            kinds = op_kinds(self.modules, zip(rows, scopes, strict=True))
             names = [row.op.name for row in rows]
             yield MessageRecords(stream, kinds, names, np.array(start), np.array(end), flows)
 

@@ -17,7 +17,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from .records import STREAMS, Event, RecordKind, TracedDevices
+from .records import STREAMS, Event, RecordKind, TracedDevices, titled
 
 _NCCL = {
     "all_reduce": "AllReduce_Sum",
@@ -128,7 +128,8 @@ def _chrome_events(device_groups: Sequence[TracedDevices]) -> Iterator[str]:
             tid = threads.of(event)
             args = {**event.args, "device": pid, "stream": tid, "correlation": next(numbers)}
             times = event.start_s * 1e6, event.duration_s * 1e6
-            yield _span("kernel", event.name, pid, tid, *times, args)
+            name = titled(event.name, args.get("module", ""))
+            yield _span("kernel", name, pid, tid, *times, args)
         yield _metadata("process_name", pid, 0, {"name": lane.title})
         yield _metadata("process_sort_index", pid, 0, {"sort_index": pid})
         for tid, name in sorted(threads.names.items()):
@@ -191,7 +192,7 @@ def _kernels(lane: TracedDevices) -> Iterator[_Kernel]:
         for starts, ends in zip(sheet.start.tolist(), sheet.end.tolist(), strict=True):
             for kind, start, end in zip(sheet.kinds, starts, ends, strict=True):
                 computes = kind.stream == "compute"
-                name = kind.name if computes else _nccl(kind.name)
+                name = kind.title if computes else _nccl(kind.name)
                 yield from _kernel(kind, name, _COMPUTE if computes else _COMM, start, end)
     receives = itertools.count(_RECV)
     for records in lane.messages():

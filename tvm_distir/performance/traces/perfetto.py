@@ -110,7 +110,7 @@ class _Writer:
             return cached[1]
         rows = [
             (
-                self._name(kind.name),
+                self._name(kind.title),
                 self._note(kind.args, time),
                 COMPUTE if kind.stream == "compute" else COMM,
                 time,

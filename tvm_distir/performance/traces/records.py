@@ -15,6 +15,11 @@ STREAMS = ("compute", "comm", "send", "store", "fetch", "recv")
 issue, each on its own stream; a receive only waits for its send."""
 
 
+def titled(op: str, module: str) -> str:
+    """Return an op with its module, as ``einsum of layers.*.mlp.up_proj``."""
+    return f"{op} of {module}" if module else op
+
+
 @dataclass(frozen=True)
 class Event:
     """Task of a device.
@@ -23,7 +28,7 @@ class Event:
     its way to the host's memory and back.
 
     ``args`` has ``op``, ``binding``, ``scope``, ``bound_by``, and ``flops`` and ``bytes`` or
-    ``payload_bytes``, ``wire_bytes`` and ``group_size``.
+    ``payload_bytes``, ``wire_bytes`` and ``group_size``; an op also has ``module`` and ``pass``.
     """
 
     device: int
@@ -40,6 +45,11 @@ class RecordKind(NamedTuple):
     name: str
     stream: str
     args: Mapping[str, Any]
+
+    @property
+    def title(self) -> str:
+        """Return the name with its module."""
+        return titled(self.name, self.args.get("module", ""))
 
 
 @dataclass(frozen=True)

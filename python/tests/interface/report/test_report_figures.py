@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from dataclasses import replace
@@ -261,9 +262,24 @@ def test_the_critical_path_adds_up_to_the_step(make):
 def test_the_critical_path_of_a_pipeline():
     """The first micro-batch goes forward through all ranks, then the last rank is always busy."""
     result = simulate(stages(Schedule("1f1b", 3, 4), Sizes(moved=0)), SYSTEM)
-    (work, *others) = (each for each in critical_path(result.lanes) if each.time_s)
-    assert not others and work.name == "op"
-    assert work.time_s == pytest.approx((4 + 3 - 1) * (3 + 6) * 1e-6)
+    parts = [part for part in critical_path(result.lanes) if part.time_s]
+    assert {(part.name, part.module) for part in parts} == {("op", ""), ("op", "w")}
+    times_s = {part.phase: part.time_s for part in parts}
+    assert times_s == pytest.approx({"forward": 6 * 3e-6, "backward": 6 * 6e-6})
+
+
+def test_ops_are_named_by_their_modules_everywhere(tmp_path):
+    """The critical path, the timeline and the trace say so, as the table of times by op."""
+    options = {"strategy": "megatron", "mesh": {"tp": 2}, "system": "h100", "train": True}
+    result = td.analyze("zoo:gpt?size=tiny", **options)
+    ops = {(op.op, op.module, op.phase) for op in result.report.ops}
+    path = {(part.name, part.module, part.phase) for part in result.report.path()}
+    assert len(path & ops) > 20 and {phase for *_, phase in path} >= {"forward", "backward"}
+    titles = {op.title for op in result.report.ops if op.module and op.module != "(host)"}
+    assert titles <= {event.title for event in result.report.timelines[0].events}
+    result.simulation.to_perfetto(tmp_path / "t.json")
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    assert titles <= {event["name"] for event in events}
 
 
 def test_figures_of_the_page():

@@ -79,6 +79,33 @@ def test_served_requests_are_read(tmp_path: Path) -> None:
     assert {"TTFT p99", "TPOT p99", "$ per million tokens"} <= {*titles}
 
 
+def test_choices_of_a_search_for_serving_are_read(tmp_path: Path) -> None:
+    """The cost of each is that of its devices over its tokens; choices without a rate are not."""
+    latency = {"mean_s": 0.1, "p50_s": 0.1, "p90_s": 0.2, "p99_s": 0.3}
+
+    def choice(plan: str, devices: int, rate: float, **more: object) -> dict[str, Any]:
+        summary = {"output_tokens_per_s": 10 * rate, "ttft": latency, "tpot": latency}
+        return {"plan": plan, "scheduler": "static", "devices": devices, "requests_per_s": rate,
+                "summary": summary if rate else None, **more}  # fmt: skip
+
+    about = {"model": "m", "workload": "closed:8"}
+    best = {**about, "system": "h100", **choice("tp=4", 4, 60.0), "usd_per_million_tokens": 2.0}
+    choices = [choice("tp=4", 4, 60.0), choice("tp=2", 2, 20.0), choice("tp=1", 1, 0.0)]
+    searched = {"best": best, "choices": choices, "front": [], "cuts": []}
+    (tmp_path / "searched.json").write_text(json.dumps(searched))
+    [first, second] = read_steps([tmp_path]).rows
+    assert first["cost"] == 2.0 and second["cost"] == pytest.approx(2.0 * (60 / 4) / (20 / 2))
+    assert "60 requests/s" in first["name"] and second["system"] == "h100"
+    fleet = {**about, "choices": [choice("tp=2", 2, 50.0, system="a100", usd_per_hour=3.6)]}
+    (tmp_path / "searched.json").write_text(json.dumps({**fleet, "cuts": []}))
+    (row,) = read_steps([tmp_path]).rows
+    assert row["system"] == "a100" and row["cost"] == pytest.approx(1e6 * 0.001 / 500)
+    searched["best"] = None
+    (tmp_path / "searched.json").write_text(json.dumps(searched))
+    with pytest.raises(SimulationError, match="DIST0740"):
+        read_steps([tmp_path])
+
+
 def test_steps_link_to_their_reports_and_name_once_what_they_share(
     folder: Path, tmp_path: Path
 ) -> None:

@@ -215,7 +215,7 @@
         g.fillStyle = colours[varName(e[3])];
         g.fillRect(from, r.y, w > 3 ? w - 0.7 : w, r.h);
         last = b;
-        if (w > 30) words(g, r.lane.words[e[5]], a, Math.min(b, width), r.y + r.h / 2, "#fff");
+        if (w > 30) words(g, r.lane.words[e[5]].replace(/^(.+) of (?:.*\.)?(.+)$/, "$2: $1"), a, Math.min(b, width), r.y + r.h / 2, "#fff");
         if (b - a > 0.25) boxes.push([a, r.y, Math.max(b - a, 1.5), r.h, () => about(r.lane, e)]);
       }
     }

@@ -61,6 +61,7 @@
       first.append(box);
       line.append(first, ...row.map((cell, i) => {
         const value = make("td", cell[2] ? undefined : cell[1], data.columns[i]);
+        value.dataset.title = data.columns[i].title;
         if (cell[2]) value.append(Object.assign(make("a", cell[1]), { href: cell[2] }));
         return value;
       }));

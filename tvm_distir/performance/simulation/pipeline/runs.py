@@ -15,6 +15,7 @@ from tvm_distir.performance.event_loop.contention import run_contended
 from tvm_distir.performance.event_loop.function_summaries import NEVER, STREAM_PORTS, Ints
 from tvm_distir.performance.program.mesh import Mesh
 from tvm_distir.performance.program.pipeline_program import Edge
+from tvm_distir.performance.simulation.module_times import ModuleNames
 from tvm_distir.performance.simulation.op_costs import COMPUTE
 from tvm_distir.performance.simulation.op_records import op_kinds
 from tvm_distir.performance.traces.records import RecordKind
@@ -78,6 +79,8 @@ class StageRuns:
     steps : StageSteps
     meshes : sequence of Mesh
         The meshes of the ranks.
+    modules : ModuleNames
+        The modules of ops.
     loads : Loads, optional
         The loads of links under contention; None: all run at full speed.
 
@@ -97,9 +100,14 @@ class StageRuns:
     """
 
     def __init__(
-        self, steps: StageSteps, meshes: Sequence[Mesh], loads: Loads | None = None
+        self,
+        steps: StageSteps,
+        meshes: Sequence[Mesh],
+        modules: ModuleNames,
+        loads: Loads | None = None,
     ) -> None:
         self.kinds, self.steps, self.meshes = steps.kinds, steps, meshes
+        self.modules = modules
         kinds, units = steps.kinds, steps.units
         ran = kinds.maps.run(units)
         self._check(ran.position)
@@ -230,7 +238,7 @@ class StageRuns:
     @memoized
     def ops(self, function: int) -> list[RecordKind]:
         """Return the records of a unit's ops for traces."""
-        return op_kinds(self.kinds.lowering.scoped(function, ""))
+        return op_kinds(self.modules, self.kinds.lowering.scoped(function, ""))
 
     def spans(self, runs: ActionRuns) -> Ints:
         """Return the spans of runs on the compute stream, or of all ops without it, (runs, 2)."""

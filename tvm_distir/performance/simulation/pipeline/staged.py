@@ -56,7 +56,7 @@ def simulate_stages(
     lowering, schedule = steps.kinds.lowering, steps.schedule
     with watch.stage("schedule"):
         loads = StageLoads(program, system, steps).loads() if contention else None
-        ran = StageRuns(steps, program.meshes, loads)
+        ran = StageRuns(steps, program.meshes, modules, loads)
 
     @functools.cache
     def memories() -> RankMemories:
