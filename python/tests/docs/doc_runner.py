@@ -39,6 +39,7 @@ from typing import Any
 import pytest
 
 import tvm_distir
+from tests.child_processes import quick_python
 
 INSTALL = "pip install -e ."
 """What a page says to make its ``pyproject.toml`` known, which is known already: tests install
@@ -107,7 +108,7 @@ class Reader:
             "python": "",
         }.items():
             command = programs / name
-            program = f"#!/bin/sh\nexec '{sys.executable}'{arguments} \"$@\"\n"
+            program = f"#!/bin/sh\nexec '{quick_python()}'{arguments} \"$@\"\n"
             command.write_text(program, encoding="utf-8")
             command.chmod(0o755)
         package = Path(tvm_distir.__file__).resolve().parents[1]

@@ -5,15 +5,17 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
+import multiprocessing.spawn
 import os
 import signal
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 import tvm_distir as td
+from tests.child_processes import quick_python
 from tests.planning.search.systems import QUICK
 from tvm_distir.planning.calibration.calibrate import calibrate
 from tvm_distir.planning.search.constraints import Constraints
@@ -118,6 +120,16 @@ class TestWorkers:
             Workers(0)
 
 
+@pytest.fixture
+def quick_start() -> Iterator[None]:
+    """Let processes that import what they run begin quickly."""
+    usual = multiprocessing.spawn.get_executable()
+    multiprocessing.set_executable(quick_python())
+    yield
+    multiprocessing.set_executable(usual)
+
+
+@pytest.mark.usefixtures("quick_start")
 class TestResults:
     """What commands compute with several workers."""
 

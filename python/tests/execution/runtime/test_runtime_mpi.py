@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import tvm_distir as td
-from tests.child_processes import child_environment
+from tests.child_processes import child_environment, quick_python
 from tests.execution.runtime.mpi_cases import CASES
 from tvm_distir.execution.runtime.engines.job_libraries import LIBRARIES
 from tvm_distir.execution.runtime.engines.mpi import launch as mpi_launch
@@ -41,7 +41,7 @@ needs_mpi = pytest.mark.skipif(not has_mpi(), reason=NO_MPI)
 
 def start(count, *words, expect=0, timeout_s=120):
     """Run a program of ``mpi_programs.py`` as processes; returns what it printed."""
-    command = [*mpi_launch.find_launcher(), "-n", str(count), sys.executable, str(PROGRAMS), *words]
+    command = [*mpi_launch.find_launcher(), "-n", str(count), quick_python(), str(PROGRAMS), *words]
     environment = child_environment()
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=timeout_s, env=environment, check=False
@@ -49,6 +49,12 @@ def start(count, *words, expect=0, timeout_s=120):
     message = done.stdout + done.stderr
     assert (done.returncode == 0) == (expect == 0), message
     return message
+
+
+@pytest.fixture(autouse=True)
+def quick_ranks(monkeypatch):
+    """Let the processes that the engine starts begin quickly."""
+    monkeypatch.setattr(sys, "executable", quick_python(TVM_USE_RUNTIME_LIB="1"))
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +103,7 @@ def test_too_few_processes():
 @needs_mpi
 def test_without_a_linker_the_processes_compile(monkeypatch):
     """For the target in scope here; nothing that was linked before is taken."""
+    monkeypatch.setattr(sys, "executable", quick_python())
     monkeypatch.setattr(LIBRARIES, "_recent", [])
     monkeypatch.setattr("tvm_distir.execution.runtime.program.lowered.find_compiler", lambda: None)
     mod, inputs = CASES["example"]()

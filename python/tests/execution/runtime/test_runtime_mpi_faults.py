@@ -19,7 +19,7 @@ from types import SimpleNamespace
 import pytest
 
 import tvm_distir as td
-from tests.child_processes import child_environment
+from tests.child_processes import child_environment, quick_python
 from tests.execution.runtime.mpi_cases import CASES
 from tests.execution.runtime.test_runtime_mpi import needs_mpi, start
 from tvm_distir.execution.runtime.engines.job_folder import LOG, failure_file, process_file
@@ -71,6 +71,7 @@ def own_folder(monkeypatch, tmp_path_factory):
     folder = tmp_path_factory.mktemp("jobs")
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(sys, "executable", quick_python(TVM_USE_RUNTIME_LIB="1"))
 
 
 # A job can be used again after a failure: one job has most of those that leave its ranks alive.
@@ -197,7 +198,7 @@ def test_what_the_guard_of_a_worker_saw_decides_over_the_launchers_report(end, t
         "raise SystemExit(code)\n"
     )
     environment = child_environment()
-    done = subprocess.run([sys.executable, "-c", worker], env=environment, check=False)
+    done = subprocess.run([quick_python(), "-c", worker], env=environment, check=False)
     code, text = ENDS[end]
     assert done.returncode == code
     later = (time.time() + 1, EngineError("DIST0612", "a broken pipe"))
@@ -225,7 +226,7 @@ def test_an_interrupted_run_leaves_nothing():
         "mod, x = slow_case()\nprint('ready', flush=True)\nMpiEngine(120).run(mod, [x])\n"
     )
     process = subprocess.Popen(
-        [sys.executable, "-c", program],
+        [quick_python(), "-c", program],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
