@@ -20,6 +20,7 @@ from tvm_distir.execution.runtime.engines.job_fabric import JobFabric
 from tvm_distir.execution.runtime.engines.job_inputs import RunCall, agree
 from tvm_distir.execution.runtime.engines.job_results import collect, wait_for_end, write_job_trace
 from tvm_distir.execution.runtime.program.inputs import bind_inputs, input_ports
+from tvm_distir.execution.runtime.program.io_layout import Port
 from tvm_distir.execution.runtime.program.joining import gather_outputs
 from tvm_distir.execution.runtime.program.run_trace import RankTrace
 from tvm_distir.execution.runtime.program.tensors import Array
@@ -145,26 +146,25 @@ def serve(
 
 class _ServedRun:
     def __init__(self, member: JobFabric, program: Deployment, options: ServeOptions) -> None:
-        self._member, self.program, self._options = member, program, options
-        self._trained = dict(program.state.inputs)  # output -> input
-        self._state = {**self._trained, **program.state.caches}
+        self._member, self._program, self._options = member, program, options
+        self._state = {**program.state.inputs, **program.state.caches}  # output -> input
         self._entry = next((e for e in program.entries if member.rank in e.ranks), None)
         self._reported = without_state(program.entries, self._state)
 
     def run(self, report: Callable[[int, int, Mapping[int, Array]], None] | None) -> ServeResult:
-        member, options, entries = self._member, self._options, self.program.entries
-        agree(member, RunCall(self.program.fingerprint, repr(options.repeat), True))
-        member.prepare(self.program.communication)
+        member, options, entries = self._member, self._options, self._program.entries
+        agree(member, RunCall(self._program.fingerprint, repr(options.repeat), True))
+        member.prepare(self._program.communication)
         self._warn_of_hosts()
         names = state_names(entries, list(self._state.values()))
         data = StepData(options.inputs, options.steps, options.repeat, names, options.rate)
         checkpoints = Checkpoints(
             member,
             entries,
-            list(state_names(entries, list(self._trained.values())).values()),
+            sorted(self._program.state.inputs.values()),
             options.checkpoints,
             options.resume,
-            self.program.state.optimizer,
+            self._program.state.optimizer,
         )
         trace = None if options.trace is None else RankTrace()
         with checkpoints.opened() as start:
@@ -186,15 +186,18 @@ class _ServedRun:
         """Run the steps that are not done yet, and write checkpoints."""
         options = self._options
         result = ServeResult(self._member.number, self._member.rank, self._member.size)
-        fixed = first_values(self.program, self.program.stored)
+        fixed = first_values(self._program, self._program.stored)
         if start is not None:
             result.first_step = self._resume(fixed, start, data)
-        losses = self._losses(result.first_step, start is not None and bool(self._trained))
+        losses = self._losses(
+            result.first_step, start is not None and bool(self._program.state.inputs)
+        )
         session, state = None, dict[int, object]()
         if self._entry is not None:
-            session = JobSession(self._member, self.program, self._entry, trace)
+            session = JobSession(self._member, self._program, self._entry, trace)
         if options.requests is not None:
-            steps = _JobSteps(self, session, data.of_step(1), fixed, state)
+            ports = input_ports(self._program.entries)
+            steps = _JobSteps(self, session, ports, data.of_step(1), fixed, state)
             result.generation = generated(steps, PromptFile.read(options.requests))
             result.times_s = result.generation.times_s
             return result
@@ -222,7 +225,7 @@ class _ServedRun:
     ) -> dict[int, list[Array]]:
         """Run a step; ``state`` gets the tensors of the next one."""
         rank, entry = self._member.rank, self._entry
-        local = bind_inputs(self.program.entries, step_inputs, fixed)
+        local = bind_inputs(self._program.entries, step_inputs, fixed)
         if session is None or entry is None or rank is None:
             return {}
         tensors = [
@@ -262,7 +265,7 @@ class _ServedRun:
         A program without state is evaluated with the weights of a training step: its steps are
         others.
         """
-        entries, state = self.program.entries, self._trained.values()
+        entries, state = self._program.entries, self._program.state.inputs.values()
         names = state_names(entries, list(input_ports(entries)))
         fixed.update(start.values(names, set(state)))
         if not state:
@@ -276,14 +279,14 @@ class _ServedRun:
     ) -> None:
         if self._options.checkpoints is None:
             return
-        kept = state.keys() & {*self._trained.values()}
+        kept = state.keys() - {*self._program.state.caches.values()}
         arrays = {index: state[index].numpy() for index in kept}
         checkpoints.save(step, arrays, data.checksums(step) if self._member.number == 0 else {})
 
     def _warn_of_hosts(self) -> None:
         name = socket.gethostname().encode()
         hosts = len(set(self._member.exchange_texts(name, lambda late: f"the hosts of {late}")))
-        planned = self.program.manifest.hosts
+        planned = self._program.manifest.hosts
         if hosts != planned and self._member.number == 0:
             print(
                 f"warning: the folder was deployed for {planned} hosts, the job has {hosts}",
@@ -298,6 +301,8 @@ class _JobSteps:
     ----------
     run : _ServedRun
     session : JobSession or None
+    ports : mapping of int to Port
+        The inputs of the program.
     same : mapping of str to array
         The inputs that are the same in each step.
     fixed, state : dict of int to value
@@ -308,12 +313,12 @@ class _JobSteps:
         self,
         run: _ServedRun,
         session: JobSession | None,
+        ports: Mapping[int, Port],
         same: Mapping[str, Any],
         fixed: dict[int, Any],
         state: dict[int, Any],
     ) -> None:
         self._run, self._state = run, (session, fixed, state)
-        ports = input_ports(run.program.entries)
         self.shapes = {port.name: port.shape for port in ports.values()}
         self._same = same
         self.inputs = tuple(

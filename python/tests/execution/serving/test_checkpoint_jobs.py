@@ -45,7 +45,10 @@ class Job:
             self.barrier.wait()
             return texts
 
-        return SimpleNamespace(rank=process, exchange_texts=exchange_texts)
+        return SimpleNamespace(
+            rank=process, number=process, local_rank=process % self.each,
+            exchange_texts=exchange_texts,
+        )  # fmt: skip
 
     def run(
         self, folders: Sequence[Path | None], resume: Sequence[Path | None], act: Action
@@ -54,9 +57,8 @@ class Job:
 
         def work(process: int) -> object:
             member = self.member(process)
-            run = SimpleNamespace(member=member, process=process, local_rank=process % self.each)
             host = process // self.each
-            checkpoints = Checkpoints(run, [TWO_BY_TWO], [2, 0, 1], folders[host], resume[host])
+            checkpoints = Checkpoints(member, [TWO_BY_TWO], [2, 0, 1], folders[host], resume[host])
             try:
                 with checkpoints.opened() as start:
                     return act(checkpoints, start, process)

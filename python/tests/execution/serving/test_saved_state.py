@@ -23,9 +23,9 @@ from tvm_distir.support.errors.tree import EngineError
 def _run(process: int, checkpoints: object) -> _ServedRun:
     run = _ServedRun.__new__(_ServedRun)
     run._options = SimpleNamespace(checkpoints=checkpoints)
-    run._run = SimpleNamespace(process=process)
-    run._program = SimpleNamespace(entries=[TWO_BY_TWO])
-    run._state = {7: 0, 8: 2, 9: 1}
+    run._member = SimpleNamespace(number=process)
+    state = StepState({7: 0, 8: 2, 9: 1}, caches={10: 5})
+    run._program = SimpleNamespace(entries=[TWO_BY_TWO], state=state)
     return run
 
 
@@ -42,7 +42,9 @@ def test_each_process_saves_its_state_and_the_first_the_data(process: int) -> No
     saved: list[Any] = []
     checkpoints = SimpleNamespace(save=lambda *inputs: saved.append(inputs))
     data = SimpleNamespace(checksums=lambda step: {"x": f"of {step}"})
-    _run(process, "folder")._save(checkpoints, 5, {0: _Tensor(3), 2: _Tensor(4)}, data)
+    _run(process, "folder")._save(
+        checkpoints, 5, {0: _Tensor(3), 2: _Tensor(4), 5: _Tensor(6)}, data
+    )
     ((step, arrays, sums),) = saved
     assert step == 5 and {k: v.tolist() for k, v in arrays.items()} == {0: [3, 3], 2: [4, 4]}
     assert sums == ({"x": "of 5"} if process == 0 else {})
@@ -72,10 +74,10 @@ def test_a_folder_without_state_takes_the_weights_of_a_checkpoint(tmp_path) -> N
     """And none of its steps are done before."""
     save(tmp_path, 4, TWO_BY_TWO)
     run, fixed = _run(0, None), dict[int, Any]()
-    run._state = {}
+    run._program.state = StepState()
     assert run._resume(fixed, read_checkpoint(tmp_path), SimpleNamespace()) == 0
     assert {k: v.shape for k, v in fixed.items()} == {0: (7, 6), 1: (5,), 2: ()}
-    run._program = SimpleNamespace(entries=[replace(TWO_BY_TWO, inputs=TWO_BY_TWO.inputs[1:])])
+    run._program.entries = [replace(TWO_BY_TWO, inputs=TWO_BY_TWO.inputs[1:])]
     with pytest.raises(EngineError, match=r'DIST0641 .*the program has no weight "a_weight"'):
         run._resume({}, read_checkpoint(tmp_path), SimpleNamespace())
 
