@@ -34,10 +34,6 @@ def matmul(body: Body, a: Ssa, b: Ssa, kind: str) -> Ssa:
     return dot(body, a, b, (batch, batch), ([len(front) + 1], [len(front)]), kind)
 
 
-def _matmul(step: ExportStep) -> Ssa:
-    return matmul(step.body, step[0], step[1], step.dtype)
-
-
 def _linear(step: ExportStep) -> Ssa:
     product = matmul(step.body, step[0], step.body.transpose(step[1], [1, 0]), step.dtype)
     bias = step.optional(2)
@@ -164,7 +160,7 @@ def _conv_transpose(step: ExportStep) -> Ssa:
 
 
 WRITERS: dict[str, Write] = {
-    "matmul": _matmul,
+    "matmul": lambda step: matmul(step.body, step[0], step[1], step.dtype),
     "linear": _linear,
     "einsum": _einsum,
     "outer": _outer,

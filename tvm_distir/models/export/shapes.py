@@ -18,10 +18,6 @@ def _permute(step: ExportStep) -> Ssa:
     return step.body.transpose(step[0], permutation(step.call, len(step[0].shape)))
 
 
-def _broadcast(step: ExportStep) -> Ssa:
-    return step.body.broadcast(step[0], step.shape)
-
-
 def _joined(step: ExportStep, parts: list[Ssa], axis: int) -> Ssa:
     notes = f"dimension = {axis} : i64"
     return step.body.op("concatenate", parts, step.shape, parts[0].dtype, notes)
@@ -73,10 +69,6 @@ def _reversed(step: ExportStep, value: Ssa, axes: list[int]) -> Ssa:
     listed = ", ".join(map(str, axes))
     notes = f"dimensions = array<i64: {listed}>"
     return step.body.op("reverse", [value], value.shape, value.dtype, notes)
-
-
-def _flip(step: ExportStep) -> Ssa:
-    return _reversed(step, step[0], [step.axis(len(step[0].shape))])
 
 
 def _repeat(step: ExportStep) -> Ssa:
@@ -151,12 +143,12 @@ def same(step: ExportStep) -> Ssa:
 WRITERS: dict[str, Write] = {
     **{n: _reshape for n in ("reshape", "expand_dims", "squeeze", "flatten", "nn.batch_flatten")},
     "permute_dims": _permute,
-    "broadcast_to": _broadcast,
+    "broadcast_to": lambda step: step.body.broadcast(step[0], step.shape),
     "concat": _concat,
     "stack": _stack,
     "split": _split,
     "strided_slice": _strided_slice,
-    "flip": _flip,
+    "flip": lambda step: _reversed(step, step[0], [step.axis(len(step[0].shape))]),
     "repeat": _repeat,
     "tile": _tile,
     "nn.pad": _pad,
