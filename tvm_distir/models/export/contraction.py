@@ -53,8 +53,7 @@ def _einsum(step: ExportStep) -> Ssa:
     for side in (0, 1):
         alone = [c for c in words[side] if c not in words[1 - side] + result]
         for letter in alone:
-            axis = words[side].index(letter)
-            values[side] = step.body.reduce("sum", values[side], [axis])
+            values[side] = step.body.reduce("sum", values[side], [words[side].index(letter)])
             words[side] = words[side].replace(letter, "")
     batch = [c for c in words[0] if c in words[1] and c in result]
     inner = [c for c in words[0] if c in words[1] and c not in result]
@@ -96,8 +95,7 @@ def _attention(step: ExportStep) -> Ssa:
         row, column = (body.iota(scores.shape, axis, "int64") for axis in (2, 3))
         visible = body.compare("LE", column, body.binary("add", row, offset))
         scores = body.select(visible, scores, -math.inf)
-    weights = softmax(body, scores, 3)
-    mixed = dot(body, weights, v, ([0, 1], [0, 1]), ([3], [2]), v.dtype)
+    mixed = dot(body, softmax(body, scores, 3), v, ([0, 1], [0, 1]), ([3], [2]), v.dtype)
     return body.cast(body.transpose(mixed, [0, 2, 1, 3]), step.dtype)
 
 

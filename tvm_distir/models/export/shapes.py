@@ -59,8 +59,7 @@ def _strided_slice(step: ExportStep) -> Ssa:
         first = where[0] if len(where) else 0
         begins[axis], steps[axis] = first, abs(stride)
         ends[axis] = where[-1] + 1 if len(where) else first
-    sliced = step.body.slice(x, begins, ends, steps)
-    return _reversed(step, sliced, turned)
+    return _reversed(step, step.body.slice(x, begins, ends, steps), turned)
 
 
 def _reversed(step: ExportStep, value: Ssa, axes: list[int]) -> Ssa:
