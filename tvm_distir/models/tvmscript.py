@@ -96,8 +96,7 @@ def _source(path_or_text: str | Path) -> tuple[str, str, str | None]:
     """Return the text, its title, and the class named after ``::``."""
     if isinstance(path_or_text, str) and "\n" in path_or_text:
         return path_or_text, "text", None
-    source = str(path_or_text)
-    name, _, class_name = source.partition("::")
+    name, _, class_name = str(path_or_text).partition("::")
     path = Path(name)
     try:
         text = file_bytes(path).decode("utf-8")

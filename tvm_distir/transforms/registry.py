@@ -99,8 +99,7 @@ def find_pass(name: str) -> PassInfo:
     from tvm_distir.core.passes import info_of
 
     check_name(name)
-    factory = PASSES.load(name)
-    info = info_of(factory)
+    info = info_of(PASSES.load(name))
     if info is None:
         fault = "it is not a factory created with tvm_distir.core.passes.declaration.module_pass"
         raise PASSES.offered()[name].fault(fault)

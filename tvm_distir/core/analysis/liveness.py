@@ -28,8 +28,7 @@ def last_reads(
     last: dict[Buffer, int] = {}
     step = -1
     for step, buffers in enumerate(reads):
-        for buffer in buffers:
-            last[buffer] = step
+        last.update(dict.fromkeys(buffers, step))
     last.update(dict.fromkeys(results, step + 1))
     return last
 

@@ -173,8 +173,7 @@ def packed_types(call: ir.Call) -> list[ir.Type]:
 
 def packed_name(call: ir.Call) -> str:
     """Return the global name of the packed function of a call, as it is called on a device."""
-    name = _PARTS.sub("", _symbol(call))
-    return name.replace(_DISTRIBUTED, "vm.builtin.", 1)
+    return _PARTS.sub("", _symbol(call)).replace(_DISTRIBUTED, "vm.builtin.", 1)
 
 
 def interleaved_parts(call: ir.Call) -> int | None:

@@ -73,8 +73,7 @@ def register_sharding_rule(
         for name in names:
             if name in _known and not override:
                 raise second_rule(name)
-        for name in names:
-            _known[name] = Registration(writer, local, padding, examples)
+        _known.update(dict.fromkeys(names, Registration(writer, local, padding, examples)))
         note_change()
         return writer
 

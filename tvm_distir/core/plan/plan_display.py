@@ -71,8 +71,7 @@ def draw_plan(plan: PlanFields, axes: Any) -> None:
     axes.set_yticks(range(len(cells)), [rule.title for rule in plan.rules])
     for y, rule in enumerate(plan.rules):
         for x, label in enumerate(cells[y]):
-            on_mesh = names[x].startswith(f"{rule.mesh}.")
-            text = labels_text((label,)) if on_mesh else ""
+            text = labels_text((label,)) if names[x].startswith(f"{rule.mesh}.") else ""
             axes.text(x, y, text, ha="center", va="center")
     axes.set_title("dims sharded by each mesh axis")
 

@@ -67,9 +67,8 @@ class Evaluator:
             work = sent = 0
             for a in axes:
                 others = tuple(side for b, side in sides.items() if b != a)
-                ranks = self.cost_tables.axes[a].size
                 work, sent_here = self.cost_tables.along(a).parts(
-                    node.rule, inst.choice[a][k], ranks, others
+                    node.rule, inst.choice[a][k], self.cost_tables.axes[a].size, others
                 )
                 sent += sent_here
             total += self.cost_tables.costs.scaled(work + sent)

@@ -131,8 +131,7 @@ def _seeded(module: PlacedModule, unified: DimClasses, requests: Asked, parts: i
             dim_class: set(axes) for dim_class, axes in unified.seeds[key].items()
         }
         for k in g.calls:
-            callee = g.nodes[k].callee
-            inner = seeds[callee]
+            inner = seeds[g.nodes[k].callee]
             for x, inside in unified.across[key, k] if inner else ():
                 axes = inner.get(inside)
                 if axes:

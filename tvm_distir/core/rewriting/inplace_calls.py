@@ -63,8 +63,7 @@ class _Writer(PyExprMutator):  # type: ignore[misc,unused-ignore]
         indices = [int(i) for i in call.attrs.inplace_indices]
         kernel = copying(self._mod[target], len(call.args[1].fields), indices, target.name_hint)
         copy = self.builder_.add_func(kernel, f"{target.name_hint}_copy")
-        op = ir.Op.get("relax.call_tir")
-        return ir.Call(op, [copy, *call.args[1:]], None, call.ty_args)
+        return ir.Call(ir.Op.get("relax.call_tir"), [copy, *call.args[1:]], None, call.ty_args)
 
 
 def copying(

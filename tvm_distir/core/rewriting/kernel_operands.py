@@ -73,8 +73,7 @@ class _Writer(PyExprMutator):  # type: ignore[misc,unused-ignore]
         name = str(target.name_hint)
         if name not in self._kernels:
             kernel = self._mod[target]
-            scalar = tirx.decl_buffer((), "int32", "unread")
-            params = [scalar, *kernel.params]
+            params = [tirx.decl_buffer((), "int32", "unread"), *kernel.params]
             new = tirx.PrimFunc(params, kernel.body, kernel.ret_type, kernel.attrs)
             private = renew_defs(new).without_attr("global_symbol")
             self._kernels[name] = self.builder_.add_func(private, f"{name}_on_mesh")

@@ -81,8 +81,7 @@ class _FunctionResizing:
                 value = self.expression(binding.value)
                 bindings.append(relax.VarBinding(self.variable(binding.var), value))
             blocks.append(type(block)(bindings))
-        result = self.expression(fn.body.body)
-        return with_body(fn, params, blocks, result, bool(fn.is_pure))
+        return with_body(fn, params, blocks, self.expression(fn.body.body), bool(fn.is_pure))
 
 
 def with_extents(fn: relax.Function, resize: Resize) -> relax.Function:

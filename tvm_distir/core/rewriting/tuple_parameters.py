@@ -155,8 +155,7 @@ class _Opener:
             bindings = [new for old in block.bindings[:] for new in self._binding(old, block)]
             if bindings:
                 blocks.append(type(block)(bindings))
-        result = substitute(fn.body.body, self.env)
-        body = typed(relax.SeqExpr(blocks, result), fn.body.ty)
+        body = typed(relax.SeqExpr(blocks, substitute(fn.body.body, self.env)), fn.body.ty)
         attrs = self._attrs(first)
         return relax.Function(self.params, body, fn.ret_ty, bool(fn.is_pure), attrs)
 

@@ -67,8 +67,7 @@ def read_header(path: Path, sha256: str | None = None) -> dict[str, FileArray]:
         with open(path, "rb") as file:
             size_bytes = file.seek(0, 2)
             file.seek(0)
-            head = file.read(_LENGTH.size)
-            (count,) = _LENGTH.unpack(head)
+            (count,) = _LENGTH.unpack(file.read(_LENGTH.size))
             if count > min(size_bytes - _LENGTH.size, _MOST_HEADER_BYTES):
                 raise unreadable(path, f"its header has the length {count}")
             text = file.read(count)

@@ -243,7 +243,6 @@ def _renamed(
     fields = [env[v] for v in outputs]
     if len(fields) == 1:
         return _function([env[v] for v in inputs], new, fields[0])
-    ty = relax.TupleType([f.ty for f in fields])
-    result = relax.Var("results", ty)
+    result = relax.Var("results", relax.TupleType([f.ty for f in fields]))
     packed = relax.Tuple(fields)
     return _function([env[v] for v in inputs], [*new, (result, packed)], result)

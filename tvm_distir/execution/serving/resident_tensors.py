@@ -59,8 +59,7 @@ class ResidentTensors:
 
     def _bound(self, entries: Sequence[EntryFunction], local: LocalInputs) -> BoundTensors:
         arrays = {rank: local.of(entry, rank) for entry in entries for rank in entry.ranks}
-        overwritten = self._program.overwritten
-        return BoundTensors(entries, arrays, frozenset(), overwritten, self._spans)
+        return BoundTensors(entries, arrays, frozenset(), self._program.overwritten, self._spans)
 
     def step(self, engine: LocalEngine, batch: Inputs) -> dict[int, list[Any]]:
         """Run a step, and take over the state that it returns.

@@ -179,10 +179,8 @@ class Session:
             if self._rate is not None:
                 if RATE in named:
                     raise bad_input(f'"{RATE}" is given beside a schedule', "Leave one out.")
-                rate = np.asarray(self._rate(self.steps + 1), "float32")
-                named = {**named, RATE: rate}
-            values = self._all_inputs(batch, named)
-            results = self._resident.step(self._engine, values)
+                named = {**named, RATE: np.asarray(self._rate(self.steps + 1), "float32")}
+            results = self._resident.step(self._engine, self._all_inputs(batch, named))
             self.steps += 1
         if outputs == "sharded":
             return list(sharded_outputs(reported, results))

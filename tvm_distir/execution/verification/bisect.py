@@ -227,8 +227,7 @@ def _operands(both: _ModulePair, pair: ValuePair) -> list[ValuePair]:
 def _culprit(both: _ModulePair, pair: ValuePair, how: _Differs) -> tuple[ValuePair, _Differs]:
     """Return the earliest differing value among those that a value reads, directly or not."""
     while True:
-        operands = _operands(both, pair)
-        earlier = _first_of(both, operands)
+        earlier = _first_of(both, _operands(both, pair))
         if earlier is None:
             return pair, how
         pair, how = earlier

@@ -48,6 +48,7 @@ class Original(Protocol):
         """Return the flattened results for full arrays, in the order of the parameters."""
 
 
+@dataclass(eq=False)
 class RandomInputs:
     """Draws full inputs for a module, in the order of the entry's parameters.
 
@@ -63,19 +64,14 @@ class RandomInputs:
         The distribution of data, of :data:`.random_inputs.DISTRIBUTIONS`, or ``positive``.
     """
 
-    def __init__(
-        self,
-        mod: ir.IRModule,
-        exact: bool,
-        weights: Mapping[str, Array],
-        distribution: str = "normal",
-    ) -> None:
-        self._mod, self._exact, self._weights = mod, exact, weights
-        self.distribution = distribution
+    mod: ir.IRModule
+    exact: bool
+    weights: Mapping[str, Array]
+    distribution: str = "normal"
 
     def draw(self, seed: int) -> list[Array]:
         """Return an array per parameter (see :func:`.random_inputs.draw_inputs`)."""
-        return draw_inputs(self._mod, seed, self._exact, self._weights, self.distribution)
+        return draw_inputs(self.mod, seed, self.exact, self.weights, self.distribution)
 
 
 @dataclass(frozen=True)

@@ -83,8 +83,7 @@ def draw_inputs(
         if cached is not None and not is_constant_filled(cached):
             arrays.append(cached.astype(numpy_dtype(spec.dtype), order="C"))
             continue
-        rng = np.random.default_rng([seed, index])
-        arrays.append(_draw(spec, rng, exact, distribution))
+        arrays.append(_draw(spec, np.random.default_rng([seed, index]), exact, distribution))
     return arrays
 
 

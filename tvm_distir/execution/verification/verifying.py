@@ -126,8 +126,7 @@ def verify(
     refuse_unwritten_results(plain)
     draws = _draws(plain, exact, inputs is not None, weights)
     values = None if inputs is None else ordered_inputs(plain, inputs)
-    dtype = coarsest_float(plain)
-    narrow = dtype in NARROW and not exact
+    narrow = coarsest_float(plain) in NARROW and not exact
     reference: Original = Float32Reference(plain) if narrow else Reference(plain)
     others = finite_samples(reference, draws, seed, values)
     first = next(others)

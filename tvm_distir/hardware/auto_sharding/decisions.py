@@ -24,7 +24,7 @@ from tvm_distir.core.propagation import (
     called,
     each_instance,
 )
-from tvm_distir.support import PlanError, Steps, unrolled
+from tvm_distir.support import PlanError, Steps, lists_by_key, unrolled
 
 from .sharding_problem import ShardingProblem
 
@@ -118,9 +118,7 @@ def plan_of(decision: Decision, meshes: Sequence[MeshSpec]) -> Plan:
     Of a private function that is called on several meshes there are none.
     """
     rules: list[PlanRule] = []
-    seen: dict[str, list[Instance]] = {}
-    for inst in each_instance(decision.entries.values()):
-        seen.setdefault(inst.graph.name, []).append(inst)
+    seen = lists_by_key((i.graph.name, i) for i in each_instance(decision.entries.values()))
     for name, instances in seen.items():
         numbers = {mesh_of(inst.graph) for inst in instances}
         if len(numbers) > 1:
@@ -137,11 +135,8 @@ def _params(
 ) -> list[PlanRule]:
     """Return the placements of the parameters of a public function."""
     g = instances[0].graph
-    if not g.public:
-        return []
     params = []
-    for k in g.params:
-        v = g.nodes[k].results[0]
+    for v in g.param_values if g.public else ():
         layout = decision.value_layout(instances[0], v)
         params.append(PlanRule("param", g.values[v].name, layout, mesh.name, function=function))
     return params
@@ -158,8 +153,7 @@ def _arguments(
     for inst in instances:
         for k, kid in inst.kids.items():
             for number, operand in _tensors(kid):
-                v = kid.graph.param_values[operand]
-                layout = decision.value_layout(kid, v)
+                layout = decision.value_layout(kid, kid.graph.param_values[operand])
                 requests.setdefault((inst.graph.nodes[k].callee, number), set()).add(layout)
     names = {kid.graph.key: kid.graph.name for inst in instances for kid in inst.kids.values()}
     return [

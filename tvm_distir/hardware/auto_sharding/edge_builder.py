@@ -104,8 +104,7 @@ class EdgeBuilder:
         """Return stored placements, table (given x held), and per reader (needed x held)."""
         matrix = self.shared.layouts_of(self.g, v)
         targets = sorted({row for each in needs for row in matrix.rows(each)})
-        layouts = [i for i, f in enumerate(matrix.placements) if P not in f]
-        layouts = sorted({*layouts, *targets})
+        layouts = sorted({*targets, *(i for i, f in enumerate(matrix.placements) if P not in f)})
         cost = self._cost(v)
         give = sorted(set(matrix.rows(produced)))
         rows = np.concatenate(

@@ -139,13 +139,9 @@ def kernel_of(g: Graph, node: Node) -> UnshardedKernel:
     rule = node.rule
     assert rule is not None
     work, dtype = rule.work, arithmetic_type(g, node)
-    if work.kernel_class == "view":
-        return UnshardedKernel(
-            work.flops, sum(rule.in_bytes) + sum(rule.out_bytes), "memory", dtype
-        )
-    return UnshardedKernel(
-        work.flops, sum(work.in_bytes) + sum(work.out_bytes), work.kernel_class, dtype
-    )
+    is_view = work.kernel_class == "view"
+    moved, kind = (rule, "memory") if is_view else (work, work.kernel_class)
+    return UnshardedKernel(work.flops, sum(moved.in_bytes) + sum(moved.out_bytes), kind, dtype)
 
 
 def in_place(g: Graph, node: Node) -> bool:

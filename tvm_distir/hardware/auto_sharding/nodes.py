@@ -77,12 +77,10 @@ class NodeBuilder:
             [tuple(map(nominal, g.values[v].shape)) if v >= 0 else () for v in node.operands]
             + [tuple(map(nominal, g.values[v].shape)) for v in node.results]
         )
-        partial = []
-        for a in self.to.axes:
-            pending = self.to.reach.partial[a]
-            partial.append(
-                sum(1 << i for i, v in enumerate(node.operands) if v >= 0 and pending[v])
-            )
+        partial = [
+            sum(1 << i for i, v in enumerate(node.operands) if v >= 0 and pending[v])
+            for pending in (self.to.reach.partial[a] for a in self.to.axes)
+        ]
         dtype = arithmetic_type(g, node)
         return self.to.variable(
             *self.shared.ops.of(rule, dtype, shapes, tuple(partial), in_place(g, node))

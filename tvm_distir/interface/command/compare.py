@@ -81,8 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     for task in tasks:
         with gc_paused():
             operands.append(analyze_step(task, memo=memo).to_dict())
-    results = arguments.operands[1 if tasks else 0 :]
-    table = compare(*operands, *results)
+    table = compare(*operands, *arguments.operands[1 if tasks else 0 :])
     first = [
         step.named(_name(task, arguments))
         for step, task in zip(table.outcomes, tasks, strict=False)

@@ -37,8 +37,7 @@ def fill(temporary: str, content: Content) -> None:
         content(temporary)
         return
     data = content.encode("utf-8") if isinstance(content, str) else content
-    with open(temporary, "wb") as stream:
-        stream.write(data)
+    Path(temporary).write_bytes(data)
 
 
 def _opened(path: Path) -> int:

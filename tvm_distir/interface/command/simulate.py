@@ -69,15 +69,14 @@ def run(arguments: argparse.Namespace) -> int:
         with asked_by("--system", "DIST0701"):
             system = System.load(arguments.system)
         program = Program.load(arguments.program)
-    with watch.stage("simulate"):
-        with asked_by("--kernels", "DIST0701"):
-            result = simulate(
-                program,
-                system,
-                kernels=arguments.kernels,
-                allocator=arguments.allocator or "framework",
-                **vars(read_options(arguments, StreamOptions)),
-            )
+    with watch.stage("simulate"), asked_by("--kernels", "DIST0701"):
+        result = simulate(
+            program,
+            system,
+            kernels=arguments.kernels,
+            allocator=arguments.allocator or "framework",
+            **vars(read_options(arguments, StreamOptions)),
+        )
     analysis = analysis_of(
         result,
         program,

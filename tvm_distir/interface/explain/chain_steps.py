@@ -63,10 +63,9 @@ class ChainStepWriter:
         dim: int | None,
     ) -> ChainStep:
         """Return the step over the boundary of the function that node ``k`` of ``caller`` calls."""
-        kid = caller.kids[k]
         return ChainStep(
             f"{self.index.name(caller)}/{caller.graph.nodes[k].label}",
-            f"call {self.index.name(kid)}",
+            f"call {self.index.name(caller.kids[k])}",
             "call",
             "",
             self.index.qualified_name(*source),

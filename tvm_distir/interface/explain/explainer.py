@@ -139,8 +139,7 @@ def explain(
     mod = lift_branches(canonical(mod))
     costs = costs or costs_for(mod, system)
     complete = resolved is not None and resolved.complete
-    decision = propagate(mod, costs, complete=complete)
-    index = InstanceIndex(mod, decision)
+    index = InstanceIndex(mod, propagate(mod, costs, complete=complete))
     return _Explainer(Subject(index, index.find(name)), costs, alternatives, complete).run()
 
 

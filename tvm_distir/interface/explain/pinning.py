@@ -59,8 +59,7 @@ def annotate_otherwise(
     labels : tuple of int or None
         Per axis of the mesh; None leaves the axis open.
     """
-    fn = mod[function]
-    pinner = _Pinner(fn, var, meshes(mod)[mesh], labels)
+    pinner = _Pinner(mod[function], var, meshes(mod)[mesh], labels)
     changed = {
         gv: pinner.run() if str(gv.name_hint) == function else old
         for gv, old in mod.functions.items()

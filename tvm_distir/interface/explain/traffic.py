@@ -110,9 +110,7 @@ def moves_of(decision: Decision, inst: Instance, value: int) -> list[tuple[Layou
     moves = []
     if route.root != produced and inst.graph.uses[value]:
         moves.append((produced, route.root))
-    for labels in route.layouts:
-        if labels != route.root:
-            moves.append((route.source(labels), labels))
+    moves.extend((route.source(labels), labels) for labels in route.layouts if labels != route.root)
     return moves
 
 

@@ -77,8 +77,7 @@ class Body:
         base = self.new((), "bool").name
         values = [Ssa(f"{base}#{i}", tuple(s), d) for i, (s, d) in enumerate(results)]
         types = ", ".join(value.type for value in values)
-        head = f"{base}:{len(values)} = "
-        self._line(head, name, operands, f"({types})", attributes, regions)
+        self._line(f"{base}:{len(values)} = ", name, operands, f"({types})", attributes, regions)
         return values
 
     def _line(

@@ -34,10 +34,6 @@ def matmul(body: Body, a: Ssa, b: Ssa, kind: str) -> Ssa:
     return dot(body, a, b, (batch, batch), ([len(front) + 1], [len(front)]), kind)
 
 
-def _matmul(step: ExportStep) -> Ssa:
-    return matmul(step.body, step[0], step[1], step.dtype)
-
-
 def _linear(step: ExportStep) -> Ssa:
     product = matmul(step.body, step[0], step.body.transpose(step[1], [1, 0]), step.dtype)
     bias = step.optional(2)
@@ -57,8 +53,7 @@ def _einsum(step: ExportStep) -> Ssa:
     for side in (0, 1):
         alone = [c for c in words[side] if c not in words[1 - side] + result]
         for letter in alone:
-            axis = words[side].index(letter)
-            values[side] = step.body.reduce("sum", values[side], [axis])
+            values[side] = step.body.reduce("sum", values[side], [words[side].index(letter)])
             words[side] = words[side].replace(letter, "")
     batch = [c for c in words[0] if c in words[1] and c in result]
     inner = [c for c in words[0] if c in words[1] and c not in result]
@@ -100,8 +95,7 @@ def _attention(step: ExportStep) -> Ssa:
         row, column = (body.iota(scores.shape, axis, "int64") for axis in (2, 3))
         visible = body.compare("LE", column, body.binary("add", row, offset))
         scores = body.select(visible, scores, -math.inf)
-    weights = softmax(body, scores, 3)
-    mixed = dot(body, weights, v, ([0, 1], [0, 1]), ([3], [2]), v.dtype)
+    mixed = dot(body, softmax(body, scores, 3), v, ([0, 1], [0, 1]), ([3], [2]), v.dtype)
     return body.cast(body.transpose(mixed, [0, 2, 1, 3]), step.dtype)
 
 
@@ -164,7 +158,7 @@ def _conv_transpose(step: ExportStep) -> Ssa:
 
 
 WRITERS: dict[str, Write] = {
-    "matmul": _matmul,
+    "matmul": lambda step: matmul(step.body, step[0], step[1], step.dtype),
     "linear": _linear,
     "einsum": _einsum,
     "outer": _outer,

@@ -48,9 +48,9 @@ def _unary(step: ExportStep) -> bool:
     return step[0].dtype in _FLOATS or step.dtype == "bool"
 
 
-def _binary(step: ExportStep) -> bool:
+def _binary(step: ExportStep, first: int = 0) -> bool:
     """Accept values of the same rank, or a value of full rank with broadcast others."""
-    kinds = {value.dtype for value in step.args}
+    kinds = {value.dtype for value in step.args[first:]}
     return len(kinds) == 1 and not _all_constant(step) and _spreads(step)
 
 
@@ -72,11 +72,6 @@ def _all_constant(step: ExportStep) -> bool:
 
 def _compare(step: ExportStep) -> bool:
     return _binary(step) and step[0].dtype != "bool"
-
-
-def _where(step: ExportStep) -> bool:
-    kinds = {value.dtype for value in step.args[1:]}
-    return len(kinds) == 1 and not _all_constant(step) and _spreads(step)
 
 
 def _astype(step: ExportStep) -> bool:
@@ -150,7 +145,7 @@ _DIRECT: dict[str, Callable[[ExportStep], bool]] = {
     **{name: _shift for name in ("left_shift", "right_shift")},
     **{name: _reduced for name in ("sum", "max", "min", "prod")},
     "mod": lambda step: _binary(step) and not is_float(step.dtype),
-    "where": _where,
+    "where": lambda step: _binary(step, first=1),
     "astype": _astype,
     "reshape": _reshape,
     "permute_dims": _permute,

@@ -86,10 +86,6 @@ def _trunc(step: ExportStep) -> Ssa:
     return body.binary("multiply", body.unary("sign", x), size)
 
 
-def _is_inf(step: ExportStep) -> Ssa:
-    return step.body.compare("EQ", step.body.unary("abs", step[0]), math.inf)
-
-
 def _gelu(step: ExportStep) -> Ssa:
     body, x = step.body, step[0]
     inner = body.unary("chlo.erf", body.binary("multiply", x, math.sqrt(0.5)))
@@ -153,7 +149,7 @@ WRITERS: dict[str, Write] = {
     **{name: _compare(direction) for name, direction in COMPARISONS.items()},
     "isfinite": lambda step: step.body.unary("is_finite", step[0], "bool"),
     "isnan": lambda step: step.body.compare("NE", step[0], step[0]),
-    "isinf": _is_inf,
+    "isinf": lambda step: step.body.compare("EQ", step.body.unary("abs", step[0]), math.inf),
     "square": lambda step: step.body.binary("multiply", step[0], step[0]),
     "trunc": _trunc,
     "floor_divide": _floor_divide,

@@ -206,8 +206,7 @@ def _adaptive_pool(step: ExportStep) -> Ssa:
         if rest:
             raise refuse(step, "over windows of several sizes")
     flat = [0] * len(layout)
-    windows = Windows(sizes, sizes, [1] * len(layout), flat, flat)
-    total = slide(step.body, "sum", x, windows)
+    total = slide(step.body, "sum", x, Windows(sizes, sizes, [1] * len(layout), flat, flat))
     return step.body.binary("divide", total, float(math.prod(sizes)))
 
 

@@ -32,10 +32,6 @@ def _variance(step: ExportStep) -> Ssa:
     return step.body.cast(_wide_variance(step), step.dtype)
 
 
-def _std(step: ExportStep) -> Ssa:
-    return step.body.cast(step.body.unary("sqrt", _wide_variance(step)), step.dtype)
-
-
 def _wide_variance(step: ExportStep) -> Ssa:
     axes, x = step.axes(len(step[0].shape)), step.body.accumulated("sum", step[0])
     return _spread(step.body, x, axes, bool(step.attrs.keepdims))[1]
@@ -252,7 +248,7 @@ WRITERS: dict[str, Write] = {
     **{kind: _reduced(kind) for kind in ("sum", "max", "min", "prod")},
     "mean": _mean,
     "variance": _variance,
-    "std": _std,
+    "std": lambda step: step.body.cast(step.body.unary("sqrt", _wide_variance(step)), step.dtype),
     "collapse_sum_to": _collapse,
     "collapse_sum_like": _collapse,
     "cumsum": _cumulative("sum"),

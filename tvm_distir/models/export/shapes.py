@@ -18,10 +18,6 @@ def _permute(step: ExportStep) -> Ssa:
     return step.body.transpose(step[0], permutation(step.call, len(step[0].shape)))
 
 
-def _broadcast(step: ExportStep) -> Ssa:
-    return step.body.broadcast(step[0], step.shape)
-
-
 def _joined(step: ExportStep, parts: list[Ssa], axis: int) -> Ssa:
     notes = f"dimension = {axis} : i64"
     return step.body.op("concatenate", parts, step.shape, parts[0].dtype, notes)
@@ -63,8 +59,7 @@ def _strided_slice(step: ExportStep) -> Ssa:
         first = where[0] if len(where) else 0
         begins[axis], steps[axis] = first, abs(stride)
         ends[axis] = where[-1] + 1 if len(where) else first
-    sliced = step.body.slice(x, begins, ends, steps)
-    return _reversed(step, sliced, turned)
+    return _reversed(step, step.body.slice(x, begins, ends, steps), turned)
 
 
 def _reversed(step: ExportStep, value: Ssa, axes: list[int]) -> Ssa:
@@ -73,10 +68,6 @@ def _reversed(step: ExportStep, value: Ssa, axes: list[int]) -> Ssa:
     listed = ", ".join(map(str, axes))
     notes = f"dimensions = array<i64: {listed}>"
     return step.body.op("reverse", [value], value.shape, value.dtype, notes)
-
-
-def _flip(step: ExportStep) -> Ssa:
-    return _reversed(step, step[0], [step.axis(len(step[0].shape))])
 
 
 def _repeat(step: ExportStep) -> Ssa:
@@ -151,12 +142,12 @@ def same(step: ExportStep) -> Ssa:
 WRITERS: dict[str, Write] = {
     **{n: _reshape for n in ("reshape", "expand_dims", "squeeze", "flatten", "nn.batch_flatten")},
     "permute_dims": _permute,
-    "broadcast_to": _broadcast,
+    "broadcast_to": lambda step: step.body.broadcast(step[0], step.shape),
     "concat": _concat,
     "stack": _stack,
     "split": _split,
     "strided_slice": _strided_slice,
-    "flip": _flip,
+    "flip": lambda step: _reversed(step, step[0], [step.axis(len(step[0].shape))]),
     "repeat": _repeat,
     "tile": _tile,
     "nn.pad": _pad,

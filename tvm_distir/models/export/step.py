@@ -119,8 +119,7 @@ def refuse(step: ExportStep, problem: str) -> Unwritable:
 def softmax(body: Body, value: Ssa, axis: int, log: bool = False) -> Ssa:
     """Write softmax or its logarithm, in at least float32, which the result has."""
     value = body.accumulated("sum", value)
-    most = body.reduce("max", value, [axis], True)
-    moved = body.binary("subtract", value, most)
+    moved = body.binary("subtract", value, body.reduce("max", value, [axis], True))
     power = body.unary("exponential", moved)
     total = body.reduce("sum", power, [axis], True)
     if log:

@@ -214,8 +214,7 @@ def _torchao(config: Keys) -> QuantizedWeights | None:
     if "float8" in name:
         return QuantizedWeights("fp8", "fp8", None, _OPERANDS * ("weightonly" in name))
     if "int4weightonly" in name:
-        group = values.get("group_size", 128)
-        return _integers({"bits": 4, "group_size": group})
+        return _integers({"bits": 4, "group_size": values.get("group_size", 128)})
     if "int8weightonly" in name:
         return QuantizedWeights("int8", "int8")
     return QuantizedWeights("int8", "w8a8") if "int8dynamicactivationint8" in name else None

@@ -169,8 +169,7 @@ class _AttentionWriter(NodeWriter):
 
     def _masked_scores(self, q: str, scale: float | None) -> str:
         """Return the masked scores of queries."""
-        width = self._shape(q)[3]
-        number = 1 / math.sqrt(width) if scale is None else float(scale)
+        number = 1 / math.sqrt(self._shape(q)[3]) if scale is None else float(scale)
         keys = self.add("Transpose", self._repeated(self._k, q), perm=[0, 1, 3, 2])
         scores = self.add("MatMul", q, keys)
         scores = self.add("Mul", scores, self.constant(number, self._dtype))

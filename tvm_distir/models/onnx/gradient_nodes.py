@@ -79,10 +79,6 @@ def _softmax(op: Op, usual: int, coerced: bool) -> Converter:
     return convert
 
 
-def _divide(call: NodeCall) -> list[Expr]:
-    return gradients(call, _op.divide(call[1], call[2]), call[0])
-
-
 def _within(call: NodeCall, index: Expr, extent: int) -> Expr:
     """Return indices with those below zero counted from the end."""
     below = _op.less(index, call.constant(0, index))
@@ -209,7 +205,7 @@ CONVERTERS: dict[str, Converter] = {
     "BiasGeluGrad_dX": _biased(_op.nn.gelu),
     "ConvGrad": _convolution,
     "ConvTransposeGrad": _transposed_convolution,
-    "DivGrad": _divide,
+    "DivGrad": lambda call: gradients(call, _op.divide(call[1], call[2]), call[0]),
     "FastGeluGrad": _of_operand(_op.nn.gelu_tanh),
     "GatherElementsGrad": _gather_elements,
     "GatherGrad": _gather,

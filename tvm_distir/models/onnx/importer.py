@@ -205,8 +205,7 @@ def _fold_constants(mod: ir.IRModule, location: str) -> ir.IRModule:
         with muted_stderr():
             return passes(mod)
     except IMPORT_ERRORS as error:  # folding asks every call for its kernel
-        call = _without_kernel(mod)
-        problem = f"TVM has no kernel for {call}: {reason(error)}"
+        problem = f"TVM has no kernel for {_without_kernel(mod)}: {reason(error)}"
         remedy = "Rewrite the node that is imported as this call."
         raise ModelError("DIST0312", problem, location=location, remedy=remedy) from error
 

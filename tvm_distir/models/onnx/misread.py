@@ -60,9 +60,8 @@ def attention_fault(node: onnx.NodeProto, seen: Seen) -> Fault:
 
 
 def _conv_transpose(node: onnx.NodeProto, seen: Seen) -> Fault:
-    if any(a.name == "output_shape" for a in node.attribute):
-        return "output_shape is ignored", "Give pads and output_padding instead."
-    return None
+    fault = "output_shape is ignored", "Give pads and output_padding instead."
+    return fault if any(a.name == "output_shape" for a in node.attribute) else None
 
 
 def _is_inf(node: onnx.NodeProto, seen: Seen) -> Fault:
@@ -72,9 +71,8 @@ def _is_inf(node: onnx.NodeProto, seen: Seen) -> Fault:
 
 
 def _upsample(node: onnx.NodeProto, seen: Seen) -> Fault:
-    if seen.types[node.input[0]].tensor_type.elem_type == TensorProto.DOUBLE:
-        return "it computes in float32", "Cast the operand to float32."
-    return None
+    fault = "it computes in float32", "Cast the operand to float32."
+    return fault if seen.types[node.input[0]].tensor_type.elem_type == TensorProto.DOUBLE else None
 
 
 def _resize(node: onnx.NodeProto, seen: Seen) -> Fault:
@@ -92,15 +90,13 @@ def _resize(node: onnx.NodeProto, seen: Seen) -> Fault:
 
 
 def _roi_align(node: onnx.NodeProto, seen: Seen) -> Fault:
-    if attribute_of(node, "mode", "") == "max":
-        return "the mode max interpolates before it compares", "Use the mode avg."
-    return None
+    fault = "the mode max interpolates before it compares", "Use the mode avg."
+    return fault if attribute_of(node, "mode", "") == "max" else None
 
 
 def _space_to_depth(node: onnx.NodeProto, seen: Seen) -> Fault:
-    if attribute_of(node, "mode", "") == "CRD":
-        return "the mode is ignored", "Use the mode DCR."
-    return None
+    fault = "the mode is ignored", "Use the mode DCR."
+    return fault if attribute_of(node, "mode", "") == "CRD" else None
 
 
 def _topk(node: onnx.NodeProto, seen: Seen) -> Fault:

@@ -31,33 +31,18 @@ Tap = tuple[Indices, Array]
 """The positions of a dim that each position of a result reads, and their weights."""
 
 
-def _half_pixel(x: Array, scale: float, n: int, m: int) -> Array:
+def _half_pixel(x: Array, scale: float, *_: int) -> Array:
     return np.asarray((x + 0.5) / scale - 0.5)
-
-
-def _symmetric(x: Array, scale: float, n: int, m: int) -> Array:
-    return n / 2 * (1 - m / (scale * n)) + _half_pixel(x, scale, n, m)
-
-
-def _pytorch(x: Array, scale: float, n: int, m: int) -> Array:
-    return _half_pixel(x, scale, n, m) if m > 1 else x * 0.0
-
-
-def _corners(x: Array, scale: float, n: int, m: int) -> Array:
-    return x * (n - 1) / (scale * n - 1) if scale * n != 1 else x * 0.0
-
-
-def _asymmetric(x: Array, scale: float, n: int, m: int) -> Array:
-    return x / scale
 
 
 _COORDINATES: dict[str, Callable[[Array, float, int, int], Array]] = {
     "half_pixel": _half_pixel,
-    "half_pixel_symmetric": _symmetric,
-    "pytorch_half_pixel": _pytorch,
-    "align_corners": _corners,
-    "asymmetric": _asymmetric,
+    "half_pixel_symmetric": lambda x, s, n, m: n / 2 * (1 - m / (s * n)) + _half_pixel(x, s),
+    "pytorch_half_pixel": lambda x, s, n, m: _half_pixel(x, s) if m > 1 else x * 0.0,
+    "align_corners": lambda x, s, n, m: x * (n - 1) / (s * n - 1) if s * n != 1 else x * 0.0,
+    "asymmetric": lambda x, s, n, m: x / s,
 }
+"""What the positions ``x`` of a result read, for a scale ``s`` from the size ``n`` to ``m``."""
 _ROUNDING: dict[str, Callable[[Array], Array]] = {
     "round_prefer_floor": lambda x: np.ceil(x - 0.5),
     "round_prefer_ceil": lambda x: np.floor(x + 0.5),

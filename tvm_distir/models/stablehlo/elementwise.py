@@ -216,10 +216,6 @@ def _shifted(call: HloCall, make: Callable[..., Expr], most: int | None) -> Tran
     return result if most is not None else spread(call, _op.where, [inside, result, number(0, x)])
 
 
-def _shift_left(call: HloCall) -> TranslatedTensor:
-    return _shifted(call, _op.left_shift, None)
-
-
 def _shift_right_arithmetic(call: HloCall) -> TranslatedTensor:
     return _shifted(call, _op.right_shift, np.iinfo(call.dtype).bits - 1)
 
@@ -273,7 +269,7 @@ CONVERTERS: dict[str, Converter] = {
     "stablehlo.cbrt": _cube_root,
     "stablehlo.round_nearest_afz": _round_away,
     "stablehlo.remainder": _remainder,
-    "stablehlo.shift_left": _shift_left,
+    "stablehlo.shift_left": lambda call: _shifted(call, _op.left_shift, None),
     "stablehlo.shift_right_arithmetic": _shift_right_arithmetic,
     "stablehlo.shift_right_logical": _shift_right,
     "stablehlo.reduce_precision": _narrowed,

@@ -102,9 +102,8 @@ class Emitter:
         sizes = shape_of(value.expr)
         if not sizes or sizes[0] == 1 != value.shape[0]:
             return TranslatedTensor(value.expr, shape)
-        ends = [end, *sizes[1:]]
         return TranslatedTensor(
-            self.slice(value.expr, [begin] + [0] * (len(sizes) - 1), ends), shape
+            self.slice(value.expr, [begin] + [0] * (len(sizes) - 1), [end, *sizes[1:]]), shape
         )
 
     def reshape(self, expr: Expr, shape: Sequence[int]) -> Expr:

@@ -125,8 +125,7 @@ class Functions:
                 for shape in [typed(argument.type)[0]]
             ]
         except UnsupportedOperation as error:
-            problem = f"the importer does not support {error}"
-            raise self.fault(manual, problem) from error
+            raise self.fault(manual, f"the importer does not support {error}") from error
 
     def _of_argument(self, operation: Operation, argument: Argument) -> Sharding | None:
         """Return the sharding that an argument states, or with which all its readers slice it."""

@@ -62,12 +62,8 @@ def _rows(call: HloCall, dims: IndexDims, table: Expr, indices: Expr) -> Expr:
     rows = write.emit(_op.take(table, near, axis=axis, mode="clip"))
     rest = [("window", i) for i in range(len(dims.table) - 1)]
     have = rest[:axis] + [("index", i) for i in range(count)] + rest[axis:]
-    seen = {"window": 0, "index": 0}
-    needed_rows = []
-    for dim in range(len(dims.result)):
-        kind = "window" if dim in dims.windows else "index"
-        needed_rows.append((kind, seen[kind]))
-        seen[kind] += 1
+    kinds = ["window" if d in dims.windows else "index" for d in range(len(dims.result))]
+    needed_rows = [(kind, kinds[:d].count(kind)) for d, kind in enumerate(kinds)]
     return write.permute(rows, [have.index(item) for item in needed_rows])
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,33 +20,26 @@ from .translated_values import Tensors, TranslatedTensor, UnsupportedOperation, 
 Result = TranslatedTensor | Tensors
 
 
+@dataclass(eq=False)
 class HloCall:
     """Operation with its operands translated.
 
     Parameters
     ----------
     operation : Operation
-    operands : sequence of TranslatedTensor
-    emitter : Emitter
+    operands : list of TranslatedTensor
+    write : Emitter
     run : callable
         Translates a block, given values of its arguments; what it returns.
     loops : int, optional
         The iterations of loops that data ends and no counter bounds.
     """
 
-    def __init__(
-        self,
-        operation: Operation,
-        operands: Tensors,
-        emitter: Emitter,
-        run: Callable[[RegionBlock, Tensors], Tensors],
-        loops: int | None = None,
-    ) -> None:
-        self.operation = operation
-        self.operands = list(operands)
-        self.write = emitter
-        self.run = run
-        self.loops = loops
+    operation: Operation
+    operands: Tensors
+    write: Emitter
+    run: Callable[[RegionBlock, Tensors], Tensors]
+    loops: int | None = None
 
     def __getitem__(self, index: int) -> TranslatedTensor:
         return self.operands[index]

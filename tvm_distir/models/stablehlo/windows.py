@@ -142,8 +142,7 @@ def _select_and_scatter(call: HloCall) -> TranslatedTensor:
         )
     order = [0, 3, 1, 2] if dims == (1, 2) else [0, 1, 2, 3]
     x, grad = (write.permute(call.full(index), order) for index in range(2))
-    how = windows.pooling(dims)
-    gradient = write.emit(_op.grad.max_pool2d_backward(grad, x, **how))
+    gradient = write.emit(_op.grad.max_pool2d_backward(grad, x, **windows.pooling(dims)))
     back = [order.index(i) for i in range(4)]
     return TranslatedTensor(write.permute(gradient, back), call.shape)
 

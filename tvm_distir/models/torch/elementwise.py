@@ -101,10 +101,6 @@ def _hard_sigmoid(call: AtenCall) -> Expr:
     return call.emit(_op.multiply(inside, constant(1 / 6, dtype)))
 
 
-def _hard_swish(call: AtenCall) -> Expr:
-    return call.emit(_op.multiply(call["self"], _hard_sigmoid(call)))
-
-
 _FLOATS = ("exp", "log", "sin", "cos", "sqrt", "rsqrt", "tanh", "sigmoid", "erf")
 _OF_SAME_TYPE, _CLASSES = ("abs", "ceil", "floor", "trunc"), ("isnan", "isinf", "isfinite")
 _WIDE = ("tan", "sinh", "cosh", "asin", "acos", "atan")
@@ -122,7 +118,7 @@ CONVERTERS: dict[str, Converter] = {
     "leaky_relu.default": _leaky_relu,
     "softplus.default": _softplus,
     "hardsigmoid.default": _hard_sigmoid,
-    "hardswish.default": _hard_swish,
+    "hardswish.default": lambda call: call.emit(_op.multiply(call["self"], _hard_sigmoid(call))),
     "hardtanh.default": lambda call: call.emit(
         _op.clip(call["self"], float(call["min_val"]), float(call["max_val"]))
     ),

@@ -66,8 +66,7 @@ class _Call:
     def functional(self, name: str, *args: Any) -> torch.Tensor:
         """Return the result of a functional collective of the group."""
         ops = torch.ops._c10d_functional
-        result = getattr(ops, name)(*args, self.group.group_name)
-        return ops.wait_tensor(result)
+        return ops.wait_tensor(getattr(ops, name)(*args, self.group.group_name))
 
     def rank(self, position: int) -> int:
         """Return the global rank of a position in the group."""

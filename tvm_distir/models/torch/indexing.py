@@ -73,8 +73,7 @@ def _indices(call: AtenCall, shape: tuple[int, ...]) -> tuple[list[int], list[Ex
     for axis, node in enumerate(call.argument("indices")):
         if node is not None:
             axes.append(axis)
-            value = call.value(node)
-            indices.append(_counted_from_front(call, node, value, shape[axis]))
+            indices.append(_counted_from_front(call, node, call.value(node), shape[axis]))
     return axes, indices
 
 

@@ -96,8 +96,7 @@ def _all_to_all(call: AtenCall, group: RankGroups, x: Expr) -> Expr:
         if len({int(n) for n in call[name]}) > 1:
             raise UnsupportedOperator(f"all_to_all_single with unequal {name}")
     parts = call.reshaped(x, [size, shape[0] // size, *shape[1:]])
-    got = call.emit(ops.all_to_all(parts, mesh, axes, 1, 0))
-    return call.reshaped(got, shape)
+    return call.reshaped(call.emit(ops.all_to_all(parts, mesh, axes, 1, 0)), shape)
 
 
 def _broadcast(call: AtenCall, group: RankGroups, x: Expr) -> Expr:

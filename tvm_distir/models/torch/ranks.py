@@ -33,7 +33,6 @@ class _RankTranslation(Translation):
     def __init__(self, builder: BlockBuilder, group: RankGroups) -> None:
         super().__init__(builder)
         self._group = group
-        self._seen = 0
         self.lines: dict[str, str] = {}
 
     def _attribute(self, value: Any) -> Any:

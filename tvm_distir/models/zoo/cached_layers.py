@@ -111,8 +111,7 @@ class CachedLatentAttention(LatentAttention):
         turned = rotate(part(queries, nope, config.width, "q_rope"), cached.cos, cached.sin, config)
         compressed, shared = self.latent(x)
         shared = rotate(by_head(shared, 1), cached.cos, cached.sin, config)
-        row = nn.op.concat([by_head(compressed, 1), shared], dim=3, name="latent")
-        cached.append(0, row)
+        cached.append(0, nn.op.concat([by_head(compressed, 1), shared], dim=3, name="latent"))
         both = nn.op.reshape(self.kv_b_proj.weight, (heads, nope + config.v_dim, rank))
         keys, values = (
             part(both, 0, nope, "w_k", 1),

@@ -10,6 +10,7 @@ request. The weights are those of the model.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from dataclasses import replace
 from typing import Any
@@ -33,14 +34,12 @@ class CachedDecoder(Decoder):
     def __init__(self, config: DecoderConfig, caches: CacheConfig) -> None:
         super().__init__(config)
         self.caches = caches
-        classes: dict[tuple[bool, bool], Any] = {}
+        class_of = functools.cache(self._class)
         layers = []
         for number in range(config.layers):
             experts, windowed = config.has_experts(number), config.has_window(number)
-            if (experts, windowed) not in classes:
-                classes[experts, windowed] = self._class(experts, windowed)
             window = config.window if windowed else 0
-            layers.append(classes[experts, windowed](replace(config, window=window), experts))
+            layers.append(class_of(experts, windowed)(replace(config, window=window), experts))
         self.layers = nn.ModuleList(layers)
 
     def _class(self, experts: bool, windowed: bool) -> Any:

@@ -87,9 +87,8 @@ def dropped(x: Tensor, rate: float) -> Tensor:
 
 def attend_at_once(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Compute causal attention as a single op: (batch, seq, heads, width) to the same shape."""
-    width = q.shape[3]
     mixed = relax.op.nn.attention(
-        q._expr, k._expr, v._expr, scale=1.0 / math.sqrt(width), causal_mask="TopLeft"
+        q._expr, k._expr, v._expr, scale=1.0 / math.sqrt(q.shape[3]), causal_mask="TopLeft"
     )
     return emit(mixed, "mixed")
 
@@ -215,8 +214,7 @@ class _Renamer(relax.PyExprMutator):  # type: ignore[misc]
         params = [relax.Var(name, p.ty) for name, p in zip(names, fn.params, strict=True)]
         for old, new in zip(fn.params, params, strict=True):
             self.set_var_remap(old, new)
-        body = self.visit_expr(fn.body)
-        return relax.Function(params, body, fn.ret_ty, fn.is_pure, fn.attrs)
+        return relax.Function(params, self.visit_expr(fn.body), fn.ret_ty, fn.is_pure, fn.attrs)
 
 
 def _in_words(name: str, words: Mapping[str, str]) -> str:

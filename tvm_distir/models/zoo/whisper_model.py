@@ -85,8 +85,7 @@ class WhisperLayer(nn.Module):  # type: ignore[misc]
         """Map (batch, seq, hidden) to the same shape."""
         x = nn.op.add(x, self.self_attn(self.self_attn_layer_norm(x), mask))
         if encoded is not None:
-            y = self.encoder_attn(self.encoder_attn_layer_norm(x), None, encoded)
-            x = nn.op.add(x, y)
+            x = nn.op.add(x, self.encoder_attn(self.encoder_attn_layer_norm(x), None, encoded))
         return nn.op.add(x, self.mlp(self.final_layer_norm(x)))
 
 

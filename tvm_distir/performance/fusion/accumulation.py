@@ -39,8 +39,7 @@ def accumulated(program: Program) -> Program:
         for slot, param in zip(following.inputs, known[following.function].params, strict=True):
             op = _kernel(known, (following.function, param)) if slot in results else None
             if op is not None:
-                maker = _maker(known, (back.function, results[slot]))
-                added.setdefault(maker, op)
+                added.setdefault(_maker(known, (back.function, results[slot])), op)
                 moved.add(id(op))
         for name in names:
             functions[name] = _without_work(functions[name], moved)

@@ -65,8 +65,7 @@ class Dataflow:
         self.readers: dict[int, list[int]] = {}
         self.reads: list[tuple[int, ...]] = []
         for number, op in enumerate(fn.ops):
-            for value in op.outputs:
-                self.maker[value] = number
+            self.maker.update(dict.fromkeys(op.outputs, number))
             self.reads.append(tuple(dict.fromkeys([source[value] for value in op.inputs])))
             if number in self.views:
                 source[op.outputs[0]] = source[op.inputs[0]]

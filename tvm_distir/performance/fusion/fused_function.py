@@ -50,8 +50,7 @@ class Writer:
                 nodes.append((number, Op(op.name, "view", op.op, op.inputs, op.outputs)))
             elif number not in self.group_of and number not in self.grouping.absorbed:
                 nodes.append((number, self._alone(op)))
-        for number in self.grouping.absorbed:
-            nodes.append((number, fn.ops[number].without_work()))
+        nodes.extend((number, fn.ops[number].without_work()) for number in self.grouping.absorbed)
         nodes += fused
         ops, circle = _in_order(nodes)
         if circle:

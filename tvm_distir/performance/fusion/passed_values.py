@@ -11,6 +11,7 @@ from typing import NamedTuple
 from tvm_distir.performance.program.parts import Function, Op
 from tvm_distir.performance.program.pipeline_program import PipelineProgram
 from tvm_distir.performance.program.program import Program
+from tvm_distir.support import lists_by_key
 
 from .dataflow import Dataflow
 
@@ -75,12 +76,7 @@ class PassedValues:
             fixed += self._function(name, fn)
         fixed += self._entries() if program.staged is None else self._stages(program.staged)
         self.fixed = {self.group(key) for key in fixed}
-        self.makers: dict[ValueKey, list[ValueUse]] = defaultdict(list)
-        for key, use in self._made:
-            self.makers[self.group(key)].append(use)
-        self.members: dict[ValueKey, list[ValueKey]] = defaultdict(list)
-        for key in list(self._parent):
-            self.members[self.group(key)].append(key)
+        self.makers = lists_by_key((self.group(key), use) for key, use in self._made)
         self.readers: dict[ValueKey, list[ValueUse]] = defaultdict(list)
         for name, flow in flows.items():
             for value, numbers in flow.readers.items():
@@ -88,9 +84,7 @@ class PassedValues:
                     if not flow.fn.ops[number].callees:
                         group = self.group((VALUE, name, value))
                         self.readers[group].append(ValueUse(name, number, value))
-        self.weights: dict[ValueKey, list[ValueKey]] = defaultdict(list)
-        for key in self._full_weights():
-            self.weights[self.group(key)].append(key)
+        self.weights = lists_by_key((self.group(key), key) for key in self._full_weights())
 
     def group(self, key: ValueKey) -> ValueKey:
         """Return the group of a place: the place that stands for all of it."""
@@ -126,7 +120,7 @@ class PassedValues:
                 return True
             if group not in seen:
                 seen.add(group)
-                todo += [(use.function, use.value) for use in self.makers[group]]
+                todo += [(use.function, use.value) for use in self.makers.get(group, ())]
         return False
 
     def _join(self, function: str, value: int, key: ValueKey, number: int) -> None:

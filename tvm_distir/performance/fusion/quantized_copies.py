@@ -108,7 +108,7 @@ class _Writer:
 
     def _is_narrow(self, group: ValueKey) -> bool:
         """Return whether only products of the backward pass read what is quantized before."""
-        makers = self.passed.makers[group]
+        makers = self.passed.makers.get(group, [])
         return (
             group not in self.passed.fixed
             and bool(makers)
@@ -234,8 +234,7 @@ class _FunctionWriter:
                 op = op._replace(inputs=tuple(v for _, inputs in before for v in inputs))
                 self.read.update(operands)
             elif op.kind == "call":
-                params = writer.program.functions[op.callee].params
-                pairs = zip(op.inputs, params, strict=True)
+                pairs = zip(op.inputs, writer.program.functions[op.callee].params, strict=True)
                 inputs = (self._passed(v, (VALUE, op.callee, param)) for v, param in pairs)
                 op = op._replace(inputs=tuple(inputs))
             ops.append(op)

@@ -151,18 +151,17 @@ def _bucketed(fn: Function) -> Function:
     joined = {id(op): bucket for bucket in buckets.values() for op in bucket if len(bucket) > 1}
     if not joined:
         return fn
-    head: list[Op] = []
     rest = [op for op in fn.ops if id(op) not in joined]
     sources = {flow.source[v] for bucket in joined.values() for op in bucket for v in op.inputs}
     views = [op for op in rest if op.kind == "view" and flow.source[op.inputs[0]] in sources]
-    for bucket in {id(bucket): bucket for bucket in joined.values()}.values():
-        head.append(
-            bucket[0]._replace(
-                inputs=tuple(v for op in bucket for v in op.inputs),
-                outputs=tuple(v for op in bucket for v in op.outputs),
-                payload_bytes=sum(op.payload_bytes for op in bucket),
-            )
+    head: list[Op] = [
+        bucket[0]._replace(
+            inputs=tuple(v for op in bucket for v in op.inputs),
+            outputs=tuple(v for op in bucket for v in op.outputs),
+            payload_bytes=sum(op.payload_bytes for op in bucket),
         )
+        for bucket in {id(bucket): bucket for bucket in joined.values()}.values()
+    ]
     known = {id(op) for op in views}
     ops = [*views, *head, *(op for op in rest if id(op) not in known)]
     return dataclasses.replace(fn, ops=tuple(ops))

@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 CATEGORIES = tuple(
@@ -72,10 +72,6 @@ class BufferGroup:
     bytes: int
     count: int
 
-    def to_dict(self) -> dict[str, Any]:
-        """Give the fields by name."""
-        return dict(self.__dict__)
-
 
 @dataclass(frozen=True)
 class MemoryAccount:
@@ -111,12 +107,7 @@ class MemoryAccount:
 
     def to_dict(self) -> dict[str, Any]:
         """Give the fields by name, ``host_bytes`` where there are some."""
-        entry = {
-            **self.__dict__,
-            "at_peak": dict(self.at_peak),
-            "most": dict(self.most),
-            "holders": [holder.to_dict() for holder in self.holders],
-        }
+        entry = {**asdict(self), "holders": list(map(asdict, self.holders))}
         if not self.host_bytes:
             del entry["host_bytes"]
         return entry

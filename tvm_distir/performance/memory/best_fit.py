@@ -24,6 +24,7 @@ class Arena:
         self.top = 0
         self._end = 0
         self._holes = FreeBlocks()
+        self.give = self._holes.give
 
     def take(self, size: int) -> int:
         """Place a block, and return its address."""
@@ -40,16 +41,6 @@ class Arena:
         if hole > size:
             self._holes.open(position + size, hole - size)
         return position
-
-    def give(self, position: int, size: int) -> None:
-        """Free a block and merge adjacent holes."""
-        before = self._holes.begin_of_end.get(position)
-        if before is not None:
-            size += self._holes.close(before)
-            position = before
-        if position + size in self._holes.size_at:
-            size += self._holes.close(position + size)
-        self._holes.open(position, size)
 
 
 class Arenas:

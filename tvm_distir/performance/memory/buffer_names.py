@@ -137,8 +137,7 @@ class BufferNames:
         self, function: str, index: int, path: CallPath | None, depth: int
     ) -> tuple[str, str]:
         """Return the name of what a value holds, and the type that it is known in."""
-        fn = self.functions[function]
-        value, op = fn.values[index], self._maker(function, index)
+        value, op = self.functions[function].values[index], self._maker(function, index)
         prefix = self._prefix(path)
         if op is None:
             return self._parameter(function, index, path, depth)
@@ -179,8 +178,7 @@ class BufferNames:
         value = fn.values[index]
         position = self._position(fn.params, index)
         if path is not None and depth and position is not None:
-            argument = path.op.inputs[position]
-            return self._base(path.caller, argument, path.outer, depth - 1)
+            return self._base(path.caller, path.op.inputs[position], path.outer, depth - 1)
         if (function, index) in self._slots and depth:
             stage_kind, slot = self._slots[function, index]
             for phase in stage_kind.phases:

@@ -64,8 +64,7 @@ class CachingAllocator:
     def _walk(self, use: CallVariant) -> Steps[None]:
         lives, level = self.lives[use.function], self.new()
         shape = self.shape(use)
-        for param in shape.owned & lives.unread:
-            level.add(shape.categories[param], -shape.sizes[param])
+        level.free(shape.owned & lives.unread, shape.categories, shape.sizes)
         for change in self.changes(lives, shape):
             if change.inner:
                 for call in change.inner:
@@ -76,8 +75,7 @@ class CachingAllocator:
                 for buffer in change.step.new:
                     level.add(shape.categories[buffer], shape.sizes[buffer])
                 level.reach(change.number)
-            for buffer in change.freed:
-                level.add(shape.categories[buffer], -shape.sizes[buffer])
+            level.free(change.freed, shape.categories, shape.sizes)
         self._cache[use] = level
 
     def changes(self, lives: FunctionBuffers, shape: Shape) -> Iterator[MemoryChange]:
@@ -100,13 +98,11 @@ class CachingAllocator:
         both, handed = MemoryLevel(), change.handed
         for call in change.inner:
             side = MemoryLevel()
-            for buffer in handed - set(call.handed):
-                side.add(shape.categories[buffer], -shape.sizes[buffer])
+            side.free(handed - set(call.handed), shape.categories, shape.sizes)
             side.over(self.level(call.use), 0)
             both.peak = max(both.peak, side.peak)
             both.most = [max(pair) for pair in zip(both.most, side.most, strict=True)]
-        for buffer in handed:
-            both.add(shape.categories[buffer], -shape.sizes[buffer])
+        both.free(handed, shape.categories, shape.sizes)
         for buffer in change.step.new:
             both.add(shape.categories[buffer], shape.sizes[buffer])
         both.reach(0)

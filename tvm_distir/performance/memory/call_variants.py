@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -63,8 +63,12 @@ class MemoryLevel:
         """Allocate or free bytes."""
         self.live += size
         self.categories[category] += size
-        if self.categories[category] > self.most[category]:
-            self.most[category] = self.categories[category]
+        self.most[category] = max(self.most[category], self.categories[category])
+
+    def free(self, buffers: Iterable[int], categories: Sequence[int], sizes: Sequence[int]) -> None:
+        """Free buffers, given the category and the bytes of each."""
+        for buffer in buffers:
+            self.add(categories[buffer], -sizes[buffer])
 
     def over(self, inner: MemoryLevel, at: int) -> None:
         """Run a nested level: add its peak to the live bytes, then the bytes that it leaves."""

@@ -223,8 +223,7 @@ class RankMemories:
                 for category, size in zip(death.categories, death.sizes, strict=True):
                     level.add(category, size)
                 level.reach(0)
-            for buffer in death.buffers:
-                level.add(death.categories[buffer], -death.sizes[buffer])
+            level.free(death.buffers, death.categories, death.sizes)
         return self._messages[key], self._messages[key].peak
 
     def _held(self, walk: RankEvents, deaths: Sequence[LastUse], at: int) -> Iterator[LiveBuffer]:

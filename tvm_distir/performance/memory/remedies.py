@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from tvm_distir.performance.program.parts import Value, reached
@@ -48,10 +48,6 @@ class Remedy:
     name: str
     peak_bytes: int
 
-    def to_dict(self) -> dict[str, Any]:
-        """Give the fields by name."""
-        return dict(self.__dict__)
-
 
 @dataclass(frozen=True)
 class Verdict:
@@ -75,12 +71,8 @@ class Verdict:
 
     def to_dict(self) -> dict[str, Any]:
         """Give the fields by name."""
-        return {
-            "missing_bytes": self.missing_bytes,
-            "holders": [holder.to_dict() for holder in self.holders],
-            "remedies": [remedy.to_dict() for remedy in self.remedies],
-            "chosen": self.chosen,
-        }
+        holders, remedies = (list(map(asdict, x)) for x in (self.holders, self.remedies))
+        return {**asdict(self), "holders": holders, "remedies": remedies}
 
 
 def verdict(

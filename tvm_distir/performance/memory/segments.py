@@ -11,6 +11,7 @@ share segments. With ``expandable_segments:True`` either kind has a single segme
 from __future__ import annotations
 
 import bisect
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 MIB = 1 << 20
@@ -51,6 +52,16 @@ class FreeBlocks:
         del self.free[bisect.bisect_left(self.free, (size, position))]
         del self.begin_of_end[position + size]
         return size
+
+    def give(self, position: int, size: int, borders: Collection[int] = ()) -> None:
+        """Free a block, and merge free blocks that no border divides."""
+        if position not in borders and position in self.begin_of_end:
+            size += position - self.begin_of_end[position]
+            position = self.begin_of_end[position]
+            self.close(position)
+        if position + size in self.size_at and position + size not in borders:
+            size += self.close(position + size)
+        self.open(position, size)
 
 
 class SegmentAllocator:
@@ -104,14 +115,7 @@ class SegmentAllocator:
         """Free a block, and merge it with the free blocks beside it in its segment."""
         size, small = self.blocks.pop(position)
         self.allocated -= size
-        pool = self._pools[small]
-        if position not in self.segments and position in pool.begin_of_end:
-            before = pool.begin_of_end[position]
-            size += pool.close(before)
-            position = before
-        if position + size in pool.size_at and position + size not in self.segments:
-            size += pool.close(position + size)
-        pool.open(position, size)
+        self._pools[small].give(position, size, self.segments)
 
     def _segment(self, small: bool, size: int) -> int:
         """Take a segment from the driver."""

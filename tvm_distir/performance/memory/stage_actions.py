@@ -203,8 +203,7 @@ class UnitLevels:
                 if self.arenas is not None:
                     top = max(top, level.live + self.arenas.total(use))
                 level.over(self.framework.level(use), number)
-                for buffer in rest:
-                    level.add(death.categories[buffer], -death.sizes[buffer])
+                level.free(rest, death.categories, death.sizes)
             self._cache[key] = level, top
         return self._cache[key]
 

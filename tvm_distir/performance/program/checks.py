@@ -196,8 +196,7 @@ def _check_calls(functions: Functions, op: Op, location: str) -> None:
     for name in op.callees:
         callee = functions.get(name)
         if callee is None:
-            known = nearest(name, functions)
-            raise _broken(location, f"there is no function {name!r}", known)
+            raise _broken(location, f"there is no function {name!r}", nearest(name, functions))
         takes += len(callee.params)
         if len(op.outputs) != len(callee.results):
             raise _broken(

@@ -255,10 +255,9 @@ class Function:
     @functools.cached_property
     def readers(self) -> Mapping[int, list[tuple[Op, int]]]:
         """Return the ops that read each value, and its places among their operands."""
-        readers = lists_by_key(
+        return lists_by_key(
             (value, (op, position)) for op in self.ops for position, value in enumerate(op.inputs)
         )
-        return readers
 
     def on(self, mesh: int) -> Function:
         """Return the function on another mesh, collectives included."""

@@ -141,7 +141,6 @@ class Timeline:
         ops, full = list(self._ops()), np.zeros(1, np.int64)
         local_ops = [k for k, (row, _) in enumerate(ops) if row.op.kind != "transfer"]
         kinds = op_kinds(self.modules, (ops[k] for k in local_ops))
-        span = np.array([[0, self.end.max(initial=0)]], np.int64)
         yield OpRecords(
             kinds,
             self.start[None, local_ops],
@@ -150,7 +149,7 @@ class Timeline:
             "",
             "",
             full,
-            span,
+            np.array([[0, self.end.max(initial=0)]], np.int64),
         )
 
     def messages(self) -> Iterator[MessageRecords]:

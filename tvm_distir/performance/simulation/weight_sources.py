@@ -74,8 +74,7 @@ class WeightSources:
             return full.removeprefix(self.path(caller, site)) if full else ""
         op, number = fn.makers[index]
         if op.kind == "call":
-            callee = self.program.functions[op.callee]
-            name = self.of(op.callee, callee.results[number], part)
+            name = self.of(op.callee, self.program.functions[op.callee].results[number], part)
             return f"{self.path(function, op)}{name}" if name else ""
         if op.op.endswith(".split"):
             return self.of(function, op.inputs[0], number)

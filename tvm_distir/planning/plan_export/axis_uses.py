@@ -14,7 +14,7 @@ from tvm import ir
 from tvm_distir.core.ir import relax_functions
 from tvm_distir.core.plan import Plan
 from tvm_distir.planning.strategies.composition import make_plan
-from tvm_distir.planning.strategies.training_parts import gradient_names, term_names
+from tvm_distir.planning.strategies.training_parts import noted_names
 from tvm_distir.support import DistIRError
 
 from .exported_plan import ExportedPlan, PlacedParameter, placed, rules_of, unsupported
@@ -38,7 +38,7 @@ def describe(mod: ir.IRModule, plan: Plan) -> ExportedPlan:
     gradients = {
         glob.escape(value)
         for _, fn in relax_functions(mod)
-        for names in (gradient_names(fn), term_names(fn))
+        for names in (noted_names(fn, "gradients"), noted_names(fn, "terms"))
         for value in names.values()
     }
     uses, stages, sequence, context_stages = {}, set(), False, set()

@@ -176,8 +176,7 @@ def _described(result: SearchResult, source: Source, devices: int) -> SearchResu
     dtype = profile.quantization.dtype if profile.quantization else ""
     model = source.forward(result.plans[0].row.candidate.micro_batches)
     bits = bits_of(dtype or main_dtype(model))
-    kind = StepKind(profile.name, source.system.device.name, "", bits)
-    return replace(result, kind=kind)
+    return replace(result, kind=StepKind(profile.name, source.system.device.name, "", bits))
 
 
 def _check_counts(enumeration: Enumeration) -> None:

@@ -19,7 +19,7 @@ from tvm_distir.core.ir import is_private, known_shape, relax_functions
 from tvm_distir.core.ir.attributes import param_names, training_notes
 from tvm_distir.core.plan import Plan, PlanRule, data_positions
 from tvm_distir.core.rewriting import all_bindings
-from tvm_distir.planning.strategies.training_parts import gradient_names, term_names
+from tvm_distir.planning.strategies.training_parts import noted_names
 
 from .found_plan import FoundPlan, PlanGroup
 
@@ -109,7 +109,7 @@ def _facts(module: ir.IRModule, plan: Plan) -> tuple[Counter[str], list[_AxisFac
             kind = "data" if position in data else "states" if text in states else "weights"
             _count(totals, axes, rule, shape, kind)
     for name, fn in functions:
-        gradients = {*gradient_names(fn).values(), *term_names(fn).values()}
+        gradients = {*noted_names(fn, "gradients").values(), *noted_names(fn, "terms").values()}
         for var in (*fn.params, *(binding.var for binding in all_bindings(fn.body))):
             rule, shape = _rule(rules, "value", name, fn, str(var.name)), known_shape(var.ty) or ()
             is_activation = len(shape) == _HIDDEN_NDIM and shape[0] in batches

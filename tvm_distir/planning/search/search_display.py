@@ -110,8 +110,7 @@ def placement_table(result: Any) -> DataTable:
         [f"{why.weight} ({why.entry})", why.alike, why.form, why.other, why.dearer_s]
         for why in result.why
     ]
-    title = "Cost added by the second-best placement of each weight"
-    return DataTable(title, _PLACEMENTS, rows)
+    return DataTable("Cost added by the second-best placement of each weight", _PLACEMENTS, rows)
 
 
 def search_headline(result: Any) -> str:

@@ -205,8 +205,7 @@ class Trials:
             DIST0151 where it is for another number of devices.
         """
         schedule = plan.schedule
-        module = self.source.module(schedule, plan.recompute or "none")
-        study = self.study(module, plan)
+        study = self.study(self.source.module(schedule, plan.recompute or "none"), plan)
         result = study.result
         used = len({device for mesh in study.program.meshes for device in mesh.device_ids})
         if used != devices:

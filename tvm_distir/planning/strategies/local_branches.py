@@ -29,7 +29,7 @@ from .model_info import (
 )
 from .parallel_branches import Branches, ParallelBranch, balanced, branches_of, members
 from .registry import plan_maker
-from .training_parts import gradient_names
+from .training_parts import noted_names
 
 LOCAL_LAYERS = "local_layers"
 """Name of the strategy: it takes an axis away, and others work on the mesh of each branch."""
@@ -123,7 +123,7 @@ def on_branches(mod: ir.IRModule, branches: Plan, others: Plan) -> Plan:
     weights = {
         glob.escape(gradient): homes.get(glob.escape(weight))
         for _, fn, _ in entries(mod)
-        for weight, gradient in gradient_names(fn).items()
+        for weight, gradient in noted_names(fn, "gradients").items()
     }
     for _, fn, _ in entries(mod):
         weights |= _product_meshes(fn, homes)

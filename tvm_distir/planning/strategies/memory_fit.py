@@ -12,7 +12,7 @@ everywhere. Only measured peaks refuse a step.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from tvm import ir
@@ -118,18 +118,15 @@ class _Choice(NamedTuple):
     peak_bytes: int
 
 
+@dataclass(eq=False)
 class _Choices:
     """Recomputations of a step that are measured; ``peaks`` has the bytes of each."""
 
-    def __init__(
-        self,
-        make: Callable[[str | Mapping[str, str]], ir.IRModule],
-        planned: Callable[[ir.IRModule], Plan],
-        measure_peak: Callable[[ir.IRModule, Plan], int],
-        bound: int,
-    ) -> None:
-        self.make, self.planned, self.measure_peak = make, planned, measure_peak
-        self.bound, self.peaks = bound, dict[str, int]()
+    make: Callable[[str | Mapping[str, str]], ir.IRModule]
+    planned: Callable[[ir.IRModule], Plan]
+    measure_peak: Callable[[ir.IRModule, Plan], int]
+    bound: int
+    peaks: dict[str, int] = field(default_factory=dict)
 
     def measured(self, recompute: str) -> _Choice:
         """Make a step and measure its peak (InfeasibleError where an estimate refuses)."""

@@ -269,8 +269,7 @@ def _stage_mesh(mesh: MeshSpec, axis: str) -> tuple[MeshSpec, tuple[tuple[int, .
     """
     if axis not in mesh.axes:
         return mesh, ()
-    number = mesh.axis_number(axis)
-    ids = np.moveaxis(mesh_devices(mesh.device_mesh()), number, 0)
+    ids = np.moveaxis(mesh_devices(mesh.device_mesh()), mesh.axis_number(axis), 0)
     axes: dict[str, Any] = {name: n for name, n in mesh.axes.items() if name != axis}
     rows = [tuple(int(i) for i in row.ravel()) for row in ids]
     one_behind_the_other = [i for row in rows for i in row]

@@ -30,8 +30,7 @@ def drops(value: relax.Expr, var: relax.Expr) -> bool:
 
 def is_bias_add(call: ir.Call, position: int) -> bool:
     """Return whether an addition adds a vector to its operand at a position."""
-    ty = call.args[1 - position].ty
-    shape = static_shape(ty)
+    shape = static_shape(call.args[1 - position].ty)
     return shape is not None and sum(1 for n in shape if n != 1) <= 1
 
 

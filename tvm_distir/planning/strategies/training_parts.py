@@ -53,17 +53,13 @@ def new_names(mod: ir.IRModule) -> set[str]:
     }
 
 
-def gradient_names(fn: relax.Function) -> dict[str, str]:
-    """Return the names of the values that are the gradients of weights; none of other functions."""
-    return {w: str(n) for w, n in training_notes(fn, "gradients").items()}
+def noted_names(fn: relax.Function, key: str) -> dict[str, str]:
+    """Return the names of the values of weights that a function notes; none of other functions.
 
-
-def term_names(fn: relax.Function) -> dict[str, str]:
-    """Return the names of micro-batch gradients of weights in pipelined steps.
-
-    Those of weights that other stages have too are among them.
+    ``gradients``; ``terms``: the gradients of micro-batches in pipelined steps, those of weights
+    that other stages have too among them; ``sums`` of these terms over the micro-batches.
     """
-    return {w: str(n) for w, n in training_notes(fn, "terms").items()}
+    return {w: str(n) for w, n in training_notes(fn, key).items()}
 
 
 def boundary_positions(fn: relax.Function) -> list[int]:
@@ -73,11 +69,6 @@ def boundary_positions(fn: relax.Function) -> list[int]:
         list(map(str, unpack(attrs[STAGE_KIND_ATTR]["params"]))) if STAGE_KIND_ATTR in attrs else []
     )
     return [i for i, n in enumerate(notes) if n.partition(":")[0] in (ACTIVATION, GRADIENT)]
-
-
-def sum_names(fn: relax.Function) -> dict[str, str]:
-    """Return the names of the sums of :func:`term_names` over the micro-batches."""
-    return {w: str(n) for w, n in training_notes(fn, "sums").items()}
 
 
 def parameter_shapes(fn: relax.Function) -> Shapes:
@@ -150,15 +141,12 @@ def with_updates(mod: ir.IRModule, plan: Plan) -> Plan:
         placed as that stage takes it.
     """
     rules = list(plan.rules)
-    functions = {
-        str(gv.name_hint): fn for gv, fn in mod.functions.items() if isinstance(fn, relax.Function)
-    }
-    for name, fn in functions.items():
-        updated = training_notes(fn, "updated")
+    for gv, fn in mod.functions.items():
+        updated = training_notes(fn, "updated") if isinstance(fn, relax.Function) else {}
         if not updated:
             continue
         states, gathered_twice = training_notes(fn, "states"), training_notes(fn, "again")
-        find, shapes = _Finder.of(rules, name), parameter_shapes(fn)
+        find, shapes = _Finder.of(rules, str(gv.name_hint)), parameter_shapes(fn)
         for parameter in param_names(fn):
             rule = find(parameter)
             if rule is None or parameter not in updated:
@@ -188,7 +176,8 @@ def _between_stages(mod: ir.IRModule, rules: Sequence[PlanRule]) -> list[PlanRul
     pipeline = Pipeline.of(mod)
     if pipeline is None:
         return []
-    stages, rules_of, finders = pipeline.stages, {}, dict[str, _Finder]()
+    stages, rules_of = pipeline.stages, {}
+    finder_of = functools.cache(functools.partial(_Finder.of, rules))
     meshes, ranks = pipeline.schedule.meshes, pipeline.schedule.rank_of
     count = len(stages)
     beside = [(i, j) for i in range(count) for j in (i - 1, i + 1) if 0 <= j < count]
@@ -198,10 +187,7 @@ def _between_stages(mod: ir.IRModule, rules: Sequence[PlanRule]) -> list[PlanRul
         maker, reader = mod[stages[source].function], mod[stages[target].function]
         kind = ACTIVATION if source < target else GRADIENT
         names = dict(zip(stages[target].params, param_names(reader), strict=True))
-        function = stages[target].function
-        if function not in finders:
-            finders[function] = _Finder.of(rules, function)
-        find = finders[function]
+        find = finder_of(stages[target].function)
         values = unpack(maker.attrs[STAGE_KIND_ATTR]["values"])
         for slot, value in zip(stages[source].results, values, strict=True):
             rule = find(names[slot]) if slot.startswith(f"{kind}:") else None

@@ -42,12 +42,10 @@ from .occupied_dims import weight_rules
 from .registry import plan_maker
 from .state_axes import find_state_axes, state_labels
 from .training_parts import (
-    gradient_names,
+    noted_names,
     parameter_shapes,
     placement_of_state,
     states_of,
-    sum_names,
-    term_names,
 )
 
 STAGES = (1, 2, 3)
@@ -164,7 +162,7 @@ def _stored(
     stage: int,
 ) -> Iterator[PlanRule]:
     """Yield the rules of weights, gradients and states of a function."""
-    gradients, terms, states = gradient_names(fn), term_names(fn), states_of(fn)
+    gradients, terms, states = noted_names(fn, "gradients"), noted_names(fn, "terms"), states_of(fn)
     shapes = parameter_shapes(fn)
     for position, weight in weights.items():
         labels = {**dict.fromkeys(numbers, R), **dims[position]}
@@ -181,7 +179,7 @@ def _stored(
             )
             yield PlanRule("param", title, placement, mesh.name, function=weight.function)
         label = cut if stage > 1 else some_axes(mesh, dict.fromkeys(numbers, P))
-        for named in (terms, gradients if stage > 1 else sum_names(fn)):
+        for named in (terms, gradients if stage > 1 else noted_names(fn, "sums")):
             if weight.name in named:
                 title = glob.escape(named[weight.name])
                 yield PlanRule("value", title, label, mesh.name, function=weight.function)

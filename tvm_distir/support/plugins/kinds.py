@@ -97,8 +97,7 @@ def _read_bool(term: Term) -> bool:
 
 
 def _read_int(term: Term) -> int:
-    text = _bare(term, "an integer")
-    number = parse_int(text, -LARGEST, LARGEST)
+    number = parse_int(_bare(term, "an integer"), -LARGEST, LARGEST)
     if number is None:
         raise Unreadable("an integer")
     return number

@@ -66,6 +66,7 @@ _MIRRORED = {
 }  # fmt: skip
 
 
+@dataclass(eq=False)
 class MaskReader:
     """Reader of the masks of a function.
 
@@ -77,13 +78,9 @@ class MaskReader:
         Return what is known of a parameter, and of a call of a private function.
     """
 
-    def __init__(
-        self,
-        values: Mapping[Var, Expr],
-        of_param: Callable[[Any], Fact | None],
-        of_call: Callable[[Any], Fact | None],
-    ) -> None:
-        self._values, self._of_param, self._of_call = values, of_param, of_call
+    _values: Mapping[Var, Expr]
+    _of_param: Callable[[Any], Fact | None]
+    _of_call: Callable[[Any], Fact | None]
 
     @memoized
     def of(self, expr: Expr) -> Fact | None:

@@ -63,16 +63,13 @@ class Match:
     sinks: Any = None
 
 
+@dataclass(eq=False)
 class Matcher:
     """Matcher of the softmaxes of a function."""
 
-    def __init__(
-        self,
-        values: Mapping[Var, Expr],
-        readers: Mapping[Var, Sequence[Any]],
-        masks: MaskReader,
-    ) -> None:
-        self._values, self._readers, self._masks = values, readers, masks
+    _values: Mapping[Var, Expr]
+    _readers: Mapping[Var, Sequence[Any]]
+    _masks: MaskReader
 
     def match(self, var: Var) -> Match:
         """Return the attention of a softmax; it raises :class:`Unmatched` with the reason."""

@@ -23,8 +23,7 @@ def appended(builder: BlockBuilder, call: ir.Call) -> Expr:
     cache = call.args[0]
     index, rows = append_operands(builder, call)
     sizes = ([int(n) for n in x.ty.shape] for x in (index, rows, cache))
-    kernel = _kernel(*sizes, dtype=str(cache.ty.dtype))
-    name = builder.add_func(kernel, "append_in_place")
+    name = builder.add_func(_kernel(*sizes, dtype=str(cache.ty.dtype)), "append_in_place")
     return relax.op.call_tir_inplace(name, [index, rows, cache], [2], cache.ty)
 
 

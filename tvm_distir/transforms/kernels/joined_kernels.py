@@ -66,8 +66,7 @@ def joined_kernel(
     scratch = _Scratch()
     elements = math.prod(members[0].kernel.shape)
     number, size = tirx.Var("chunk", "int64"), tirx.Var("size", "int64")
-    chunk = _Chunk(inputs, outputs, scratch, number * CHUNK, size)
-    loops = chunk.run(members)
+    loops = _Chunk(inputs, outputs, scratch, number * CHUNK, size).run(members)
     # A loop of a known number of iterations would be unrolled, and its values would not be stored.
     chunk_size = tirx.decl_buffer([1], "int64", "chunk_size", layout=None)
     most = tirx.BufferLoad(chunk_size, [0])

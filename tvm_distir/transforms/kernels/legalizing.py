@@ -99,8 +99,7 @@ def _key(builder: BlockBuilder, call: ir.Call) -> Var:
 
 def _argsort(builder: BlockBuilder, call: ir.Call) -> Expr:
     a = call.attrs
-    key = _key(builder, call)
-    return relax.op.argsort(key, int(a.axis), bool(a.descending), str(a.dtype))
+    return relax.op.argsort(_key(builder, call), int(a.axis), bool(a.descending), str(a.dtype))
 
 
 def _gather(builder: BlockBuilder, x: Expr, axis: int, order: Var) -> Expr:
@@ -118,8 +117,7 @@ def _topk(builder: BlockBuilder, call: ir.Call) -> Expr:
     a = call.attrs
     axis, kind = int(a.axis) % int(tensor_type(call.args[0].ty).ndim), str(a.ret_type)  # type: ignore[union-attr]
     dtype = str(a.dtype)
-    key = _key(builder, call)
-    best = relax.op.topk(key, int(a.k), axis, "indices", bool(a.largest), dtype)
+    best = relax.op.topk(_key(builder, call), int(a.k), axis, "indices", bool(a.largest), dtype)
     if kind == "indices":
         return best
     positions = builder.emit(best)

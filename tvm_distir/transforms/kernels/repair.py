@@ -229,8 +229,7 @@ class _Repair:
         return result
 
     def _is_computed(self, index: Expr) -> bool:
-        is_integer = str(index.ty.dtype).startswith(("int", "uint"))
-        return is_integer and _reads(index, self.computed)
+        return str(index.ty.dtype).startswith(("int", "uint")) and _reads(index, self.computed)
 
     def _load(self, load: TensorLoad) -> Expr:
         positions = [i for i, index in enumerate(load.indices) if self._is_computed(index)]

@@ -173,14 +173,10 @@ class _Attention(_Pages):
         return relax.Tuple([mixed, self.emit(op.permute_dims(lse, [0, 2, 1, 3]))])
 
 
-def _attention(builder: BlockBuilder, call: ir.Call) -> Expr:
-    return _Attention(builder, call).written()
-
-
 WRITTEN_OPS: dict[str, Callable[[BlockBuilder, ir.Call], Expr]] = {
     **WRITTEN_ATTENTION,
     KV_APPEND_OP: written_append,
-    PAGED_ATTENTION_OP: _attention,
+    PAGED_ATTENTION_OP: lambda builder, call: _Attention(builder, call).written(),
     EXPERT_MATMUL_OP: lambda _, call: op.matmul(*call.args),
 }
 """Writers of calls of attention, caches and experts, by the names of the ops."""

@@ -146,8 +146,7 @@ class _FirstGathers:
             env[param] = first.add(gather, f"{param.name}_gathered")
         blocks = [first.block(), *(self._block(block, gathers, env) for block in fn.body.blocks)]
         fields = [substitute(field, env) for field in fields]
-        result_tuple = tuple_of(fields)
-        blocks, new_result = let_out(blocks, result_tuple)
+        blocks, new_result = let_out(blocks, tuple_of(fields))
         blocks, _ = pruned(blocks, new_result)
         io = {**dict(fn.attrs[IO_ATTR].items()), "inputs": self.inputs, "outputs": self.outputs}
         new = with_body(fn, params, blocks, new_result, bool(fn.is_pure))

@@ -98,8 +98,7 @@ class _Prefetch:
         for gv, lifted in parts.items():
             name = new_name(f"{gv.name_hint}_gathers", used_names)
             gathers = typed(ir.GlobalVar(name), lifted.gathers.ty)
-            rest = retyped(gv, lifted.rest.ty)
-            named[gv] = SplitPrefetch(lifted, gathers, rest)
+            named[gv] = SplitPrefetch(lifted, gathers, retyped(gv, lifted.rest.ty))
         callers = {caller for gv in parts for caller, _ in self.calls.of[gv]}
         functions: dict[ir.GlobalVar, ir.BaseFunc] = {}
         for gv, fn in old_functions.items():

@@ -223,10 +223,6 @@ def _infer_forward(call: Call, _: BlockBuilder) -> Type:
     return relax.TupleType([out, lse])
 
 
-def _infer_backward(call: Call, _: BlockBuilder) -> Type:
-    return relax.TupleType(_checked(call)[:3])
-
-
 def _infer_bias(call: Call, _: BlockBuilder) -> Type:
     _checked(call)
     bias = attention_operands(call)[1]
@@ -237,6 +233,6 @@ def _infer_bias(call: Call, _: BlockBuilder) -> Type:
 
 INFER: Mapping[str, Callable[[Call, Any], Any]] = {
     ATTENTION_OP: _infer_forward,
-    ATTENTION_BACKWARD_OP: _infer_backward,
+    ATTENTION_BACKWARD_OP: lambda call, _: relax.TupleType(_checked(call)[:3]),
     ATTENTION_BIAS_OP: _infer_bias,
 }

@@ -212,8 +212,7 @@ def _viewed(call: ir.Call, _: relax.BlockBuilder) -> ir.Type:
     if not are_views(ty.device_mesh, mesh):
         problem = "the mesh is no view of the operand's: it is no transpose of its device ids"
         raise refuse(call, problem, "Use R.dist.redistribute between different meshes.")
-    ndim = int(ty.tensor_ty.ndim)
-    labels = relabelled(labels_of(ty.placement), ty.device_mesh, mesh, ndim)
+    labels = relabelled(labels_of(ty.placement), ty.device_mesh, mesh, int(ty.tensor_ty.ndim))
     if labels is None:
         problem = (
             f"several mesh axes shard a dim of the operand ({ty.placement}) in an order that the "

@@ -192,8 +192,7 @@ class Cutter:
             return tirx.BufferLoad(self._buffer(e.source), indices)
         if kind == "Call":
             args = [self._expr(a) if isinstance(a, ir.Expr) else a for a in e.args]
-            new = ir.Call(e.op, args, e.attrs, list(e.ty_args))
-            return typed(new, e.ty)
+            return typed(ir.Call(e.op, args, e.attrs, list(e.ty_args)), e.ty)
         if kind == "Select":
             parts = (e.condition, e.true_value, e.false_value)
             return tirx.Select(*(self._expr(x) for x in parts))

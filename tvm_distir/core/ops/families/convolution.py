@@ -65,8 +65,7 @@ def convolution_on_shards(cx: LocalCall) -> ir.Call:
         x = with_halo(cx, 0, x, dim, plan)
         pads[k] = pads[k + len(kernel)] = 0
     groups = max(1, int(a.groups) // cx.ins[0].shard.counts[layout.index("C")])
-    attrs = changed(a, padding=pads, groups=groups)
-    return ir.Call(cx.call.op, [x, cx.operand(1)], attrs)
+    return ir.Call(cx.call.op, [x, cx.operand(1)], changed(a, padding=pads, groups=groups))
 
 
 def _tie_contracted(draft: Draft, data: str, weight: str, out: str, sliding: list[Window]) -> None:

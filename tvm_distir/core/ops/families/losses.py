@@ -156,8 +156,7 @@ def nll_loss(call: CallShape) -> Draft:
     """
     draft = Draft(call, why=_WEIGHTS)
     reduction = str(call.attrs.reduction)
-    classes = _class_dim(call.ins[0])
-    draft.tie({0: classes}, {}, "sum")
+    draft.tie({0: _class_dim(call.ins[0])}, {}, "sum")
     for d in range(len(call.ins[1])):
         ins = {0: d if d == 0 else d + 1, 1: d}
         if reduction == "none":
@@ -217,7 +216,6 @@ def nll_loss_backward(call: CallShape) -> Draft:
         elif reduction == "sum":
             draft.tie(ins, {0: data_dim})
         else:
-            comm_bytes = size_bytes((), call.out_dtypes[0])
-            draft.tie(ins, {0: data_dim}, "stat", comm_bytes=comm_bytes)
+            draft.tie(ins, {0: data_dim}, "stat", comm_bytes=size_bytes((), call.out_dtypes[0]))
     draft.linear((0,))
     return draft.per_element()

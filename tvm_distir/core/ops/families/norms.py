@@ -209,8 +209,7 @@ def batch_norm_on_shards(cx: LocalCall) -> ir.Expr:
     small = cx.scalar(float(a.epsilon), shard.dtype)
     root = cx.emit(relax.op.sqrt(cx.emit(relax.op.add(variance, small), "raised")), "root")
     normed = cx.emit(relax.op.divide(centered, root), "normed")
-    data = _scaled_and_shifted(cx, normed, [channel], bool(a.scale), bool(a.center))
-    results = [data]
+    results = [_scaled_and_shifted(cx, normed, [channel], bool(a.scale), bool(a.center))]
     for number, statistic in ((3, mean), (4, variance)):
         moving = cx.operand(number)
         dtype = str(moving.ty.dtype)

@@ -55,8 +55,7 @@ def kv_append(call: CallShape) -> Draft:
     draft.tie({0: POSITIONS_DIM}, {0: POSITIONS_DIM}, uneven=False)
     draft.tie({0: 4, 1: 3}, {0: 4}, uneven=False)
     draft.replicate("in", 0, 1, "pages have numbers in their pool")
-    written_bytes = size_bytes(new, call.in_dtypes[0])
-    return draft.work(0, "memory", {0: 0}, {0: written_bytes})
+    return draft.work(0, "memory", {0: 0}, {0: size_bytes(new, call.in_dtypes[0])})
 
 
 def attention_on_shards(cx: LocalCall) -> ir.Expr:

@@ -29,8 +29,7 @@ def fill_padding(cx: LocalCall, x: ir.Expr, dims: Sequence[int], value: Any, dty
     """Put a value into the padding of some dims of (a value derived from) the first operand."""
     for d in dims:
         if d in cx.ins[0].shard.padded_dims:
-            fill = cx.scalar(value, dtype)
-            x = cx.emit(relax.op.where(cx.valid(0, d), x, fill), "kept")
+            x = cx.emit(relax.op.where(cx.valid(0, d), x, cx.scalar(value, dtype)), "kept")
     return x
 
 

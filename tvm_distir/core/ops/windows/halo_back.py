@@ -100,8 +100,7 @@ def tie_spread(
     gathered = rows_bytes(draft, "in", 0, dim, fetch.left + fetch.right)
     returned = rows_bytes(draft, "out", 0, result_dim, back.left + back.right)
     sent_bytes = gathered if others else min(gathered, returned)
-    size = most_blocks(short, long)
-    tie_rows(draft, {0: dim, **others}, {0: result_dim}, size, sent_bytes)
+    tie_rows(draft, {0: dim, **others}, {0: result_dim}, most_blocks(short, long), sent_bytes)
 
 
 def tie_argmax(draft: Draft, dim: int, window: Window) -> None:

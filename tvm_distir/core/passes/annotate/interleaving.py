@@ -246,8 +246,7 @@ class _Interleaver:
             pieces = self._joined_pieces(args[-1], sizes) or self._split_pieces(args[-1], sizes)
             args[-1] = self._interleaved(pieces, fused, parts)
         called = relax.ExternFunc(f"{INTERLEAVED_ATTENTION}.{parts}")
-        operands = tuple_of(args)
-        self.writer.bind(var, rebuild(call, call.op, [called, operands], call.ty))
+        self.writer.bind(var, rebuild(call, call.op, [called, tuple_of(args)], call.ty))
 
     def _joined_pieces(self, value: Any, sizes: tuple[int, ...]) -> list[Any]:
         """Return what a value joins, as models do that normalize heads; empty for other values."""
@@ -279,8 +278,7 @@ class _Interleaver:
             name, heads = str(piece.name), (static_shape(piece.ty) or ())[-2]
             divided.append(self._reshaped(piece, [shape[0], parts, heads // parts, shape[2]], name))
         name = f"{pieces[0].name}{SUFFIX}"
-        joined = self.writer.emit(relax.op.concat(divided, 2), name)
-        return self._reshaped(joined, shape, name)
+        return self._reshaped(self.writer.emit(relax.op.concat(divided, 2), name), shape, name)
 
     # -- back to the original order
 
@@ -302,8 +300,7 @@ class _Interleaver:
             if len(group) > 1:
                 self.orders[field] = Segments(axis, group, order.parts)
         rows = [self.orders.get(field) for field in fields]
-        value = tuple_of(fields)
-        self.writer.bind(var, value)
+        self.writer.bind(var, tuple_of(fields))
         if any(row is not None for row in rows):
             self.fields[var] = rows
 
@@ -335,8 +332,7 @@ class _Interleaver:
                 if order is not None:
                     self.orders[item] = order
             parts = [self._original(item) if item in self.orders else item for item in items]
-            joined = tuple_of(parts)
-            env[full] = self.writer.add(joined, str(full.name))
+            env[full] = self.writer.add(tuple_of(parts), str(full.name))
         if not env:
             return value
         if isinstance(value, relax.Var):

@@ -145,8 +145,7 @@ def _interleaved(
     for gv, fn in mod.functions.items():
         name = str(gv.name_hint)
         for position, rule in targets[name].params.items() if name in targets else ():
-            location = f"{name}/{fn.params[position].name}"
-            segments = _segments(fn, location, plan, position, rule)
+            segments = _segments(fn, f"{name}/{fn.params[position].name}", plan, position, rule)
             if segments is not None:
                 segments_of.setdefault(gv, {})[position] = segments
     if not segments_of:

@@ -188,8 +188,7 @@ class _Sinker:
         fn = self.settled[callee]
         if sunk.args or sunk.results:
             fn = extended(fn, sunk, state)
-        gv = self._variant(callee, fn)
-        call = self.builder.normalize(ir.Call(gv, args))
+        call = self.builder.normalize(ir.Call(self._variant(callee, fn), args))
         var = type(b.var)(b.var.name, call.ty)
         env[b.var] = var
         return relax.VarBinding(var, call)

@@ -202,8 +202,7 @@ class CallLegalizer:
                 reduced = self.moves.calls.all_reduce(value, mesh, axes, op)
                 value = values.writer.add(reduced, f"{var.name}_terms")
             op, axes = groups[-1]
-            last = self.moves.calls.all_reduce(value, mesh, axes, op)
-            values.bind(var, last, [handed])
+            values.bind(var, self.moves.calls.all_reduce(value, mesh, axes, op), [handed])
             return
         leaves = [values.complete(raw, i, axes_of(handed), var.name) for i in range(len(outs))]
         values.bind(var, typed(relax.Tuple(leaves), var.ty), [handed] * len(outs))

@@ -145,6 +145,5 @@ def _retyped(ty: ir.Type, mesh: DeviceMesh) -> ir.Type:
         return relax.TupleType([_retyped(t, mesh) for t in ty.fields])
     if not isinstance(ty, DTensorType):
         return ty
-    ndim = int(ty.tensor_ty.ndim)
-    labels = relabelled(labels_of(ty.placement), ty.device_mesh, mesh, ndim)
+    labels = relabelled(labels_of(ty.placement), ty.device_mesh, mesh, int(ty.tensor_ty.ndim))
     return ty if labels is None else as_dtensor(ty.tensor_ty, mesh, labels)

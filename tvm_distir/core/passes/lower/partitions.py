@@ -181,8 +181,7 @@ def _core(
         return None
     (result,) = results
     body = typed(relax.SeqExpr([relax.BindingBlock(inside)], result), result.ty)
-    params = list(relax.analysis.free_vars(body))
-    core = relax.Function(params, body, result.ty, True, fn.attrs)
+    core = relax.Function(list(relax.analysis.free_vars(body)), body, result.ty, True, fn.attrs)
     return core.without_attr(COMPOSITE_OPS_ATTR)
 
 

@@ -136,8 +136,7 @@ class LocalValues(RewrittenValues):
 
     def declare(self, var: relax.Var) -> Expr:
         """Make the local form of a variable."""
-        ty = self.local_type(var.ty, f"{self.name}/{var.name}")
-        new = type(var)(var.name, ty)
+        new = type(var)(var.name, self.local_type(var.ty, f"{self.name}/{var.name}"))
         self.env[var] = new
         return new
 

@@ -72,8 +72,7 @@ class CallResults:
             for v, axes in zip(node.results, waits):
                 if axes:
                     raw = values.roots[v]
-                    field = values.field(name, raw)
-                    wrapped = ops.partial(field, values.mesh(v), axes)
+                    wrapped = ops.partial(values.field(name, raw), values.mesh(v), axes)
                     values.roots[v] = values.emit(name, wrapped, raw.ty)
 
     def _waiting(self, k: int, v: int) -> list[int]:

@@ -269,8 +269,7 @@ class _Function:
         if len(values) == 1:
             value = self.g.values[values[0]]
             shape = () if value.ty is None else value.shape
-        stationary = self.survey.named[number]
-        pin = self.annotations.of(binding.var, binding.value, shape, stationary)
+        pin = self.annotations.of(binding.var, binding.value, shape, self.survey.named[number])
         if requests >= 0 and not self.annotations.opens:
             self.of_pins[requests] = pin
         return pin

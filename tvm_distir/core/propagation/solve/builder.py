@@ -255,8 +255,7 @@ class ProblemBuilder:
         """Add the cost of a value's bytes to the strategies of its node."""
         strategies, variable = end
         if variable >= 0:
-            table = table_of(strategies, self.bytes[v])
-            self.model.put(self.cost_tables, (variable,), table)
+            self.model.put(self.cost_tables, (variable,), table_of(strategies, self.bytes[v]))
 
     def _here(self, v: int) -> bool:
         return v >= 0 and self.g.values[v].mesh == self.mesh

@@ -166,8 +166,7 @@ class NativeFabric(Transfers):
     def _post(self, route: MessageKey, message: tuple[MessageMeaning, Array]) -> list[object]:
         meaning, part = message
         flat = np.ascontiguousarray(part).reshape(-1).view(np.uint8)
-        label = array_head(meaning, part)
-        native.send(tvm_ffi.from_dlpack(flat), route[0], route[2], label)
+        native.send(tvm_ffi.from_dlpack(flat), route[0], route[2], array_head(meaning, part))
         return []
 
     def _take(

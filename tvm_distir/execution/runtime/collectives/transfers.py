@@ -74,8 +74,7 @@ class Transfers(ABC):
             if tile.dst != rank:
                 continue
             route, box = (transfer.tag, tile.src, rank), out[tile.dst_slices()]
-            words = f"receive of {transfer.text()}"
-            promised, part = self._take(route, words, (transfer, box))
+            promised, part = self._take(route, f"receive of {transfer.text()}", (transfer, box))
             if promised != transfer or part.dtype != dtype:
                 raise EngineError(
                     "DIST0611",

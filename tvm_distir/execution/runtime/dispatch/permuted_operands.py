@@ -59,8 +59,7 @@ def viewed(
 
 def composed(builder: relax.BlockBuilder, call: ir.Call) -> ir.Expr | None:
     """Return a permutation of a permutation as one, or as the tensor itself."""
-    axes = permutation(call)
-    source, dims = _source(builder, call.args[0], axes)
+    source, dims = _source(builder, call.args[0], permutation(call))
     if source.same_as(call.args[0]):
         return None
     if list(dims) == sorted(dims):

@@ -71,8 +71,7 @@ def donated_inputs(entries: Entries, donate: Sequence[str]) -> frozenset[int]:
         fitting = {i for i, port in ports.items() if match_name(pattern, port.name)}
         if not fitting:
             names = [port.name for port in ports.values()]
-            problem = f'there is no input "{pattern}" to donate'
-            raise bad_input(problem, nearest(pattern, names))
+            raise bad_input(f'there is no input "{pattern}" to donate', nearest(pattern, names))
         donated |= fitting
     return frozenset(donated)
 

@@ -85,8 +85,7 @@ class OverlappedUnit:
                 yield op._replace(inputs=ends[0], outputs=ends[1])
         for result, value in zip(fn.results, outputs, strict=True):
             if position[result] != value:  # a parameter, or a result that is returned twice
-                title = self.values[value].name
-                yield Op(title, "view", "view", (position[result],), (value,))
+                yield Op(self.values[value].name, "view", "view", (position[result],), (value,))
 
     def _calls(self, name: str) -> bool:
         """Return whether a function calls others."""

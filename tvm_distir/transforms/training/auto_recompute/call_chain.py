@@ -203,5 +203,4 @@ class CallChain:
 
     def _width(self, position: _CallPosition) -> int:
         """Return the number of buffers of the gradient of a call's result."""
-        results = self._buffers(position.call.made)
-        return len(results) - len(self._saved(position.call))
+        return len(self._buffers(position.call.made)) - len(self._saved(position.call))

@@ -118,8 +118,7 @@ class StageWriter:
         return fn.with_attr(attrs)
 
     def _out(self, value: Expr, name: str, note: str) -> Var:
-        var = self.builder.emit_output(value, name)
-        return self.outputs.add(var, name, note)
+        return self.outputs.add(self.builder.emit_output(value, name), name, note)
 
     def _body(self) -> None:
         stage, builder = self.part.stage, self.builder

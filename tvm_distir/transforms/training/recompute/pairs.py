@@ -234,8 +234,7 @@ class Differentiator:
         ]
         first = [draft.grad, saved] if stash else [draft.grad]
         operands = [*first, *(params[i] for i in needed)]
-        results = tuple_of(draft.gradients)
-        backward = private_function(name, operands, [*opened, *body], results)
+        backward = private_function(name, operands, [*opened, *body], tuple_of(draft.gradients))
         is_single = policy == NONE or len(self.recompute.of(name).parts) == 1
         suffix = "" if is_single else f"_{plain_name(policy)}"
         forward = self.functions.variables[name]

@@ -124,8 +124,7 @@ class Scaling:
         if not self.recipe.dynamic:
             return []
         scale, steps = (var for _, var in self.params)
-        increment = relax.const(1, "int64")
-        done = builder.emit(add(steps, increment))
+        done = builder.emit(add(steps, relax.const(1, "int64")))
         due = builder.emit(less(relax.const(GROW_EVERY - 1, "int64"), done))
         grown = builder.emit(where(due, builder.emit(multiply(scale, _f32(GROWTH))), scale))
         halved = builder.emit(multiply(scale, _f32(1 / GROWTH)))

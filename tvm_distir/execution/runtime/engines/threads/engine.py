@@ -136,8 +136,7 @@ def wait(job: ThreadJob, timeout_s: float) -> bool:
 
 def _give_up(workers: int) -> None:
     """Abandon a session with a stuck worker, for which its end would wait."""
-    session = _sessions.pop(workers)
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(_sessions.pop(workers)))
 
 
 def _begin_anew() -> None:

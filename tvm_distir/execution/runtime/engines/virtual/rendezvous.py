@@ -62,8 +62,7 @@ class MessageQueues:
         for tile in transfer.tiles():
             if tile.dst not in out:
                 continue
-            route = self._route(transfer, tile.src, tile.dst)
-            promised, part = self._messages[route].popleft()
+            promised, part = self._messages[self._route(transfer, tile.src, tile.dst)].popleft()
             if promised != transfer:
                 raise EngineError(
                     "DIST0611",

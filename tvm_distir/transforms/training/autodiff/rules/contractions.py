@@ -70,8 +70,7 @@ def _grouped_outer(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> 
     """Differentiate by the rows of both operands; the ids have no gradient."""
     x, y, ids = call.args
     groups = int(call.attrs["groups"])
-    turned = builder.emit(permute_dims(grad, [0, 2, 1]))
-    by_x = grouped_matmul(y, turned, ids, groups)
+    by_x = grouped_matmul(y, builder.emit(permute_dims(grad, [0, 2, 1])), ids, groups)
     return [by_x, grouped_matmul(x, grad, ids, groups), None]
 
 
