@@ -5,9 +5,10 @@
 Two axes that shard one dim have an order, and a redistribution between orders is an exchange over
 both. The pass ``OrderAxes`` chooses orders that need none. Models have two layers of real widths.
 
-    python scripts/checks/recipe_exchanges.py [--without] [--system h100] [NUMBER ...]
+    python scripts/checks/recipe_exchanges.py [--without] [--execute] [--system h100] [NUMBER ...]
 
-``--without`` leaves the pass out.
+``--without`` leaves the pass out. ``--execute`` runs the steps at tiny sizes, which mesh axes do
+not divide in every other recipe, and compares them with one device.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import re
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import tvm_distir as td
@@ -93,16 +95,49 @@ def recipes() -> list[Recipe]:
     return result
 
 
+def executed(number: int, layers: int, system: str) -> bool:
+    """Return whether the step of a recipe, at a tiny size, equals one device by execution."""
+    recipe, seq = recipes()[number], 15 if number % 2 else 16
+    model = f"{recipe.model.split('?')[0]}?layers={layers},hidden=32,heads=16,vocab=50,seq={seq}"
+    if "gpt" in model:
+        model += f",positions={seq}" + ",fused_qkv=1" * (recipe.model is FUSED)
+    else:
+        model += ",kv_heads=8,ffn=48"
+    analysis = td.analyze(
+        model, strategy=recipe.strategy, mesh=recipe.mesh, system=system, batch=recipe.batch,
+        train={"optimizer": "adamw"},
+    )  # fmt: skip
+    return bool(td.verify(analysis.study.step, analysis.plan, dist=analysis.module).equal)
+
+
+def execute(numbers: Iterable[int], system: str) -> int:
+    """Run steps of recipes, print which differ from one device, and return 1 where one does."""
+    wrong = 0
+    for number in numbers:
+        start, is_equal = time.process_time(), executed(number, 2, system)
+        wrong += not is_equal
+        print(
+            f"{number:2d} {'equal' if is_equal else 'DIFFERENT'}  "
+            f"{time.process_time() - start:5.1f} CPU s  {recipes()[number].strategy}",
+            flush=True,
+        )
+    print(f"{wrong} steps differ")
+    return int(wrong > 0)
+
+
 def main() -> int:
     """Count exchanges, and print them by recipe."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--without", action="store_true", help="Leave OrderAxes out.")
+    parser.add_argument("--execute", action="store_true", help="Run tiny steps.")
     parser.add_argument("--system", default="h100")
     parser.add_argument("numbers", nargs="*", type=int, help="Recipes, counted from 0.")
     arguments = parser.parse_args()
     if arguments.without:
         registry.PIPELINE = tuple(name for name in registry.PIPELINE if name != "order")
     known, total = recipes(), 0
+    if arguments.execute:
+        return execute(arguments.numbers or range(len(known)), arguments.system)
     for number in arguments.numbers or range(len(known)):
         recipe, start = known[number], time.process_time()
         analysis = td.analyze(

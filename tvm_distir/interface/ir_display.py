@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from tvm import ir, relax
@@ -17,14 +17,18 @@ from tvm_distir.core.ir import (
     P,
     check_module,
     mesh_axes,
+    mesh_index,
     mesh_names,
+    meshes,
     parse_placement,
-    placement_text,
     relax_functions,
     value_types,
 )
+from tvm_distir.core.ir.views import first_view
 from tvm_distir.core.rewriting import all_bindings
 from tvm_distir.support import LevelError
+
+from .ordered_labels import ordered_words
 
 _Leaves = list[frozenset[int] | None]
 """Of the tensors of a variable the axes along which each is a partial sum, as far as known."""
@@ -42,7 +46,8 @@ _BINDING = re.compile(r"^(\s*)(\w+): (.*?) = (.*)$")
 def annotated_script(mod: ir.IRModule) -> str:
     """Return the TVMScript of a module with named mesh axes and partial sums.
 
-    The type of a distributed value has a label per axis by its name, as ``"dp: S[0], tp: P"``.
+    The type of a distributed value has a label per axis by its name, as ``"dp: S[0], tp: P"``. On
+    a view of a mesh the order of the axes of a dim follows: ``"dp: S[0]{tp,dp}, tp: S[0]{tp,dp}"``.
     ``P`` is a partial sum, which TVM's placements cannot express; it is inferred at levels 3 and 4.
     The result is for readers: TVM does not parse it.
 
@@ -52,7 +57,7 @@ def annotated_script(mod: ir.IRModule) -> str:
         At any level.
     """
     lines, states = [], partial_states(mod)
-    printer = _LinePrinter(mesh_names(mod), mesh_axes(mod))
+    printer = _LinePrinter(mod)
     leaves: Iterator[_Leaves] = iter(())
     for line in mod.script().splitlines():
         function, binding = _FUNCTION.match(line), _BINDING.match(line)
@@ -100,31 +105,32 @@ class _LinePrinter:
 
     Parameters
     ----------
-    names : sequence of str
-        Of the meshes.
-    axes : sequence of sequence of str
-        The axes of each mesh.
+    mod : IRModule
+        The module with the meshes.
     """
 
-    def __init__(self, names: Sequence[str], axes: Sequence[Sequence[str]]) -> None:
-        self.names, self.axes = names, axes
+    def __init__(self, mod: ir.IRModule) -> None:
+        self.names, self.axes, self.meshes = mesh_names(mod), mesh_axes(mod), meshes(mod)
+        firsts = [first_view(mesh, self.meshes) for mesh in self.meshes]
+        self.firsts = [mesh_index(mod, mesh) for mesh in firsts]
 
     def types(self, text: str, leaves: _Leaves) -> str:
         """Name the axes of types; ``leaves`` are their partial sums, in the order of the text."""
         partial = iter(leaves)
 
         def named(match: re.Match[str]) -> str:
-            return f'"{self.names[int(match[1])]}", "{self._labels(match, next(partial, None))}"'
+            first = self.firsts[int(match[1])]
+            return f'"{self.names[first]}", "{self._labels(match, next(partial, None))}"'
 
         return _TYPE.sub(named, text)
 
     def _labels(self, match: re.Match[str], partial: frozenset[int] | None) -> str:
-        labels = parse_placement(match[2])
-        words = (
-            placement_text((P if partial and number in partial else label,))
-            for number, label in enumerate(labels)
-        )
-        names = self.axes[int(match[1])]
+        number, labels = int(match[1]), list(parse_placement(match[2]))
+        for axis in partial or ():
+            labels[axis] = P
+        first = self.firsts[number]
+        names = self.axes[first]
+        words = ordered_words(labels, self.meshes[number], self.meshes[first], names)
         return ", ".join(f"{name}: {word}" for name, word in zip(names, words, strict=True))
 
     def attributes(self, line: str) -> str:

@@ -168,3 +168,18 @@ def test_what_cannot_be_drawn(arguments: Any, code: str) -> None:
         td.visualize(*arguments)
     assert info.value.code == code
     assert isinstance(info.value, UsageError) == (code == "DIST0151")
+
+
+def test_the_order_of_axes_is_named():
+    mod = td.zoo.build("mlp", {"batch": 8, "layers": 1, "hidden": 8})
+    plan = td.Plan(mesh={"dp": 2, "tp": 4}, rules={"x": td.P(("tp", "dp"), None)})
+    passes = td.transforms
+    ordered = passes.OrderAxes()(passes.PropagateSharding()(passes.AnnotateSharding(plan)(mod)))
+    words = "S[0]{tp,dp}, S[0]{tp,dp} on mesh0 (dp=2, tp=4)"
+    assert '"mesh0", "dp: S[0]{tp,dp}, tp: S[0]{tp,dp}"' in annotated_script(ordered)
+    shards = td.visualize(ordered, "x")
+    assert words in str(shards)
+    # tp is major: the device of (dp 1, tp 0), number 4, has the second row.
+    assert [shard.devices for shard in shards.shards[:3]] == [(0,), (4,), (1,)]
+    explained = td.explain(mod, plan, "x", alternatives=False)
+    assert f"placement {words}" in str(explained)

@@ -42,13 +42,15 @@ def imported(shardings: list[Any]) -> Any:
     return td.from_stablehlo(jax.export.export(step)(tensor, tensor).mlir_module())
 
 
-def slices_of(port: Any, sizes: tuple[int, ...], devices: list[int]) -> dict[int, Any]:
+def slices_of(
+    port: Any, sizes: tuple[int, ...], devices: list[int], shape: tuple[int, ...] = SHAPE
+) -> dict[int, Any]:
     """What each device holds, by ``dist.io``."""
     if "mesh" in port:
         sizes, devices = (tuple(int(n) for n in port["mesh"][k]) for k in ("shape", "devices"))
     labels = parse_placement(str(port["placement"]))
     return {
-        device: shard_slices(SHAPE, labels, sizes, np.unravel_index(number, sizes))
+        device: shard_slices(shape, labels, sizes, np.unravel_index(number, sizes))
         for number, device in enumerate(devices)
     }
 
@@ -79,3 +81,42 @@ def test_a_constraint_inside_of_a_function_in_another_order_is_refused(shardings
     text = jax.export.export(jax.jit(constrained, in_shardings=shardings[0]))(tensor).mlir_module()
     with pytest.raises(ModelError, match=r"DIST0372 .*out of the mesh's order"):
         td.from_stablehlo(text)
+
+
+def random_shardings(count: int) -> list[Any]:
+    """Shardings of two dims by some axes of a mesh of three in any order."""
+    rng = np.random.default_rng(51)
+    names = ("pod", "dp", "tp")
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(2, 2, 2), names)
+    result = []
+    for _ in range(count):
+        axes = [names[a] for a in rng.permutation(3)[: rng.integers(0, 4)]]
+        cut = int(rng.integers(0, len(axes) + 1))
+        spec = jax.sharding.PartitionSpec(tuple(axes[:cut]) or None, tuple(axes[cut:]) or None)
+        result.append(jax.sharding.NamedSharding(mesh, spec))
+    return result
+
+
+@pytest.mark.parametrize("partitioner", ["shardy", "gspmd"])
+def test_random_orders_pass_through_the_text_of_jax(partitioner: str) -> None:
+    if len(jax.devices()) < 8:
+        pytest.skip("JAX was started with fewer devices")
+    shape, shardings = (24, 16), random_shardings(50)
+    tensors = [jax.ShapeDtypeStruct(shape, "float32") for _ in shardings]
+    before = jax.config.jax_use_shardy_partitioner
+    jax.config.update("jax_use_shardy_partitioner", partitioner == "shardy")
+    try:
+        step = jax.jit(lambda *xs: sum(x.sum() for x in xs), in_shardings=shardings)
+        text = jax.export.export(step)(*tensors).mlir_module()
+    finally:
+        jax.config.update("jax_use_shardy_partitioner", before)
+    assert ("sdy.sharding" in text) == (partitioner == "shardy")
+    local = td.distribute(td.from_stablehlo(text))
+    again = td.from_stablehlo(td.to_stablehlo(local))
+    for mod in (local, again):
+        mesh = mod.global_infos["mesh"][0]
+        for port, sharding in zip(mod["main"].attrs["dist.io"]["inputs"], shardings, strict=True):
+            ours = slices_of(port, tuple(int(n) for n in mesh.shape), list(range(8)), shape)
+            for device, cuts in sharding.devices_indices_map(shape).items():
+                theirs = [cut.indices(size)[:2] for cut, size in zip(cuts, shape, strict=True)]
+                assert ours[device.id] == theirs, sharding.spec

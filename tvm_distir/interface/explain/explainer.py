@@ -9,10 +9,13 @@ import re
 from collections.abc import Iterator, Mapping
 
 from tvm import ir
+from tvm.relax.distributed import DeviceMesh, DTensorType
 
 from tvm_distir.core.analysis import check_level
 from tvm_distir.core.ir import (
+    Labels,
     check_module,
+    labels_of,
     lift_branches,
     local_shape,
     mesh_names,
@@ -21,15 +24,16 @@ from tvm_distir.core.ir import (
     placement_text,
 )
 from tvm_distir.core.ops import nominal
-from tvm_distir.core.passes import AnnotateSharding
-from tvm_distir.core.plan import PlanLike, as_plan
+from tvm_distir.core.passes import AnnotateSharding, PropagateSharding
+from tvm_distir.core.plan import PlanLike, as_plan, plain_name
 from tvm_distir.core.propagation import Costs, propagate
-from tvm_distir.core.rewriting import canonical, open_dims
+from tvm_distir.core.rewriting import all_bindings, canonical, open_dims
 from tvm_distir.execution import ValueOrigin, explain_value
 from tvm_distir.hardware import System, costs_for
+from tvm_distir.interface.ordered_labels import ordered_words
 from tvm_distir.models import TRACE_ATTR
 from tvm_distir.support import LevelError, UsageError, shortened
-from tvm_distir.transforms import fused_for
+from tvm_distir.transforms import OrderAxes, fused_for
 
 from .explanation import Explanation
 from .findings import ExplainedCollective, Resharding
@@ -162,6 +166,8 @@ class _Explainer:
         traffic = traffic_of(s.decision)
         unknown = self.open_dims
         axes = tuple(self.reasons.of(i) for i in range(len(s.axes)))
+        mesh, labels = self._ordered()
+        names_of_axes = [s.axis_name(i) for i in range(len(s.axes))]
         title = f"{s.target.specialisation}/{s.target.name}"
         names = mesh_names(s.index.mod)
         return Explanation(
@@ -172,7 +178,7 @@ class _Explainer:
             local_shape=tuple(_IMMEDIATE.sub(r"\1", str(n)) for n in local),
             mesh=names[s.value.mesh],
             mesh_axes=tuple((s.axis_name(i), s.ranks(i)) for i in range(len(s.axes))),
-            placement=placement_text(s.labels),
+            placement=", ".join(ordered_words(labels, mesh, s.mesh, names_of_axes)),
             open_dims=unknown,
             size_bytes=None if unknown else s.value.size_bytes,
             bytes_per_device=None if unknown else local_bytes,
@@ -187,8 +193,20 @@ class _Explainer:
             price=None if unknown else traffic_cost_bytes(traffic, s.decision),
             cost=None if unknown else cost_bytes(s.decision),
             wire_bytes=None if unknown else traffic.total_sent_bytes,
-            picture=picture(s.value.shape, s.labels, s.mesh),
+            picture=picture(s.value.shape, labels, mesh),
         )
+
+    def _ordered(self) -> tuple[DeviceMesh, Labels]:
+        """Return the view of the mesh on which the value is, and its labels there."""
+        s = self.subject
+        if all(s.labels.count(label) < 2 for label in s.labels if label >= 0):
+            return s.mesh, s.labels
+        mod = OrderAxes()(PropagateSharding(decision=s.decision)(s.index.mod))
+        fn, name = mod[s.target.specialisation], plain_name(s.target.name)
+        for var in (*fn.params, *(binding.var for binding in all_bindings(fn.body))):
+            if plain_name(str(var.name)) == name and isinstance(var.ty, DTensorType):
+                return var.ty.device_mesh, labels_of(var.ty.placement)
+        return s.mesh, s.labels
 
     def _made_by(self) -> str:
         s = self.subject

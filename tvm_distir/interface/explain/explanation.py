@@ -39,7 +39,8 @@ class Explanation(Displayed):
     mesh : str
     mesh_axes : tuple of (str, int)
     placement : str
-        One label per mesh axis, ``P`` for a partial sum.
+        One label per mesh axis, ``P`` for a partial sum. The order of the axes that shard a dim,
+        from major to minor, follows as ``S[0]{tp,dp}`` where the mesh has another.
     open_dims : tuple of str
         Dims of the module's inputs whose sizes are not known. With any there are no bytes and no
         prices: these are None, and there are no alternatives.

@@ -16,16 +16,20 @@ from tvm_distir.core.ir import (
     P,
     labels_of,
     mesh_index,
+    mesh_shape,
+    meshes,
     placement_text,
     relax_functions,
     shard_counts,
     static_shape,
 )
+from tvm_distir.core.ir.views import first_view
 from tvm_distir.core.plan import MAIN, MeshSpec, PartitionSpec, Plan, plain_name, plan_of_meshes
 from tvm_distir.core.rewriting import all_bindings
 from tvm_distir.execution import ShardedArray
 from tvm_distir.hardware import System
 from tvm_distir.interface.ir_display import partial_states
+from tvm_distir.interface.ordered_labels import ordered_words
 from tvm_distir.support import PropagationError, UsageError, lists_by_key, nearest
 from tvm_distir.support.display import units
 
@@ -168,14 +172,14 @@ def visualize(
         )  # fmt: skip
     plan = Plan(mesh=mesh, rules={"value": name})
     labels, spec = plan.rules[0].closed_labels, plan.meshes[0]
-    title = f"{units.shape(tuple(value))}, {_placement_words(labels, spec)}"
+    title = f"{units.shape(tuple(value))}, {_on_mesh(placement_text(labels), spec)}"
     shards = parts(value, labels, spec.device_mesh())
     return ShardMap(title, tuple(shards), _counts(labels, spec.shape, len(value)), nodes)
 
 
-def _placement_words(labels: Sequence[int], mesh: MeshSpec) -> str:
+def _on_mesh(placement: str, mesh: MeshSpec) -> str:
     axes = ", ".join(f"{axis}={size}" for axis, size in mesh.axes.items())
-    return f"{placement_text(labels)} on {mesh.name} ({axes})"
+    return f"{placement} on {mesh.name} ({axes})"
 
 
 def _counts(labels: Sequence[int], sizes: Sequence[int], ndim: int) -> tuple[int, ...]:
@@ -219,7 +223,8 @@ def _of_module(mod: ir.IRModule, name: str, nodes: int | None) -> ShardMap:
             location="visualize", remedy=nearest(key, values),
         )  # fmt: skip
     ty = values[key].ty
-    spec = plan_of_meshes(mod).meshes[mesh_index(mod, ty.device_mesh)]
+    mesh = first_view(ty.device_mesh, meshes(mod))
+    spec = plan_of_meshes(mod).meshes[mesh_index(mod, mesh)]
     labels, shape = list(labels_of(ty.placement)), static_shape(ty)
     state = partial_states(mod).get(function or MAIN)
     for axis in state.of(values[key])[0] if state is not None else ():
@@ -229,6 +234,7 @@ def _of_module(mod: ir.IRModule, name: str, nodes: int | None) -> ShardMap:
             "DIST0430", f'the shape of "{key}" is unknown',
             location="visualize", remedy="Name a value with a known shape.",
         )  # fmt: skip
-    title = f"{key}: {units.shape(shape)}, {_placement_words(labels, spec)}"
-    shards = parts(shape, labels, ty.device_mesh)
-    return ShardMap(title, tuple(shards), _counts(labels, spec.shape, len(shape)), nodes)
+    words = ", ".join(ordered_words(labels, ty.device_mesh, mesh, spec.axis_names))
+    title = f"{key}: {units.shape(shape)}, {_on_mesh(words, spec)}"
+    shards, sizes = parts(shape, labels, ty.device_mesh), mesh_shape(ty.device_mesh)
+    return ShardMap(title, tuple(shards), _counts(labels, sizes, len(shape)), nodes)

@@ -76,8 +76,8 @@ def mesh_of_tiles(texts: Sequence[str]) -> list[int]:
     return [b // a for a, b in reversed(pairs)]
 
 
-def labels_of_tiles(text: str, mesh: Sequence[int]) -> list[int]:
-    """Return, per mesh axis, the dim that it shards, or -1.
+def axes_of_tiles(text: str, mesh: Sequence[int]) -> list[list[int]]:
+    """Return, per dim, the mesh axes that shard it, major first.
 
     Raises
     ------
@@ -87,31 +87,30 @@ def labels_of_tiles(text: str, mesh: Sequence[int]) -> list[int]:
     tiles = _read(text)
     if tiles is None:
         if "replicated" in text and "maximal" not in text:
-            return [-1] * len(mesh)
+            return []
         raise UnsupportedOperation(f'the sharding "{text}"')
     positions = np.empty((tiles.devices.size, tiles.devices.ndim), int)
     for position, device in np.ndenumerate(tiles.devices):
         positions[device] = position
     grid = positions[:, : tiles.dims].reshape(*mesh, tiles.dims)
-    labels = []
+    strides: list[list[tuple[int, int]]] = [[] for _ in range(tiles.dims)]
     for axis, size in enumerate(mesh):
-        moved = np.take(grid, min(1, size - 1), axis) != np.take(grid, 0, axis)
-        dims = [dim for dim in range(tiles.dims) if moved[..., dim].any()]
-        if len(dims) > 1:
-            raise UnsupportedOperation(f'the sharding "{text}", which mesh axes do not express')
-        labels.append(dims[0] if dims else -1)
-    if not np.array_equal(grid, _tile_labels(labels, mesh, tiles.dims)):
-        raise UnsupportedOperation(
-            f'the sharding "{text}", which mesh axes in their order do not express'
-        )
-    return labels
+        steps = np.take(grid, min(1, size - 1), axis) - np.take(grid, 0, axis)
+        for dim in range(tiles.dims):
+            if steps[..., dim].any():
+                strides[dim].append((-int(steps[..., dim].max()), axis))
+    dims = [[axis for _, axis in sorted(of_dim)] for of_dim in strides]
+    cutting = [axis for axes in dims for axis in axes]
+    if len({*cutting}) < len(cutting) or not np.array_equal(grid, _tile_positions(dims, mesh)):
+        raise UnsupportedOperation(f'the sharding "{text}", which mesh axes do not express')
+    return dims
 
 
-def _tile_labels(labels: Sequence[int], mesh: Sequence[int], dims: int) -> npt.NDArray[np.intp]:
-    """Return the tile of each device by labels."""
+def _tile_positions(dims: Sequence[Sequence[int]], mesh: Sequence[int]) -> npt.NDArray[np.intp]:
+    """Return the tile of each device by the axes of each dim."""
     positions = np.indices(mesh)
-    result = np.zeros((*mesh, dims), int)
-    for axis, (label, size) in enumerate(zip(labels, mesh)):
-        if label >= 0:
-            result[..., label] = result[..., label] * size + positions[axis]
+    result = np.zeros((*mesh, len(dims)), int)
+    for dim, axes in enumerate(dims):
+        for axis in axes:
+            result[..., dim] = result[..., dim] * mesh[axis] + positions[axis]
     return result

@@ -28,7 +28,7 @@ from tvm_distir.models.mlir.attributes import unescaped
 from tvm_distir.models.mlir.tree import Module, Opaque
 from tvm_distir.support import ModelError, parse_int
 
-from .gspmd import labels_of_tiles, mesh_of_tiles
+from .gspmd import axes_of_tiles, mesh_of_tiles
 from .translated_values import UnsupportedOperation
 
 WORD = r'"(?:[^"\\]|\\.)*"'
@@ -185,15 +185,11 @@ class Shardings:
         if "unreduced" in rest:
             raise UnsupportedOperation(f"the sharding <{sharding.body}> of partial sums")
         names = list(mesh.axes)
-        labels = [-1] * len(names)
         is_open = bool(dims) and all("?" in dim and '"' not in dim for dim in dims)
         positions = [
             [self._axis(name, names, sharding) for name in _axis_words(text)] for text in dims
         ]
-        for dim, axes in enumerate(positions):
-            for axis in axes:
-                labels[axis] = dim
-        return Sharding(mesh, labels, positions), bool(names) and not is_open
+        return _by_dims(mesh, positions), bool(names) and not is_open
 
     @staticmethod
     def _axis(word: str, names: Sequence[str], sharding: Opaque) -> int:
@@ -206,9 +202,7 @@ class Shardings:
         says = "devices=" in text or "replicated" in text or "maximal" in text
         if mesh is None or not says:
             return None
-        labels = labels_of_tiles(text, list(mesh.axes.values()))
-        dims = [[a for a, x in enumerate(labels) if x == d] for d in range(max(labels) + 1)]
-        return Sharding(mesh, labels, dims)
+        return _by_dims(mesh, axes_of_tiles(text, list(mesh.axes.values())))
 
     def declare(self, mod: ir.IRModule) -> ir.IRModule:
         """Return the module with the meshes that its annotations use."""
@@ -226,6 +220,12 @@ class Shardings:
             attrs=ir.make_node("ir.DictAttrs", **attrs),
             global_infos={MESH_INFO: meshes},
         )
+
+
+def _by_dims(mesh: NamedMesh, dims: list[list[int]]) -> Sharding:
+    """Return a sharding by the axes of each dim."""
+    labels = {axis: dim for dim, axes in enumerate(dims) for axis in axes}
+    return Sharding(mesh, [labels.get(axis, -1) for axis in range(len(mesh.axes))], dims)
 
 
 def _split_dims(text: str) -> tuple[list[str], str]:

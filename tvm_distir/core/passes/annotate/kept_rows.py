@@ -19,7 +19,7 @@ After::
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from typing import Any
 
 from tvm import ir, relax
@@ -44,185 +44,139 @@ _BY_ROW = frozenset(
 )
 """Ops that treat each row by itself, where an axis they have is the last."""
 _LOSS, _GRADIENT = "relax.nn.nll_loss", "relax.grad.nll_loss_backward"
+_RESHAPE = "relax.reshape"
 
 
 def keep_rows(mod: ir.IRModule, rules: Sequence[PlanRule]) -> ir.IRModule:
     """Return a module whose losses keep the dims of samples that rules shard apart.
 
-    Functions are those with a parameter that a rule shards along another dim than the first, and
-    that a reshape merges into one with the dims before. A function of which a rule names a value
-    of the merged rows stays as it is.
+    These are losses whose targets are a parameter that a rule shards along another dim than the
+    first, and that a reshape merges. A function of which a rule names a value of the merged rows
+    stays as it is.
     """
     cut = [r for r in rules if r.kind == "param" and any(label > 0 for label in r.closed_labels)]
     named = [rule.name for rule in rules if rule.kind == "value"]
-    changed_functions = {}
+    new = {}
     for gv, fn in relax_functions(mod) if cut else ():
-        inputs = {p: _inner(p, cut) for p in fn.params if static_shape(p.ty)}
-        lead = _merged_dims(fn, {p: d for p, d in inputs.items() if d})
-        if lead:
-            trial = _Writer(lead)
-            trial.function(fn)
-            kept = trial.of_losses()
-            names = [plain_name(str(var.name)) for var in kept]
-            if kept and not any(match_name(plain_name(n), name) for n in named for name in names):
-                changed_functions[gv] = _Writer(lead, kept).function(fn)
-    return with_functions(mod, {**mod.functions, **changed_functions}) if changed_functions else mod
+        lead, classes = _merged_targets(fn, cut)
+        writer = _Writer(lead, classes)
+        kept = writer.function(fn) if lead else fn
+        names = [plain_name(str(var.name)) for var in writer.rows]
+        if kept is not fn and not any(match_name(rule, name) for rule in named for name in names):
+            new[gv] = kept
+    return with_functions(mod, {**mod.functions, **new}) if new else mod
 
 
-def _inner(param: relax.Var, rules: Sequence[PlanRule]) -> int:
-    """Return the innermost dim along which rules shard a parameter."""
-    name = plain_name(str(param.name))
-    labels = (r.closed_labels for r in rules if match_name(plain_name(r.name), name))
-    return max((max(of_rule) for of_rule in labels), default=0)
-
-
-def _merged_dims(fn: relax.Function, cut: dict[relax.Var, int]) -> Shape | None:
-    """Return the dims that a reshape merges of targets of a loss that are a sharded parameter."""
+def _merged_targets(fn: relax.Function, cut: Sequence[PlanRule]) -> tuple[Shape, Any]:
+    """Return the dims that the targets of a loss merge, one of them cut, and its classes."""
     merged: dict[ir.Expr, Shape] = {}
-    for block in fn.body.blocks if cut else ():
-        for binding in block.bindings:
-            value = binding.value
-            if _is_reshape(value) and value.args[0] in cut:
-                source = value.args[0]
-                count = _merged(source, value)
-                if count > cut[source]:
-                    merged[binding.var] = (static_shape(source.ty) or ())[:count]
-            elif isinstance(value, ir.Call) and called_name(value) == _LOSS:
-                if value.args[1] in merged:
-                    return merged[value.args[1]]
-    return None
+    params = {p: plain_name(str(p.name)) for p in fn.params}
+    for binding in (binding for block in fn.body.blocks for binding in block.bindings):
+        value = binding.value
+        if _calls(value, _RESHAPE) and value.args[0] in params:
+            rules = (rule for rule in cut if match_name(rule.name, params[value.args[0]]))
+            inner = max((max(rule.closed_labels) for rule in rules), default=0)
+            count = _merged(value)
+            if 0 < inner < count:
+                merged[binding.var] = (static_shape(value.args[0].ty) or ())[:count]
+        elif _calls(value, _LOSS) and value.args[1] in merged:
+            return merged[value.args[1]], (static_shape(value.args[0].ty) or (0, 0))[1]
+    return (), 0
 
 
-def _is_reshape(value: Any) -> bool:
-    return isinstance(value, ir.Call) and called_name(value) == "relax.reshape"
+def _calls(value: Any, name: str) -> bool:
+    return isinstance(value, ir.Call) and called_name(value) == name
 
 
-def _merged(source: ir.Expr, value: ir.Expr) -> int:
+def _merged(call: ir.Call) -> int:
     """Return how many leading dims a reshape merges into one, while the others stay."""
-    before, after = static_shape(source.ty) or (), static_shape(value.ty) or ()
+    before, after = static_shape(call.args[0].ty) or (), static_shape(call.ty) or ()
     count = len(before) - len(after) + 1
-    if not after or count < 2 or not all(map(same, before[count:], after[1:])):
-        return 0
-    return count if same(product(before[:count]), after[0]) else 0
+    stay = bool(after) and count > 1 and all(map(same, before[count:], after[1:]))
+    return count if stay and same(product(before[:count]), after[0]) else 0
 
 
 class _Writer:
-    """A writer of a function whose losses keep the leading dims of samples.
+    """A writer of a function whose losses keep the leading dims ``lead`` of samples."""
 
-    Parameters
-    ----------
-    lead : tuple of int
-        These dims.
-    kept : set of Var, optional
-        The merged values that are to keep them; all that can where it is None.
-    """
-
-    def __init__(self, lead: Shape, kept: Set[ir.Expr] | None = None) -> None:
-        self.lead, self.kept = lead, kept
+    def __init__(self, lead: Shape, classes: Any) -> None:
+        self.lead, self.classes, self.losses = lead, classes, 0
         self.rows: dict[ir.Expr, ir.Expr] = {}
         self.env: dict[ir.Expr, ir.Expr] = {}
-        self.linked: list[tuple[ir.Expr, ...]] = []
-        self.losses: set[ir.Expr] = set()
         self.writer = BlockWriter(relax.BlockBuilder(), False)
 
     def function(self, fn: relax.Function) -> relax.Function:
-        """Return the function."""
+        """Return the function; itself where it has no such loss."""
         blocks = []
         for block in fn.body.blocks:
             dataflow = isinstance(block, relax.DataflowBlock)
             self.writer = BlockWriter(self.writer.builder, dataflow)
             for binding in block.bindings:
-                self._binding(binding)
+                self._binding(binding.var, substitute(binding.value, self.env), binding)
             blocks.append(self.writer.block())
+        if not self.losses:
+            return fn
         result = substitute(fn.body.body, self.env)
         blocks, pure = pruned(blocks, result)
         return with_body(fn, fn.params, blocks, result, pure)
 
-    def of_losses(self) -> set[ir.Expr]:
-        """Return the merged values that are computed with those of losses, row by row."""
-        found, before = set(self.losses), 0
-        while before < len(found):
-            before = len(found)
-            found.update(var for some in self.linked if found.intersection(some) for var in some)
-        return found
-
-    def _can_keep(self, var: relax.Var) -> bool:
-        return self.kept is None or var in self.kept
-
-    def _binding(self, binding: relax.Binding) -> None:
-        var, value = binding.var, substitute(binding.value, self.env)
+    def _binding(self, var: relax.Var, value: ir.Expr, binding: relax.Binding) -> None:
         if isinstance(binding, relax.MatchCast):
             self.writer.bindings.append(relax.MatchCast(var, value, var.ty))
-        elif not isinstance(value, ir.Call) or not isinstance(value.op, ir.Op):
-            self.writer.bind(var, value)
-        elif _is_reshape(value):
-            self._reshape(var, value)
-        else:
-            self._call(var, value)
-
-    def _reshape(self, var: relax.Var, value: ir.Call) -> None:
-        source, shape = value.args[0], static_shape(var.ty) or ()
-        known = self.rows.get(source)
-        if known is not None and len(shape) == known.ty.ndim and all(
-            map(same, shape, static_shape(known.ty) or ())
-        ):  # fmt: skip
-            self.env[var] = known
             return
-        lead = (static_shape(source.ty) or ())[: len(self.lead)]
-        fits = _merged(source, value) == len(self.lead) and all(map(same, lead, self.lead))
-        if fits and self._can_keep(var):
-            self.rows[var] = source
-        self.writer.bind(var, value)
+        new = None
+        if _calls(value, _RESHAPE):
+            known, shape = self.rows.get(value.args[0]), static_shape(var.ty) or ()
+            if known is not None and _same_shape(known, shape):
+                self.env[var] = known
+                return
+            lead = (static_shape(value.args[0].ty) or ())[: len(self.lead)]
+            tail = all(same(n, self.classes) for n in shape[1:]) and len(shape) < 3
+            if tail and _merged(value) == len(self.lead) and all(map(same, lead, self.lead)):
+                self.rows[var] = value.args[0]
+        elif isinstance(value, ir.Call) and any(arg in self.rows for arg in value.args):
+            new = self._call(value)
+        if new is None or _same_shape(new, static_shape(var.ty) or ()):
+            self.writer.bind(var, value if new is None else new)
+            return
+        self.rows[var] = self.writer.add(new, f"{var.name}_rows")
+        flat = relax.op.reshape(self.rows[var], static_shape(var.ty) or ())
+        self.writer.bind(var, self.writer.builder.normalize(flat))
 
-    def _call(self, var: relax.Var, call: ir.Call) -> None:
-        name, new, read = str(call.op.name), None, [arg for arg in call.args if arg in self.rows]
-        if name == _LOSS and self._has_rows(call.args[:2]):
-            new = self._loss(call, 0)
-            self.losses.update(read)
-        elif name == _GRADIENT and self._has_rows(call.args[1:3]):
-            new = self._loss(call, 1)
-            self.losses.update((*read, var))
-        elif name in _BY_ROW and read and self._can_keep(var):
-            new = self._by_row(call, read)
-        if new is None:
-            self.writer.bind(var, call)
-        elif len(static_shape(new.ty) or ()) == len(static_shape(var.ty) or ()):
-            self.writer.bind(var, new)
-        else:
-            self.linked.append((*read, var))
-            self.rows[var] = self.writer.add(new, f"{var.name}_rows")
-            flat = relax.op.reshape(self.rows[var], static_shape(var.ty) or ())
-            self.writer.bind(var, self.writer.builder.normalize(flat))
+    def _call(self, call: ir.Call) -> ir.Expr | None:
+        """Return a call on rows; None where its op, an operand or its axis does not allow it."""
+        name, attrs = called_name(call), call.attrs
+        args = [self.rows.get(arg, arg) for arg in call.args]
+        if name in (_LOSS, _GRADIENT):
+            first = int(name == _GRADIENT)
+            of_rows = [arg for arg in call.args[: first + 2] if arg.ty.ndim]
+            return self._loss(call, args, first) if self.rows.keys() >= {*of_rows} else None
+        rank = max(arg.ty.ndim for arg in call.args if arg in self.rows)
+        others = [arg for arg in call.args if arg not in self.rows]
+        if name not in _BY_ROW or any(getattr(arg.ty, "ndim", 0) >= rank for arg in others):
+            return None
+        if hasattr(attrs, "axis"):
+            is_number = isinstance(attrs.axis, int)
+            axes = [attrs.axis] if is_number else [*(attrs.axis or ())]
+            is_last = [int(axis) % rank for axis in axes] == [rank - 1]
+            if not is_last or not getattr(attrs, "keepdims", True):
+                return None
+            attrs = changed(attrs, axis=-1 if is_number else [-1])
+        return self.writer.builder.normalize(ir.Call(call.op, args, attrs))
 
-    def _has_rows(self, args: Sequence[ir.Expr]) -> bool:
-        return all(arg in self.rows for arg in args)
-
-    def _loss(self, call: ir.Call, first: int) -> ir.Expr:
+    def _loss(self, call: ir.Call, args: list[ir.Expr], first: int) -> ir.Expr:
         """Return a loss, or its gradient, whose class dim TVM has second."""
-        args, count = [self.rows.get(arg, arg) for arg in call.args], len(self.lead)
+        self.losses, count = self.losses + 1, len(self.lead)
         order = [0, count, *range(1, count)]
         args[first] = self.writer.emit(relax.op.permute_dims(args[first], order), "classes_first")
         new = self.writer.builder.normalize(ir.Call(call.op, args, call.attrs))
-        if first == 0:
+        if not first:
             return new
         gradient = self.writer.add(new, "classes_first_grad")
         back = relax.op.permute_dims(gradient, [0, *range(2, count + 1), 1])
         return self.writer.builder.normalize(back)
 
-    def _by_row(self, call: ir.Call, read: Sequence[ir.Expr]) -> ir.Expr | None:
-        """Return a call on rows; None where an operand or the axis does not allow it."""
-        rank = max(arg.ty.ndim for arg in read)
-        others = [arg for arg in call.args if arg not in self.rows and hasattr(arg.ty, "ndim")]
-        if any(arg.ty.ndim >= rank for arg in others):
-            return None
-        attrs = call.attrs
-        if hasattr(attrs, "axis"):
-            axis = attrs.axis
-            of_call = [axis] if isinstance(axis, int) else [*(axis or ())]
-            if [int(a) % rank for a in of_call] != [rank - 1] or not getattr(
-                attrs, "keepdims", True
-            ):
-                return None
-            attrs = changed(attrs, axis=-1 if isinstance(axis, int) else [-1])
-        args = [self.rows.get(arg, arg) for arg in call.args]
-        return self.writer.builder.normalize(ir.Call(call.op, args, attrs))
+
+def _same_shape(value: ir.Expr, shape: Shape) -> bool:
+    have = static_shape(value.ty) or ()
+    return len(have) == len(shape) and all(map(same, have, shape))
