@@ -22,6 +22,12 @@ def no_json(location: str, problem: str, remedy: str) -> HardwareError:
     return HardwareError("DIST0702", problem, location=location, remedy=remedy)
 
 
+def unequal(location: str, problem: str) -> HardwareError:
+    """Make the error of devices of several types in one system."""
+    remedy = "Name the slowest of them, with the least memory: no stage of the step takes longer."
+    return HardwareError("DIST0706", problem, location=location, remedy=remedy)
+
+
 def faults_of(location: str) -> Faults:
     """Make a collector for the faults of a file, which keep their codes."""
     return Faults(location, wrong(location, "the file has several faults", ""))

@@ -17,7 +17,7 @@ file) make the links in place of ``devices`` and ``links``.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Any, ClassVar
@@ -203,6 +203,14 @@ class Graph:
             for a, b in (pair, pair[::-1])
         ]
         return Routing(len(self.vertices), self.devices, links)
+
+    def node_links(self, intra_node: Mapping[str, object]) -> dict[str, Mapping[str, object]]:
+        """Return the links inside a node and those out of it; alone, each device is a node."""
+        rate: dict[str, object] = {"bandwidth_GBps": self.routing.injection / 1e9}
+        near = {"name": self.name, "devices_per_node": 1, **rate, **intra_node}
+        far = {"nics_per_node": near["devices_per_node"], "latency_us": 0.0, "setup_us": 0.0}
+        far |= {"name": self.name, "bandwidth_per_nic_GBps": rate["bandwidth_GBps"]}
+        return {"intra_node": near, "inter_node": far}
 
     def routes(self, groups: Sequence[Sequence[int]], per_node: int) -> list[Routes | None]:
         """Return the bandwidths of groups at once: see :meth:`Routing.routes`.

@@ -27,8 +27,7 @@ the outside, each with the size of its domain (the last has all devices)::
 or, in the place of ``inter_node``, any links between devices, ``graph`` (see :mod:`.graph`).
 ``bandwidth_GBps`` of a tier is what a device sends into it per direction at line rate; ``rails``
 are the adapters of a domain below (default: one per device). Curves are grouped by library: the
-first is the default, and the curves of ``library`` are added to its. A system file may have the
-same keys itself.
+first is the default, and those of ``library`` are added. A system file may have the same keys.
 """
 
 from __future__ import annotations
@@ -218,17 +217,11 @@ def read_links(content: Mapping[str, Any], location: str, library: str | None = 
     data = {key: content[key] for key in ("intra_node", "inter_node") if key in content}
     if isinstance(near := data.get("intra_node"), Mapping) and "curves" in near:
         data["intra_node"] = {"latency_us": 0.0, "setup_us": 0.0, **near}
-    graph = None
-    if "graph" in content:
+    graph = read_graph(content["graph"], f"{location}/graph") if "graph" in content else None
+    if graph is not None:
         if "inter_node" in content:
-            problem = '"graph" and "inter_node" both describe the links between nodes'
-            raise wrong(location, problem, "Remove one of them.")
-        graph = read_graph(content["graph"], f"{location}/graph")
-        rate, zeros = graph.routing.injection / 1e9, {"latency_us": 0.0, "setup_us": 0.0}
-        alone = {"name": graph.name, "devices_per_node": 1, "bandwidth_GBps": rate}
-        data["intra_node"] = near = {**alone, **data.get("intra_node", {})}
-        far = {"nics_per_node": near["devices_per_node"], "bandwidth_per_nic_GBps": rate}
-        data["inter_node"] = {"name": graph.name, **far, **zeros}
+            raise wrong(location, '"graph" and "inter_node" both link nodes', "Remove one of them.")
+        data |= graph.node_links(data.get("intra_node", {}))
     nodes = read_model(_Nodes, data, location, wrong, faults_of(location))
     curves = _curves(nodes.intra_node, f"{location}/intra_node", library)
     parts = {**vars(nodes.intra_node), "curves": curves}

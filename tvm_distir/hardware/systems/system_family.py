@@ -28,7 +28,7 @@ from .constants import Constant, Constants
 from .curve_checks import needed_algorithm
 from .device_reader import SCHEMA_VERSION as DEVICE_VERSION
 from .device_reader import load_device, parse_device
-from .faults import faults_of, wrong
+from .faults import faults_of, unequal, wrong
 from .hardware import ASSUMED, Curve, Device
 from .network_reader import SCHEMA_VERSION as NETWORK_VERSION
 from .network_reader import Network, load_network, read_network
@@ -121,6 +121,8 @@ def _device(data: Any, location: str) -> Device:
     """Return a device by name, or of the numbers of a data sheet."""
     if data and isinstance(data, str):
         return load_device(data)
+    if isinstance(data, (list, tuple)):
+        raise unequal(location, f"there are {len(data)} devices, and all of a job are equal")
     if isinstance(data, Mapping):
         data = {"schema_version": DEVICE_VERSION, **data}
     return parse_device(data, location)

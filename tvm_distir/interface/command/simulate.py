@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
         from tvm_distir.interface.report.collect import analysis_of
         from tvm_distir.performance import Program, simulate
 
-        with asked_by("--system", "DIST0701"):
+        with asked_by("--system", "DIST0701", "DIST0706"):
             system = System.load(arguments.system)
         program = Program.load(arguments.program)
     with watch.stage("simulate"), asked_by("--kernels", "DIST0701"):

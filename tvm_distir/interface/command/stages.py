@@ -34,7 +34,7 @@ def load_system(
     with watch.stage("load"):
         from tvm_distir.hardware import System
 
-        with asked_by("--system", "DIST0701"), named_by_options("price"):
+        with asked_by("--system", "DIST0701", "DIST0706"), named_by_options("price"):
             system = System.required(name)
             return system if price is None else system.priced(price)
 
@@ -65,7 +65,7 @@ def study_of(
         from tvm_distir.planning import Study
     with (
         asked_by("--kernels", "DIST0701"),
-        asked_by("--system", "DIST0701"),
+        asked_by("--system", "DIST0701", "DIST0706"),
         asked_by("--stack", "DIST0701"),
         asked_by("--optimizer", "DIST0351"),
         named_by_options("price"),

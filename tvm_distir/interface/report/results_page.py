@@ -109,7 +109,7 @@ def _refuse(location: str, problem: str, remedy: str) -> SimulationError:
     return SimulationError("DIST0740", problem, location=location, remedy=remedy)
 
 
-def _steps(path: Path, label: str) -> list[dict[str, Any]] | None:
+def _steps(path: Path, label: str) -> list[dict[str, object]] | None:
     """Return the steps of a file; None for a file of others that is no result."""
     if path.suffix == ".csv":
         return [*_sweep(path, label)] or None
@@ -127,7 +127,7 @@ def _steps(path: Path, label: str) -> list[dict[str, Any]] | None:
     return [] if "schema_version" in data else None  # a plan, a program, a system
 
 
-def _searched(data: Mapping[str, Any], label: str) -> Iterator[dict[str, Any]]:
+def _searched(data: Mapping[str, Any], label: str) -> Iterator[dict[str, object]]:
     """Yield the rows of what ``serve-search --json`` printed: choices that keep the levels."""
     for choice in data["choices"]:
         if "best" not in data:  # the choices of --rate
@@ -142,7 +142,7 @@ def _searched(data: Mapping[str, Any], label: str) -> Iterator[dict[str, Any]]:
             yield _served({**best, **choice, **shared}, label)
 
 
-def _served(data: Mapping[str, Any], label: str) -> dict[str, Any]:
+def _served(data: Mapping[str, Any], label: str) -> dict[str, object]:
     """Return the row of what ``serve-analyze`` or a choice of ``serve-search`` printed as JSON."""
     summary = data["summary"]
     cost, hour = data.get("usd_per_million_tokens"), data.get("usd_per_hour")
@@ -204,7 +204,7 @@ def _candidate(row: Mapping[str, Any], label: str) -> dict[str, object]:
     }
 
 
-def _sweep(path: Path, label: str) -> Iterator[dict[str, Any]]:
+def _sweep(path: Path, label: str) -> Iterator[dict[str, object]]:
     """Yield the predicted rows of a sweep; their names are the columns that vary."""
     lines = [*csv.DictReader(read_text(path, _refuse).splitlines())]
     if not lines or not lines[0].keys() >= _SWEEP_COLUMNS:

@@ -116,8 +116,8 @@ def _units(number: int, sheet: OpRecords) -> Iterator[_Event]:
 
 
 def _ops(number: int, sheet: OpRecords) -> Iterator[_Event]:
-    where = [(kind.args.get("module", ""), kind.args.get("pass", "")) for kind in sheet.kinds]
+    modules = [(kind.args.get("module", ""), kind.args.get("pass", "")) for kind in sheet.kinds]
     for starts, ends in zip(sheet.start.tolist(), sheet.end.tolist(), strict=True):
-        for kind, place, start, end in zip(sheet.kinds, where, starts, ends, strict=True):
+        for kind, module, start, end in zip(sheet.kinds, modules, starts, ends, strict=True):
             if end > start:
-                yield _Event(number, kind.stream, kind.name, start, end, None, *place)
+                yield _Event(number, kind.stream, kind.name, start, end, None, *module)

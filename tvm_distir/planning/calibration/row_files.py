@@ -51,7 +51,7 @@ def read_rows(path: str | Path, measured: bool = True) -> Sequence[AnyRow]:
     Parameters
     ----------
     path : str or Path
-        Columns as in ``docs/simulator.md``. Steps of any model where there is a column ``model``,
+        Columns as in ``docs/calibration.md``. Steps of any model where there is a column ``model``,
         products where there are ``m``, ``k`` and ``n``, else steps of GPTs. Other columns are
         passed over, but for those that say something of a step elsewhere.
     measured : bool

@@ -171,3 +171,15 @@ def test_vector_peaks_of_a_data_sheet_default_to_a_share_of_the_matrix_peak() ->
     system = td.System.from_dict(SHEET)
     assert system.device.vector_TFLOPs == {"default": 25 / 16}
     assert system.sources["device.vector_TFLOPs"].startswith("assumed")
+
+
+@pytest.mark.parametrize("name", ["h100,a100", "h100+4xa100", "b200+dgx-h100"])
+def test_devices_of_several_types_are_refused_by_name(name: str) -> None:
+    with pytest.raises(HardwareError, match=r"DIST0706.*several types of devices.*slowest"):
+        td.System.load(name)
+
+
+def test_a_file_names_one_device() -> None:
+    mixed = {"schema_version": 2, "name": "mixed", "device": ["h100-sxm", "a100-sxm"]}
+    with pytest.raises(HardwareError, match=r"DIST0706.*there are 2 devices"):
+        td.System.from_dict({**mixed, "network": "hgx-h100"})
