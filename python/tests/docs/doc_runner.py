@@ -40,6 +40,7 @@ import pytest
 
 import tvm_distir
 from tests.child_processes import quick_python
+from tvm_distir.planning import StageMemo
 
 INSTALL = "pip install -e ."
 """What a page says to make its ``pyproject.toml`` known, which is known already: tests install
@@ -53,6 +54,8 @@ _OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 _LOOP = re.compile(r"^for (\w+) in ([\w ]+); do (.*?);? *done$", re.DOTALL)
 _SECONDS = 300
 _QUIET = " 2> /dev/null"
+_STAGES = StageMemo(most=400)
+"""Stages of commands that run here: most of them take the same step of the same model."""
 _PLAIN = (
     "analyze", "check", "compare", "explain", "search", "serve-analyze", "serve-search", "sweep",
     "systems", "verify",
@@ -234,8 +237,10 @@ class Reader:
 
         printed = io.StringIO()
         messages = printed if merged else io.StringIO()
-        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(messages):
-            code = main(arguments)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tvm_distir.planning, "StageMemo", lambda: _STAGES)
+            with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(messages):
+                code = main(arguments)
         return code, printed.getvalue()
 
     def _install(self, text: str) -> None:

@@ -46,7 +46,7 @@ from tvm_distir.support.plugins import registry
 
 pytestmark = pytest.mark.optimized  # the target of the suite is that of the main thread
 
-THREADS = 8
+THREADS = 4
 MESH = {"dp": 2}
 DECODER = "zoo:llama3?size=tiny,layers=1"
 TRACES = Path(__file__).parents[1] / "execution" / "checking" / "traces"

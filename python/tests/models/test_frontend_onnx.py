@@ -126,6 +126,7 @@ def row_by_row(name, batch, seed, rows):
     assert np.ptp(flat, axis=0).max() > 0.01 * flat.max()
 
 
+@pytest.mark.nightly
 def test_light_squeezenet_batch_of_3_equals_three_samples():
     row_by_row("light_squeezenet.onnx", 3, 0, range(3))
 

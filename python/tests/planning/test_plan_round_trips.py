@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 
 import pytest
 from tvm import ir
@@ -111,9 +112,17 @@ def _shared_placements(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reference_plan, "placed_parameters", shared)
 
 
+def marks_of(number: int, n: int) -> Sequence[pytest.MarkDecorator]:
+    """Return the marks: mixtures run at night where the formats are those of the dense model."""
+    dense, mixture = CASES[n][2:4]
+    if number and dense == mixture:
+        return [pytest.mark.nightly]
+    return [pytest.mark.quick] if n % 10 == 0 else []
+
+
 PAIRS = [
     pytest.param(model, *case[:2], case[4], form, form[0].upper() in case[2 + number],
-                 marks=pytest.mark.quick if n % 10 == 0 else (),
+                 marks=marks_of(number, n),
                  id="-".join((model, case[0], "x".join(case[1]), case[4], form)))
     for number, model in enumerate(MODELS)
     for n, case in enumerate(CASES)

@@ -140,7 +140,7 @@ class TestResults:
             for number, ways in enumerate(({}, {"workers": 2}, {"executor": pool, "workers": 3})):
                 folder = Folder(tmp_path / str(number), {}, resume=False)
                 result = search(
-                    model, 4, QUICK, batch=8, train={"optimizer": "adam"}, constraints=rules,
+                    model, 2, QUICK, batch=8, train={"optimizer": "adam"}, constraints=rules,
                     top=2, folder=folder, **ways,
                 )  # fmt: skip
                 folder.finish(result)

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -49,12 +50,6 @@ def start(count, *words, expect=0, timeout_s=120):
     message = done.stdout + done.stderr
     assert (done.returncode == 0) == (expect == 0), message
     return message
-
-
-@pytest.fixture(autouse=True)
-def quick_ranks(monkeypatch):
-    """Let the processes that the engine starts begin quickly."""
-    monkeypatch.setattr(sys, "executable", quick_python(TVM_USE_RUNTIME_LIB="1"))
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +98,7 @@ def test_too_few_processes():
 @needs_mpi
 def test_without_a_linker_the_processes_compile(monkeypatch):
     """For the target in scope here; nothing that was linked before is taken."""
-    monkeypatch.setattr(sys, "executable", quick_python())
+    monkeypatch.setattr(mpi_launch, "sys", SimpleNamespace(executable=quick_python()))
     monkeypatch.setattr(LIBRARIES, "_recent", [])
     monkeypatch.setattr("tvm_distir.execution.runtime.program.lowered.find_compiler", lambda: None)
     mod, inputs = CASES["example"]()
@@ -120,7 +115,8 @@ def test_no_mpi4py(monkeypatch):
 
 def test_no_launcher(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
-    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    nowhere = SimpleNamespace(executable="/nowhere/python")
+    monkeypatch.setattr(mpi_launch, "sys", nowhere)
     monkeypatch.setenv("PATH", "")
     with pytest.raises(DependencyError, match="DIST0113 engine mpi: there is no mpiexec"):
         mpi_launch.find_launcher()

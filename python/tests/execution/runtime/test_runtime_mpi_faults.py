@@ -9,7 +9,6 @@ import pickle
 import re
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -71,7 +70,6 @@ def own_folder(monkeypatch, tmp_path_factory):
     folder = tmp_path_factory.mktemp("jobs")
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     monkeypatch.setenv("TMPDIR", str(folder))
-    monkeypatch.setattr(sys, "executable", quick_python(TVM_USE_RUNTIME_LIB="1"))
 
 
 # A job can be used again after a failure: one job has most of those that leave its ranks alive.
