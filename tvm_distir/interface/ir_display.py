@@ -138,8 +138,7 @@ class _LinePrinter:
         mesh = _MESH.search(line)
         if mesh is None:
             return line
-        number = int(mesh[1])
-        axes = self.axes[number]
+        axes = self.axes[int(mesh[1])]
 
         def labels(match: re.Match[str]) -> str:
             pairs = zip(axes, match[1].split(", "), strict=True)

@@ -74,8 +74,7 @@ def local_bytes(ty: ir.Type) -> int:
         return 0
     if isinstance(ty, DTensorType):
         shape = tuple(local_shape(shape, labels_of(ty.placement), mesh_shape(ty.device_mesh)))
-    sizes = tuple(n if isinstance(n, int) else 1 for n in shape)
-    return size_bytes(sizes, str(tensor.dtype))
+    return size_bytes(tuple(n if isinstance(n, int) else 1 for n in shape), str(tensor.dtype))
 
 
 def payload_bytes(kind: str, call: ir.Call, ty: ir.Type) -> int:

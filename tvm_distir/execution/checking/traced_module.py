@@ -111,8 +111,7 @@ class TracedModule:
         """Return an input of integers: that of the trace, or indices that all its readers take."""
         if name in self._integers:
             return self._integers[name].reshape(shape)
-        fn = self.mod[self.codes[0].function]
-        ranges = input_index_ranges(self.mod, fn)
+        ranges = input_index_ranges(self.mod, self.mod[self.codes[0].function])
         allowed = ranges.get((list(self.codes[0].inputs).index(name), ""))
         return random.integers(0, 2 if allowed is None else allowed.high, shape)
 

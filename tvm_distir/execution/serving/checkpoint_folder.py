@@ -95,8 +95,7 @@ def save_state(
                 for rank in entry.ranks
             }
             indices = sorted({index for arrays in state.values() for index in arrays})
-            optimizer = program.state.optimizer
-            write_list(hidden, head, program.entries, indices, headers, optimizer)
+            write_list(hidden, head, program.entries, indices, headers, program.state.optimizer)
             complete(hidden, path)
     return path
 

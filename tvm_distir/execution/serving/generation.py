@@ -132,8 +132,7 @@ class Generation:
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """Return the content as arrays; tokens, int32 (requests, most tokens), end with -1."""
-        rows = itertools.zip_longest(*self.tokens, fillvalue=-1)
-        tokens = np.array(list(rows), np.int32).T
+        tokens = np.array(list(itertools.zip_longest(*self.tokens, fillvalue=-1)), np.int32).T
         return {"tokens": tokens, "steps": self.steps, "times_s": np.array(self.times_s)}
 
 
@@ -215,8 +214,7 @@ def generated(steps: Steps, file: PromptFile, times: StepTimes | None = None) ->
     requests = sizes.requests(prompts, most, file.arrivals_s)
     options = sizes.options(file.scheduler)
     loop = EngineLoop(times or _unit_times(), options, sizes.pages - 1, sizes.page)
-    make = functools.partial(_Generator, steps, sizes, file)
-    replica = PythonReplicas(requests, loop, make)
+    replica = PythonReplicas(requests, loop, functools.partial(_Generator, steps, sizes, file))
     ((_, served),) = replica.run()
     (generator,) = replica.engines
     assert isinstance(generator, _Generator)

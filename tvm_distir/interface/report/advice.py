@@ -210,5 +210,4 @@ def _compute(analysis: Analysis, spent_s: float) -> Advice:
     peak = analysis.hardware.peak_flops
     least_s = analysis.slowest.flops / peak if peak else 0.0
     how = "use more devices, a narrower data type, or less recomputation"
-    saves_s = max(0.0, spent_s - least_s)
-    return _advice("compute", "compute-bound kernels", saves_s, how)
+    return _advice("compute", "compute-bound kernels", max(0.0, spent_s - least_s), how)

@@ -28,8 +28,7 @@ def shorten_events(events: Sequence[ReportEvent], limit: int = MAX_EVENTS) -> li
     ordered = sorted(events, key=lambda e: (e.start_s, e.stream, e.name))
     if len(ordered) <= limit:
         return ordered
-    end_s = max(e.start_s + e.duration_s for e in ordered)
-    bin_s = end_s / max(1, limit // 4)
+    bin_s = max(e.start_s + e.duration_s for e in ordered) / max(1, limit // 4)
     if bin_s <= 0:
         return ordered[:limit]
     shortened: list[ReportEvent] = []
@@ -69,8 +68,7 @@ def shorten_memory(
     ordered = sorted(steps, key=lambda step: step[0])
     if len(ordered) <= limit:
         return ordered
-    end_s = ordered[-1][0]
-    bin_s = end_s / max(1, limit // 2)
+    bin_s = ordered[-1][0] / max(1, limit // 2)
     best: dict[int, list[tuple[float, int]]] = {}
     for step in ordered:
         slot = best.setdefault(int(step[0] / bin_s) if bin_s > 0 else 0, [step, step])

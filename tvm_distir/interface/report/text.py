@@ -147,6 +147,5 @@ def _timings(analysis: Analysis, paint: Painter) -> list[str]:
     if not analysis.timings_s:
         return []
     rows = [[stage, f"{duration_s:.2f} s"] for stage, duration_s in analysis.timings_s.items()]
-    total = sum(analysis.timings_s.values())
-    rows.append(["total", f"{total:.2f} s"])
+    rows.append(["total", f"{sum(analysis.timings_s.values()):.2f} s"])
     return ["", paint("bold", "Time of this analysis"), *align(["stage", "time"], rows, "lr")]

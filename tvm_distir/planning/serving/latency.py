@@ -58,8 +58,7 @@ class Latency:
             _sampling_error(values, percent, value)
             for percent, value in zip(PERCENTILES, (p50, p90, p99), strict=True)
         ]
-        mean = float(values.mean())
-        return Latency(mean, p50, p90, p99, errors[1], errors[2], errors[0])
+        return Latency(float(values.mean()), p50, p90, p99, errors[1], errors[2], errors[0])
 
 
 def _sampling_error(values: Floats, percent: int, percentile: float) -> float | None:

@@ -212,8 +212,7 @@ def summarize(
         low, high = complete_cycles(enters, known.finish, 0.0 if overloaded else 1.0)
         inside = (enters >= low) & (enters < high)
         ended = (known.finish > low) & (known.finish <= high)
-    some = known.some(inside)
-    latencies = some.latencies
+    latencies = known.some(inside).latencies
     within = levels.kept(latencies)
     if overloaded and (levels.ttft_s or levels.e2e_s) is not None:
         within[:] = False  # of a longer run, fewer requests keep them

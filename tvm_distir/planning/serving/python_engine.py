@@ -240,8 +240,7 @@ class PythonEngine:
         seen = [float(c) * (float(self.entries[n].held) + float(c) / 2) for n, c in chunks]
         filled = min(self.pools, len(chunks))
         rows = max(max(tokens), sum(tokens) / filled) + count / self.pools
-        pairs = max(max(seen), sum(seen) / filled)
-        past = pairs / rows - rows / 2
+        past = max(max(seen), sum(seen) / filled) / rows - rows / 2
         time = _interpolated(self.axes[2], self.axes[3], self.prefill[part], rows, past)
         if count:
             time += decode(context) - decode(0.0)

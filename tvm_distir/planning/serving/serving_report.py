@@ -297,8 +297,7 @@ def report_of(
     if hourly is not None and summary.output_tokens_per_s > 0:
         cost = hourly / 3600 / summary.output_tokens_per_s * 1e6
     groups = deployment.replicas * engine.served.stages
-    batch = max(1, round(summary.decoding / groups))
-    decode_s = engine.surface.decode_s(batch, inputs)
+    decode_s = engine.surface.decode_s(max(1, round(summary.decoding / groups)), inputs)
     causes, advice = causes_of(deployment, levels, summary, alone_ttft_s, alone_tpot_s, decode_s)
     return ServingReport(
         model=engine.served.model,

@@ -181,8 +181,7 @@ class ServingSetup:
         """
         assert self.prefill is not None
         pairs = min(self.prefill.served.devices, self.engine.served.devices)
-        memory = self.engine.memory
-        size = tokens * memory.token_bytes * self.engine.served.devices / pairs
+        size = tokens * self.engine.memory.token_bytes * self.engine.served.devices / pairs
         rates, latencies = [], []
         for system in (self.engine.served.system, self.prefill.served.system):
             net, per_node = system.inter_node, system.intra_node.devices_per_node

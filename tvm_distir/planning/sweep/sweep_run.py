@@ -140,13 +140,11 @@ class SweepRun:
     def _checked(self, rows: list[int]) -> list[Difference]:
         """Take a row in :data:`CHECKED`, at least a single row, through the full pipeline."""
         result = []
-        count = -(-len(rows) // CHECKED)
-        chosen = random.Random(len(rows)).sample(rows, count)
+        chosen = random.Random(len(rows)).sample(rows, -(-len(rows) // CHECKED))
         for number, row in enumerate(chosen, 1):
             cells = self.outcomes[row]
             assert cells is not None
-            following = map(self.table.row, chosen[number:])
-            full = self._through_pipeline(row, following)
+            full = self._through_pipeline(row, map(self.table.row, chosen[number:]))
             if full.status.startswith(KILLED):
                 self.progress.notes.append(f"row {row + 1} was not checked: {full.status}")
                 continue

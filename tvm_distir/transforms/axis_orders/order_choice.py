@@ -143,8 +143,7 @@ class OrderChoice:
         shape = static_shape(source.ty) or ()
         sample = tuple(n if isinstance(n, int) else nominal(n) * devices for n in shape)
         before = Tiling(source.tiles.dims, move.partial)
-        dtype = str(source.ty.tensor_ty.dtype)
-        kind = _Kind(sample, dtype, source.view, before, target.tiles)
+        kind = _Kind(sample, str(source.ty.tensor_ty.dtype), source.view, before, target.tiles)
         number = self._kinds.setdefault(kind, len(self._kinds))
         return _Edge(number, self.roots(source), self.roots(target))
 

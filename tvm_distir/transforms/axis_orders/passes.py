@@ -81,8 +81,7 @@ def OrderAxes() -> Rewrite:
             return mod
         if not _has_orders(mod):
             return _without_statements(mod)
-        problem = OrderProblem(mod)
-        choice = OrderChoice(problem)
+        choice = OrderChoice(OrderProblem(mod))
         orders = choice.run()
         if not orders:
             return _without_statements(mod)
