@@ -4,9 +4,11 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import tvm_ffi
@@ -40,7 +42,8 @@ _IDS = re.compile(r"device_ids\s*=\s*\[([\d,\s]*)\]")
 _NAMED = re.compile(rf"\s*@(?:{TEXT}|([\w$.\-]+))\s*,\s*")
 _DIMS = re.compile(rf'\[((?:[^\]"]|{WORD})*)\](.*)', re.DOTALL)
 _DIM = re.compile(rf'\{{((?:[^}}"]|{WORD})*)\}}')
-_PART = re.compile(TEXT + r"(\s*:\s*\(\d+\)\d+)?")
+_SUB_AXIS = TEXT + r"\s*:\s*\((\d+)\)(\d+)"
+_PART = re.compile(rf"{_SUB_AXIS}|{TEXT}")
 GSPMD_MESH = "mesh"
 """Name of the mesh that GSPMD's shardings are read on; theirs have none."""
 
@@ -83,6 +86,9 @@ class Shardings:
     module : Module
     texts : sequence of str
         The shardings of GSPMD that the module holds.
+    text : str
+        The text of the module. Axes whose sub-axes it names, as ``"x":(2)4``, are read as several
+        axes, of these names: those of a finer mesh of the same devices.
 
     Attributes
     ----------
@@ -91,8 +97,10 @@ class Shardings:
         :data:`tvm_distir.core.ir.attributes.AXIS_ORDERS_ATTR` has them.
     """
 
-    def __init__(self, module: Module, texts: Sequence[str]) -> None:
-        self._meshes = {mesh.name: mesh for mesh in _meshes(module)}
+    def __init__(self, module: Module, texts: Sequence[str], text: str) -> None:
+        found = re.findall(_SUB_AXIS, text)
+        parts = [(unescaped(name), int(start), int(size)) for name, start, size in found]
+        self._meshes = {mesh.name: _refined(mesh, parts) for mesh in _meshes(module)}
         self._used: dict[str, DeviceMesh] = {}
         self.orders: dict[str, list[list[int]]] = {}
         sizes = mesh_of_tiles(texts)
@@ -187,15 +195,22 @@ class Shardings:
         names = list(mesh.axes)
         is_open = bool(dims) and all("?" in dim and '"' not in dim for dim in dims)
         positions = [
-            [self._axis(name, names, sharding) for name in _axis_words(text)] for text in dims
+            [axis for part in _PART.findall(text) for axis in self._axes(part, names, sharding)]
+            for text in dims
         ]
         return _by_dims(mesh, positions), bool(names) and not is_open
 
     @staticmethod
-    def _axis(word: str, names: Sequence[str], sharding: Opaque) -> int:
-        if word not in names:
-            raise UnsupportedOperation(f'"{word}" of <{sharding.body}>, which is not a full axis')
-        return names.index(word)
+    def _axes(part: Sequence[str], names: Sequence[str], sharding: Opaque) -> list[int]:
+        """Return the axes of the refined mesh that an axis, or a sub-axis, is, major first."""
+        name, start, size, full = part
+        low = int(start or 1)
+        high, of = low * int(size) if size else math.inf, unescaped(name or full)
+        pieces = enumerate(map(_piece, names))
+        axes = [a for a, (name, begin) in pieces if name == of and low <= begin < high]
+        if not axes:
+            raise UnsupportedOperation(f'"{of}" of <{sharding.body}>, which is no axis of the mesh')
+        return axes
 
     def _of_gspmd(self, text: str) -> Sharding | None:
         mesh = self._meshes.get(GSPMD_MESH)
@@ -241,9 +256,29 @@ def _unquoted(quoted: str | None, bare: str | None) -> str:
     return str(bare) if quoted is None else unescaped(quoted)
 
 
-def _axis_words(text: str) -> list[str]:
-    """Return the axis names of a single dim, with the suffixes of sub-axes."""
-    return [unescaped(name) + part for name, part in _PART.findall(text)]
+def _piece(axis: str) -> tuple[str, int]:
+    """Return the name of the axis that an axis of a refined mesh is a part of, and its start."""
+    match = re.fullmatch(r"(.*):\((\d+)\)\d+", axis, re.DOTALL)
+    return (match[1], int(match[2])) if match else (axis, 1)
+
+
+def _refined(mesh: NamedMesh, parts: Sequence[tuple[str, int, int]]) -> NamedMesh:
+    """Return a mesh whose axes are cut where sub-axes begin and end.
+
+    Raises
+    ------
+    UnsupportedOperation
+        Sub-axes that share no finer mesh.
+    """
+    axes: dict[str, int] = {}
+    for name, size in mesh.axes.items():
+        ends = {p for of, low, count in parts if of == name for p in (low, low * count)}
+        pairs = [*itertools.pairwise(sorted({1, size, *ends}))]
+        if any(not low or high % low or size % high for low, high in pairs):
+            raise UnsupportedOperation(f'sub-axes of "{name}" ({size}) that share no finer mesh')
+        pieces = {f"{name}:({low}){high // low}": high // low for low, high in pairs}
+        axes |= pieces if len(pieces) > 1 else {name: size}
+    return replace(mesh, axes=axes)
 
 
 def _meshes(module: Module) -> list[NamedMesh]:
