@@ -4,11 +4,9 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import tvm_ffi
@@ -31,30 +29,15 @@ from tvm_distir.models.mlir.tree import Module, Opaque
 from tvm_distir.support import ModelError, parse_int
 
 from .gspmd import axes_of_tiles, mesh_of_tiles
+from .named_meshes import SUB_AXIS, TEXT, WORD, NamedMesh, named_meshes, piece
 from .translated_values import UnsupportedOperation
 
-WORD = r'"(?:[^"\\]|\\.)*"'
-"""A pattern of a text in quotes."""
-TEXT = r'"((?:[^"\\]|\\.)*)"'
-"""The same, with the text inside the quotes as a group."""
-_AXIS = re.compile(TEXT + r"\s*=\s*(\d+)")
-_IDS = re.compile(r"device_ids\s*=\s*\[([\d,\s]*)\]")
 _NAMED = re.compile(rf"\s*@(?:{TEXT}|([\w$.\-]+))\s*,\s*")
 _DIMS = re.compile(rf'\[((?:[^\]"]|{WORD})*)\](.*)', re.DOTALL)
 _DIM = re.compile(rf'\{{((?:[^}}"]|{WORD})*)\}}')
-_SUB_AXIS = TEXT + r"\s*:\s*\((\d+)\)(\d+)"
-_PART = re.compile(rf"{_SUB_AXIS}|{TEXT}")
+_PART = re.compile(rf"{SUB_AXIS}|{TEXT}")
 GSPMD_MESH = "mesh"
 """Name of the mesh that GSPMD's shardings are read on; theirs have none."""
-
-
-@dataclass(frozen=True)
-class NamedMesh:
-    """Mesh with its name, axis sizes by name, and devices."""
-
-    name: str
-    axes: dict[str, int]
-    device_ids: tuple[int, ...] | None = None
 
 
 class Sharding(NamedTuple):
@@ -98,9 +81,7 @@ class Shardings:
     """
 
     def __init__(self, module: Module, texts: Sequence[str], text: str) -> None:
-        found = re.findall(_SUB_AXIS, text)
-        parts = [(unescaped(name), int(start), int(size)) for name, start, size in found]
-        self._meshes = {mesh.name: _refined(mesh, parts) for mesh in _meshes(module)}
+        self._meshes = {mesh.name: mesh for mesh in named_meshes(module, text)}
         self._used: dict[str, DeviceMesh] = {}
         self.orders: dict[str, list[list[int]]] = {}
         sizes = mesh_of_tiles(texts)
@@ -204,9 +185,9 @@ class Shardings:
     def _axes(part: Sequence[str], names: Sequence[str], sharding: Opaque) -> list[int]:
         """Return the axes of the refined mesh that an axis, or a sub-axis, is, major first."""
         name, start, size, full = part
-        low = int(start or 1)
-        high, of = low * int(size) if size else math.inf, unescaped(name or full)
-        pieces = enumerate(map(_piece, names))
+        low, of = parse_int(start or "1") or 0, unescaped(name or full)
+        high = low * (parse_int(size) or 0) if size else math.inf
+        pieces = enumerate(map(piece, names))
         axes = [a for a, (name, begin) in pieces if name == of and low <= begin < high]
         if not axes:
             raise UnsupportedOperation(f'"{of}" of <{sharding.body}>, which is no axis of the mesh')
@@ -254,44 +235,6 @@ def _split_dims(text: str) -> tuple[list[str], str]:
 def _unquoted(quoted: str | None, bare: str | None) -> str:
     """Return a name without optional quotes."""
     return str(bare) if quoted is None else unescaped(quoted)
-
-
-def _piece(axis: str) -> tuple[str, int]:
-    """Return the name of the axis that an axis of a refined mesh is a part of, and its start."""
-    match = re.fullmatch(r"(.*):\((\d+)\)\d+", axis, re.DOTALL)
-    return (match[1], int(match[2])) if match else (axis, 1)
-
-
-def _refined(mesh: NamedMesh, parts: Sequence[tuple[str, int, int]]) -> NamedMesh:
-    """Return a mesh whose axes are cut where sub-axes begin and end.
-
-    Raises
-    ------
-    UnsupportedOperation
-        Sub-axes that share no finer mesh.
-    """
-    axes: dict[str, int] = {}
-    for name, size in mesh.axes.items():
-        ends = {p for of, low, count in parts if of == name for p in (low, low * count)}
-        pairs = [*itertools.pairwise(sorted({1, size, *ends}))]
-        if any(not low or high % low or size % high for low, high in pairs):
-            raise UnsupportedOperation(f'sub-axes of "{name}" ({size}) that share no finer mesh')
-        pieces = {f"{name}:({low}){high // low}": high // low for low, high in pairs}
-        axes |= pieces if len(pieces) > 1 else {name: size}
-    return replace(mesh, axes=axes)
-
-
-def _meshes(module: Module) -> list[NamedMesh]:
-    meshes = []
-    for operation in module.operations:
-        mesh: Any = operation.attributes.get("mesh")
-        if operation.name != "sdy.mesh" or not isinstance(mesh, Opaque):
-            continue
-        ids = _IDS.search(mesh.body)
-        numbers = tuple(parse_int(n) or 0 for n in ids.group(1).split(",")) if ids else None
-        axes = {unescaped(n): parse_int(size) or 0 for n, size in _AXIS.findall(mesh.body)}
-        meshes.append(NamedMesh(str(operation.attributes["sym_name"]), axes, numbers))
-    return meshes
 
 
 def _says(before: Expr, placed: Expr) -> bool:
