@@ -23,6 +23,7 @@ import os
 import random
 import runpy
 import selectors
+import shutil
 import signal
 import socket
 import sys
@@ -273,7 +274,9 @@ def main(address: str, executable: str, *path: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     print("ready", flush=True)
     request = server.serve()
-    if request is not None:
+    if request is None:
+        shutil.rmtree(Path(address).parent)
+    else:
         take_over(request, server.path_of(request), executable)()
 
 

@@ -144,11 +144,11 @@ REFUSED = {
         + _RETURN + "\n  }\n}\n",
         "DIST0372", '"b"',
     ),
-    "half an axis": (
+    "a part that does not divide its axis": (
         'module {\n  sdy.mesh @m = <["a"=4]>\n  func.func public @main(%x: tensor<4xf32> '
-        '{sdy.sharding = #sdy.sharding<@m, [{"a":(1)2}]>}) -> tensor<4xf32> {\n'
+        '{sdy.sharding = #sdy.sharding<@m, [{"a":(1)3}]>}) -> tensor<4xf32> {\n'
         + _RETURN + "\n  }\n}\n",
-        "DIST0372", "not a full axis",
+        "DIST0372", "share no finer mesh",
     ),
     "a mesh that is not there": (
         "module {\n  func.func public @main(%x: tensor<4xf32> "

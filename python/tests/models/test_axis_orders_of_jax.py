@@ -120,3 +120,40 @@ def test_random_orders_pass_through_the_text_of_jax(partitioner: str) -> None:
             for device, cuts in sharding.devices_indices_map(shape).items():
                 theirs = [cut.indices(size)[:2] for cut, size in zip(cuts, shape, strict=True)]
                 assert ours[device.id] == theirs, sharding.spec
+
+
+def test_sub_axes_are_axes_of_a_finer_mesh() -> None:
+    """Texts of Shardy of ``x=8`` and ``y=2``: parts of an axis, joined, and out of order."""
+    cuts = ['"x":(1)2', '"x":(2)4', '"x":(2)4, "y"', '"x":(4)2, "x":(1)2', '"x"', '"y", "x":(1)4']
+    params = ", ".join(
+        f"%x{i}: tensor<16x4xf32> {{sdy.sharding = #sdy.sharding<@m, [{{{cut}}}, {{}}]>}}"
+        for i, cut in enumerate(cuts)
+    )
+    sums = "\n".join(
+        f"    %s{i} = stablehlo.add %{f's{i - 1}' if i > 1 else 'x0'}, %x{i} : tensor<16x4xf32>"
+        for i in range(1, len(cuts))
+    )
+    text = (
+        f'module {{\n  sdy.mesh @m = <["x"=8, "y"=2]>\n  func.func public @main({params}) -> '
+        f"tensor<16x4xf32> {{\n{sums}\n    return %s{len(cuts) - 1} : tensor<16x4xf32>\n  }}\n}}\n"
+    )
+    local = td.distribute(td.from_stablehlo(text))
+    mesh = local.global_infos["mesh"][0]
+    assert [int(n) for n in mesh.shape] == [2, 2, 2, 2]
+    device = np.arange(16)
+    x, y = device // 2, device % 2
+    parts = {"x": (x, 8), "y": (y, 2)}
+    for low, size in ((1, 2), (2, 4), (4, 2), (1, 4)):
+        # "x":(low)size: the digits of x behind the first ``low`` parts.
+        parts[f"x:({low}){size}"] = x // (8 // (low * size)) % size, size
+    for port, cut in zip(local["main"].attrs["dist.io"]["inputs"], cuts, strict=True):
+        tile, count = np.zeros(16, int), 1
+        for word in cut.replace('"', "").split(", "):
+            position, size = parts[word]
+            tile, count = tile * size + position, count * size
+        ours = slices_of(port, (2, 2, 2, 2), list(range(16)), (16, 4))
+        rows = 16 // count
+        assert [ours[d][0] for d in range(16)] == [(t * rows, (t + 1) * rows) for t in tile]
+    arrays = [np.full((16, 4), i + 1, "float32") for i in range(len(cuts))]
+    (total,) = td.run(local, arrays, engine="virtual")
+    np.testing.assert_array_equal(total, sum(arrays))

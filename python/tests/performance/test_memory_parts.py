@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import numpy as np
@@ -33,7 +34,7 @@ def test_a_group_has_the_common_name_and_all_bytes() -> None:
     assert found == {("h*.w*", 300, 3), ("h3.b", 7, 1), ("ln", 900, 1)}
     (alike,) = holders(buffers[:2])
     assert (alike.what, alike.role, alike.function, alike.unit) == ("h*.w1", "weights", "f", "F0")
-    assert alike.to_dict() == {**vars(alike), "bytes": 200, "count": 2}
+    assert asdict(alike) == {**vars(alike), "bytes": 200, "count": 2}
 
 
 @pytest.mark.parametrize(("then", "other"), [(4, 10), (10, 4), (7, 7)])

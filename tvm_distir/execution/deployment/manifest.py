@@ -103,7 +103,7 @@ class Manifest:
             for o, i in state.inputs.items()
         ]
         weights = [
-            WeightFile(index, tuple(PartFile(rank, *place) for rank, place in parts.items()))
+            WeightFile(index, tuple(PartFile(rank, *span) for rank, span in parts.items()))
             for index, parts in self.weights.items()
         ]
         file = ManifestFile(

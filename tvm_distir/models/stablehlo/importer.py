@@ -23,6 +23,7 @@ from .functions import Functions
 from .local_collectives import MOVES
 from .shardings import Shardings, sharding_of
 from .source import read_source
+from .translated_values import UnsupportedOperation
 
 _KNOWN = {*CONVERTERS, *CALLS, *RETURNS, *ANNOTATIONS, *MOVES, MANUAL}
 
@@ -39,7 +40,11 @@ def from_stablehlo(
     text, location = read_source(source)
     module = parse_module(text, location)
     _check_operations(module, location)
-    annotations = Shardings(module, _texts(module, location) if shardings else [])
+    try:
+        annotations = Shardings(module, _texts(module, location) if shardings else [], text)
+    except UnsupportedOperation as error:
+        remedy = "Import it with shardings=False."
+        raise ModelError("DIST0372", str(error), location=location, remedy=remedy) from None
     functions = Functions(module, location, inline, annotations, shardings, loops)
     if not functions.public:
         problem = "the module has no public function"

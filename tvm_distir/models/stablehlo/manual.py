@@ -20,7 +20,8 @@ from tvm_distir.models.mlir.tree import Opaque, Operation, RegionBlock, Type
 from .argument_names import Signature
 from .converters import MANUAL
 from .emitter import Emitter
-from .shardings import WORD, NamedMesh, Sharding, Shardings
+from .named_meshes import WORD, NamedMesh
+from .shardings import Sharding, Shardings
 from .translated_values import Tensors, UnsupportedOperation, dtype_of, shape_of, typed
 
 _SHARDING = re.compile(rf'<((?:[^<>"]|{WORD})*)>')

@@ -4,9 +4,9 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import tvm_ffi
@@ -29,29 +29,15 @@ from tvm_distir.models.mlir.tree import Module, Opaque
 from tvm_distir.support import ModelError, parse_int
 
 from .gspmd import axes_of_tiles, mesh_of_tiles
+from .named_meshes import SUB_AXIS, TEXT, WORD, NamedMesh, named_meshes, piece
 from .translated_values import UnsupportedOperation
 
-WORD = r'"(?:[^"\\]|\\.)*"'
-"""A pattern of a text in quotes."""
-TEXT = r'"((?:[^"\\]|\\.)*)"'
-"""The same, with the text inside the quotes as a group."""
-_AXIS = re.compile(TEXT + r"\s*=\s*(\d+)")
-_IDS = re.compile(r"device_ids\s*=\s*\[([\d,\s]*)\]")
 _NAMED = re.compile(rf"\s*@(?:{TEXT}|([\w$.\-]+))\s*,\s*")
 _DIMS = re.compile(rf'\[((?:[^\]"]|{WORD})*)\](.*)', re.DOTALL)
 _DIM = re.compile(rf'\{{((?:[^}}"]|{WORD})*)\}}')
-_PART = re.compile(TEXT + r"(\s*:\s*\(\d+\)\d+)?")
+_PART = re.compile(rf"{SUB_AXIS}|{TEXT}")
 GSPMD_MESH = "mesh"
 """Name of the mesh that GSPMD's shardings are read on; theirs have none."""
-
-
-@dataclass(frozen=True)
-class NamedMesh:
-    """Mesh with its name, axis sizes by name, and devices."""
-
-    name: str
-    axes: dict[str, int]
-    device_ids: tuple[int, ...] | None = None
 
 
 class Sharding(NamedTuple):
@@ -83,6 +69,9 @@ class Shardings:
     module : Module
     texts : sequence of str
         The shardings of GSPMD that the module holds.
+    text : str
+        The text of the module. Axes whose sub-axes it names, as ``"x":(2)4``, are read as several
+        axes, of these names: those of a finer mesh of the same devices.
 
     Attributes
     ----------
@@ -91,8 +80,8 @@ class Shardings:
         :data:`tvm_distir.core.ir.attributes.AXIS_ORDERS_ATTR` has them.
     """
 
-    def __init__(self, module: Module, texts: Sequence[str]) -> None:
-        self._meshes = {mesh.name: mesh for mesh in _meshes(module)}
+    def __init__(self, module: Module, texts: Sequence[str], text: str) -> None:
+        self._meshes = {mesh.name: mesh for mesh in named_meshes(module, text)}
         self._used: dict[str, DeviceMesh] = {}
         self.orders: dict[str, list[list[int]]] = {}
         sizes = mesh_of_tiles(texts)
@@ -187,15 +176,22 @@ class Shardings:
         names = list(mesh.axes)
         is_open = bool(dims) and all("?" in dim and '"' not in dim for dim in dims)
         positions = [
-            [self._axis(name, names, sharding) for name in _axis_words(text)] for text in dims
+            [axis for part in _PART.findall(text) for axis in self._axes(part, names, sharding)]
+            for text in dims
         ]
         return _by_dims(mesh, positions), bool(names) and not is_open
 
     @staticmethod
-    def _axis(word: str, names: Sequence[str], sharding: Opaque) -> int:
-        if word not in names:
-            raise UnsupportedOperation(f'"{word}" of <{sharding.body}>, which is not a full axis')
-        return names.index(word)
+    def _axes(part: Sequence[str], names: Sequence[str], sharding: Opaque) -> list[int]:
+        """Return the axes of the refined mesh that an axis, or a sub-axis, is, major first."""
+        name, start, size, full = part
+        low, of = parse_int(start or "1") or 0, unescaped(name or full)
+        high = low * (parse_int(size) or 0) if size else math.inf
+        pieces = enumerate(map(piece, names))
+        axes = [a for a, (name, begin) in pieces if name == of and low <= begin < high]
+        if not axes:
+            raise UnsupportedOperation(f'"{of}" of <{sharding.body}>, which is no axis of the mesh')
+        return axes
 
     def _of_gspmd(self, text: str) -> Sharding | None:
         mesh = self._meshes.get(GSPMD_MESH)
@@ -239,24 +235,6 @@ def _split_dims(text: str) -> tuple[list[str], str]:
 def _unquoted(quoted: str | None, bare: str | None) -> str:
     """Return a name without optional quotes."""
     return str(bare) if quoted is None else unescaped(quoted)
-
-
-def _axis_words(text: str) -> list[str]:
-    """Return the axis names of a single dim, with the suffixes of sub-axes."""
-    return [unescaped(name) + part for name, part in _PART.findall(text)]
-
-
-def _meshes(module: Module) -> list[NamedMesh]:
-    meshes = []
-    for operation in module.operations:
-        mesh: Any = operation.attributes.get("mesh")
-        if operation.name != "sdy.mesh" or not isinstance(mesh, Opaque):
-            continue
-        ids = _IDS.search(mesh.body)
-        numbers = tuple(parse_int(n) or 0 for n in ids.group(1).split(",")) if ids else None
-        axes = {unescaped(n): parse_int(size) or 0 for n, size in _AXIS.findall(mesh.body)}
-        meshes.append(NamedMesh(str(operation.attributes["sym_name"]), axes, numbers))
-    return meshes
 
 
 def _says(before: Expr, placed: Expr) -> bool:

@@ -217,3 +217,17 @@ def test_a_browser_sorts_filters_and_compares(folder: Path, tmp_path: Path) -> N
     assert (label, points) == ("time against peak memory", len(data["rows"]))
     assert front == len(best)
     assert result["width"]
+
+
+def test_a_browser_shows_served_requests_by_their_rate(tmp_path: Path) -> None:
+    """There is no time of a step to sort by, nor a memory in which steps fit."""
+    for rate in (100.0, 300.0, 200.0):
+        latency = {"p99_s": rate}
+        summary = {"output_tokens_per_s": rate, "ttft": latency, "tpot": latency}
+        data = {"model": "m", "system": "h100", "plan": f"tp={rate:g}", "workload": "w",
+                "scheduler": "s", "summary": summary, "usd_per_million_tokens": None}  # fmt: skip
+        (tmp_path / f"{rate:g}.json").write_text(json.dumps(data))
+    script = "result.rows = table(); result.hidden = fitting.parentElement.hidden;"
+    result = _in_browser(results_page(read_steps([tmp_path]), "served"), script, tmp_path)
+    assert [row[0] for row in result["rows"]] == [f"tp={rate}, s, w" for rate in (300, 200, 100)]
+    assert result["hidden"]

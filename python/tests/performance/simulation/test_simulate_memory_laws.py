@@ -105,7 +105,7 @@ def random_program(seed: int) -> Program:
     return td.export(td.distribute(step, plan))
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", nightly_but(range(6), {0, 1, 2}))
 def test_roles_add_up_in_random_pipelined_programs(seed: int) -> None:
     """Under every kernel profile, with exact blocks and with those of a framework."""
     plain = random_program(seed)

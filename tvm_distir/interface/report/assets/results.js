@@ -6,8 +6,10 @@
   const $ = (id) => document.getElementById(id);
   const fits = data.columns.findIndex((column) => column.title === "fits");
   const time = data.columns.findIndex((column) => column.title === "time");
+  const rate = data.columns.findIndex((column) => column.title === "tokens/s");
   const chosen = [];
-  let by = time, ascending = true;
+  let by = time < 0 ? Math.max(rate, 0) : time, ascending = time >= 0 || rate < 0;
+  $("fitting").parentElement.hidden = fits < 0;
 
   const make = (tag, text, column) => {
     const element = document.createElement(tag);
