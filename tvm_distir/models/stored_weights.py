@@ -201,8 +201,7 @@ def _is_skipped(name: str, weights: QuantizedWeights) -> bool:
 
 def _products(config: DecoderConfig, experts: bool) -> list[str]:
     """Return the names of the weights of products in a layer."""
-    layer = TransformerLayer(config, experts)
-    names = [name for name, _ in layer.named_parameters()]
+    names = [name for name, _ in TransformerLayer(config, experts).named_parameters()]
     return [name for name in names if "_proj" in name and not name.endswith(".bias")]
 
 

@@ -90,8 +90,7 @@ class PartialState:
         self._result()
 
     def _result(self) -> None:
-        axes_of_result = self.of(self.fn.body.body)
-        for i, axes in enumerate(axes_of_result):
+        for i, axes in enumerate(self.of(self.fn.body.body)):
             want = declared(self.fn, "results", i) if is_private(self.fn) else NONE
             if axes != want:
                 problem = f"partial along mesh axes {sorted(axes)}, declared {sorted(want)}"
@@ -113,8 +112,7 @@ class PartialState:
 
     def _call(self, where: str, call: ir.Call) -> list[Axes]:
         callee = self.mod[call.op]
-        pending = [axes for a in call.args for axes in self.of(a)]
-        for i, axes in enumerate(pending):
+        for i, axes in enumerate([axes for a in call.args for axes in self.of(a)]):
             want = declared(callee, "params", i)
             if axes != want:
                 raise self.error(

@@ -109,8 +109,7 @@ def index_range(call: ir.Call, operand: int, leaf: int = 0) -> IndexRange | None
     if name in ("relax.gather_nd", "relax.scatter_nd"):
         # A row of the operand names several dims: of which of them an element is, is not followed.
         first = int(call.attrs.batch_dims) if name == "relax.gather_nd" else 0
-        depth = (sizes_of(call.args[1]) or (1,))[-1]
-        dims = data[first : first + depth]
+        dims = data[first : first + (sizes_of(call.args[1]) or (1,))[-1]]
         return IndexRange(0, min(dims, default=0), strict=len(set(dims)) == 1)
     return None
 

@@ -316,8 +316,7 @@ def cache_create(call: PackedCall) -> PackedForm:
 def cache_append(call: PackedCall) -> PackedForm:
     """Shard ``cache`` and ``data`` equally; rows stay in order, so dim 0 is replicated."""
     data = call.ins[1] or ()
-    ties = [({0: d, 1: d}, {0: d}) for d in range(1, len(data))]
-    return PackedForm(ties, {0: data})
+    return PackedForm([({0: d, 1: d}, {0: d}) for d in range(1, len(data))], {0: data})
 
 
 @register_packed_rule(

@@ -133,5 +133,4 @@ def called(kid: Instance, a: int) -> OpStrategy:
     """Return a call's labels along an axis, as given by the boundary of its function."""
     g, choice = kid.graph, kid.choice[a]
     needs = tuple([choice[p].gives[0] for p in g.params])
-    gives = tuple([choice[r].needs[0] for r in g.rets])
-    return OpStrategy(needs, gives, None)
+    return OpStrategy(needs, tuple([choice[r].needs[0] for r in g.rets]), None)

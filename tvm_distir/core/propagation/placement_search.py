@@ -247,8 +247,7 @@ class PlacementSearch:
         if rule is None:
             return None
         for f in rule.factors:
-            takes = all(f.ins[i] == d for i in positions)
-            if not takes or not factor_fits(f, self.ranks, 1):
+            if not all(f.ins[i] == d for i in positions) or not factor_fits(f, self.ranks, 1):
                 continue
             out = f.outs[0]
             if rule.op not in LAYOUT_OPS or out is None:

@@ -92,8 +92,7 @@ def steps_from(space: Space, labels: Labels) -> Iterator[Step]:
 
 def _all_steps(space: Space, labels: Labels) -> Iterator[Step]:
     full = [a for a, x in enumerate(labels) if x == R]
-    pending = [a for a, x in enumerate(labels) if x == P and space.finish[a]]
-    for axes in _subsets(pending):
+    for axes in _subsets([a for a, x in enumerate(labels) if x == P and space.finish[a]]):
         yield Step("all_reduce", axes, None, None, _relabelled(labels, axes, R))
         for dim in _common(space, axes):
             yield Step("reduce_scatter", axes, None, dim, _relabelled(labels, axes, dim))
@@ -116,8 +115,7 @@ def _all_steps(space: Space, labels: Labels) -> Iterator[Step]:
 
 def exchange_step(before: Labels, after: Labels) -> Step:
     """Return the step from a placement to another with the same partial axes."""
-    pairs = enumerate(zip(before, after))
-    axes = tuple(a for a, (x, y) in pairs if x != y or x >= 0)
+    axes = tuple(a for a, (x, y) in enumerate(zip(before, after)) if x != y or x >= 0)
     return Step("exchange", axes, None, None, after)
 
 

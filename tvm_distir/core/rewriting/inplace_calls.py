@@ -124,8 +124,7 @@ def _copy(source: Any, target: Any) -> tirx.Stmt:
         for buffer in (source, target)
     ]
     store = tirx.BufferStore(target, tirx.BufferLoad(source, positions), positions)
-    block = SBlock(iters, *regions, "copy", store)
-    stmt: tirx.Stmt = SBlockRealize(loops, True, block)
+    stmt: tirx.Stmt = SBlockRealize(loops, True, SBlock(iters, *regions, "copy", store))
     for loop, extent, kind in reversed(list(zip(loops, extents, kinds))):
         stmt = tirx.For(loop, tirx.const(0, kind), extent, tirx.ForKind.SERIAL, stmt)
     return stmt

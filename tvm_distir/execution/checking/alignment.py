@@ -86,8 +86,7 @@ class State:
     @property
     def sharding(self) -> dict[str, int]:
         """Return the dims that axes shard."""
-        kinds = self.layouts.items()
-        return {a: layout.dim for a, layout in kinds if layout.kind == SHARDED}
+        return {a: layout.dim for a, layout in self.layouts.items() if layout.kind == SHARDED}
 
     @property
     def is_right(self) -> bool:

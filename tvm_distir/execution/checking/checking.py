@@ -162,8 +162,7 @@ def verdict(compared: RankComparison, seed: int) -> CheckReport:
     wrong = compared.wrong_outputs(results)
     if not wrong:
         return report(EQUAL, chain=_chain(compared))
-    listed = findings(compared, wrong)
-    best, repair = repaired(compared, listed)
+    best, repair = repaired(compared, findings(compared, wrong))
     family = best.family
     return report(
         WRONG,

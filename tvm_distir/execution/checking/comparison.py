@@ -206,8 +206,7 @@ class RankComparison:
             for axis, size in self.axes.items()
             if len({self.at[rank][axis] for rank in ranks}) > 1
         }
-        values = {tuple((a, self.at[rank][a]) for a in axes): get(rank) for rank in ranks}
-        return values, axes
+        return {tuple((a, self.at[rank][a]) for a in axes): get(rank) for rank in ranks}, axes
 
     def state(self, family: RankFamily, name: str) -> State | None:
         """Return what a value of a family stands for."""

@@ -186,5 +186,4 @@ def _summed_updates(call: ir.Call, operands: Sequence[Value]) -> list[Factor]:
     if str(call.attrs["reduction"]) != "add":
         return []
     axis = int(call.attrs["axis"])
-    updates = call.args[2].ty.shape
-    return [Factor(int(updates[axis]), (None, axis, axis), (None,), "sum")]
+    return [Factor(int(call.args[2].ty.shape[axis]), (None, axis, axis), (None,), "sum")]

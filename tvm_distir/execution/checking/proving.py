@@ -168,8 +168,7 @@ class ProgramProof:
 
     def _open(self, name: str) -> tuple[str, str]:
         """Return the first value before an output that the rules do not know, and why."""
-        output = self.code.outputs[name]
-        first = self.ranks.unknown.get(str(getattr(output, "name", "")), "")
+        first = self.ranks.unknown.get(str(getattr(self.code.outputs[name], "name", "")), "")
         for binding in self.code.bindings:
             if str(binding.var.name) == first:
                 states = [

@@ -98,8 +98,7 @@ class FileArray:
         cut = [i for i, ((a, b), n) in enumerate(zip(bounds, self.shape)) if (a, b) != (0, n)]
         last = cut[-1] if cut else 0
         strides = [math.prod(self.shape[i + 1 :]) for i in range(len(self.shape))]
-        run = math.prod(sizes[last:])
-        flat = out.reshape(-1, run)
+        flat = out.reshape(-1, math.prod(sizes[last:]))
         first = sum(a * s for (a, _), s in zip(bounds[last:], strides[last:]))
         outer = itertools.product(*(range(a, b) for a, b in bounds[:last]))
         for row, index in zip(flat, outer):

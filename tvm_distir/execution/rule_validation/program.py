@@ -148,8 +148,7 @@ def local_program(
     value = builder.normalize(local_form(cx, registration_of(case.op), case.mod, kernels))
     if wrong := expected_mismatch(value.ty, outs):
         raise LoweringError("DIST0505", wrong, location=case.name, remedy="Correct its local form.")
-    results = _results(writer, value, len(outs))
-    program = CaseProgram(params, results, count)
+    program = CaseProgram(params, _results(writer, value, len(outs)), count)
     kernels_by_gv = {gv: machine.kernel(f, str(gv.name_hint)) for gv, f in kernels.values()}
     _cut_in_steps(machine, program, writer.bindings, kernels_by_gv, key)
     return program
@@ -244,5 +243,4 @@ def _renamed(
     if len(fields) == 1:
         return _function([env[v] for v in inputs], new, fields[0])
     result = relax.Var("results", relax.TupleType([f.ty for f in fields]))
-    packed = relax.Tuple(fields)
-    return _function([env[v] for v in inputs], [*new, (result, packed)], result)
+    return _function([env[v] for v in inputs], [*new, (result, relax.Tuple(fields))], result)

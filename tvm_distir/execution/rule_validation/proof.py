@@ -265,8 +265,7 @@ def not_linear(machine: Machine, case: Case, group: Sequence[int]) -> str | None
     with np.errstate(all="ignore"):  # infinities of both signs may meet
         total = [a + b if i in group else a for i, (a, b) in enumerate(zip(*terms))]
     parts = [_reference(machine, case, t) for t in terms]
-    reference = _reference(machine, case, total)
-    for a, b, w in zip(*parts, reference):
+    for a, b, w in zip(*parts, _reference(machine, case, total)):
         with np.errstate(all="ignore"):
             joined = (a + b).astype(w.dtype)
         if not close(joined, w, case.tolerance):

@@ -254,7 +254,6 @@ def _checksum(array: Any) -> str:
         return digest.hexdigest()
     for position in np.linspace(0, count - 1, _SAMPLES).astype(int):
         *outer, last = (int(n) for n in np.unravel_index(position, shape))
-        end = min(last + _SAMPLE_ELEMENTS, shape[-1])
-        box = (*((n, n + 1) for n in outer), (last, end))
+        box = (*((n, n + 1) for n in outer), (last, min(last + _SAMPLE_ELEMENTS, shape[-1])))
         digest.update(np.ascontiguousarray(array.read(box)).tobytes())
     return digest.hexdigest()

@@ -218,8 +218,7 @@ def _first(both: _ModulePair, pairs: Sequence[ValuePair]) -> tuple[ValuePair, _D
 
 def _operands(both: _ModulePair, pair: ValuePair) -> list[ValuePair]:
     """Return the values that the binding of a value reads, aliases resolved."""
-    step = both.distributed.steps[pair.leaf[0]]
-    read = set(variables(step.value))
+    read = set(variables(both.distributed.steps[pair.leaf[0]].value))
     numbers = {i for i, s in enumerate(both.distributed.steps) if s.var in read}
     return [p for p in both.pairs if p.leaf[0] in numbers]
 
@@ -236,8 +235,7 @@ def _culprit(both: _ModulePair, pair: ValuePair, how: _Differs) -> tuple[ValuePa
 def _first_of(both: _ModulePair, pairs: Sequence[ValuePair]) -> tuple[ValuePair, _Differs] | None:
     if not pairs:
         return None
-    differing = both.differing(pairs)
-    return next(((p, d) for p, d in zip(pairs, differing) if d is not None), None)
+    return next(((p, d) for p, d in zip(pairs, both.differing(pairs)) if d is not None), None)
 
 
 def first_difference(search: Bisection) -> Fault | None:

@@ -183,8 +183,7 @@ class Liveness:
     def _hold(self, scope: tuple[int, ...], size: Bytes, first: int, last: int) -> None:
         """Record a non-empty live range; variables of a single state are left out of its scope."""
         is_single = len(scope) == 1
-        open_axes = tuple([slice(None) if u >= 0 else 0 for u in scope])
-        size = size[open_axes]
+        size = size[tuple([slice(None) if u >= 0 else 0 for u in scope])]
         scope = tuple([u for u in scope if u >= 0])
         if len(scope) == 2 and scope[0] == scope[1]:
             scope, size = scope[:1], size.diagonal()

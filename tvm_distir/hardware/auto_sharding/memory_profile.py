@@ -77,8 +77,7 @@ class MemoryBound:
         sums = np.concatenate(([0.0], np.cumsum([weights[t] for t in moments.tolist()])))
         known: dict[tuple[int, float], tuple[int, int]] = {}
         begins = np.searchsorted(moments, self.spans[:, 0])
-        ends = np.searchsorted(moments, self.spans[:, 1] + 1)
-        shares = sums[ends] - sums[begins]
+        shares = sums[np.searchsorted(moments, self.spans[:, 1] + 1)] - sums[begins]
         for i in np.flatnonzero(shares).tolist():
             (scope, size, *_), weight = self.holdings[i], float(shares[i])
             key = (id(size), weight)

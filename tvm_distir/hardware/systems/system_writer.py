@@ -96,5 +96,4 @@ def _tiers(
     for tier, beyond in zip(rest, [*rest[1:], {}], strict=True):
         tier.pop("devices")
         tier |= {"devices": beyond["devices"]} if beyond else {}
-    more = {key: near[key] for key in ("bandwidth_GBps", "curves")}
-    return [first | more, second, *rest]
+    return [first | {key: near[key] for key in ("bandwidth_GBps", "curves")}, second, *rest]

@@ -123,8 +123,7 @@ def run(arguments: argparse.Namespace) -> int:
             "DIST0151", both, location="tvm-distir sweep", remedy="Give exactly one of them."
         )
     check_resume(options.resume, options.output, "FILE.csv")
-    outputs = outputs_of(step, {"--rows": options.rows})
-    path = outputs.reserve(options.output, "-o")
+    path = outputs_of(step, {"--rows": options.rows}).reserve(options.output, "-o")
     system = begin(step, "--tensor", options.tensor)
     from tvm_distir import __version__
     from tvm_distir.planning import sweep

@@ -121,8 +121,7 @@ def picture(shape: Sequence[int], labels: Sequence[int] | str, mesh: DeviceMesh)
     """
     parsed = parse_placement(labels) if isinstance(labels, str) else tuple(labels)
     shards = parts(shape, parsed, mesh)
-    counts = shard_counts(parsed, mesh_shape(mesh), len(shape))
-    lines = shard_lines(shards, counts)
+    lines = shard_lines(shards, shard_counts(parsed, mesh_shape(mesh), len(shape)))
     partial = [i for i, label in enumerate(parsed) if label == P]
     if partial:
         axes = " and ".join(str(i) for i in partial)

@@ -51,8 +51,7 @@ def _einsum(step: ExportStep) -> Ssa:
     if len(words) != 2 or any(len(set(word)) != len(word) for word in words):
         raise refuse(step, f"of the form {text}")
     for side in (0, 1):
-        alone = [c for c in words[side] if c not in words[1 - side] + result]
-        for letter in alone:
+        for letter in [c for c in words[side] if c not in words[1 - side] + result]:
             values[side] = step.body.reduce("sum", values[side], [words[side].index(letter)])
             words[side] = words[side].replace(letter, "")
     batch = [c for c in words[0] if c in words[1] and c in result]

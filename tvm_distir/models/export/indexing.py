@@ -125,8 +125,7 @@ def _of_classes(step: ExportStep, scores: Ssa, index: Ssa) -> tuple[Ssa, list[in
     """Return a mask of each row's class score, and the dims of rows."""
     rows = [i for i in range(len(scores.shape)) if i != 1] if len(scores.shape) > 1 else []
     line = step.body.iota(scores.shape, 1 if rows else 0, index.dtype)
-    wide = step.body.broadcast(index, scores.shape, rows)
-    return step.body.compare("EQ", line, wide), rows
+    return step.body.compare("EQ", line, step.body.broadcast(index, scores.shape, rows)), rows
 
 
 def _row_weights(step: ExportStep, index: Ssa, class_weights: Ssa | None, kind: str) -> Ssa:
@@ -231,8 +230,7 @@ def _max_pool_backward(step: ExportStep) -> Ssa:
     scattered = body.op(
         "select_and_scatter", [padded, grad, t], padded.shape, x.dtype, bare.notes, regions
     )
-    ends = [a + n for a, n in zip(windows.low, x.shape)]
-    return body.slice(scattered, windows.low, ends)
+    return body.slice(scattered, windows.low, [a + n for a, n in zip(windows.low, x.shape)])
 
 
 WRITERS: dict[str, Write] = {

@@ -24,8 +24,7 @@ def _reduced(kind: str) -> Write:
 
 
 def _mean(step: ExportStep) -> Ssa:
-    axes = step.axes(len(step[0].shape))
-    return step.body.mean(step[0], axes, bool(step.attrs.keepdims))
+    return step.body.mean(step[0], step.axes(len(step[0].shape)), bool(step.attrs.keepdims))
 
 
 def _variance(step: ExportStep) -> Ssa:

@@ -105,8 +105,7 @@ class _Writer:
             if segments_of(fn.attrs) or any("segments" in port for port in ports):
                 raise fault(str(gv.name_hint), "an input with interleaved segments")
         self.is_local = bool(self._entries)
-        numbers = self._on_own_devices()
-        ids = sorted({d for number in numbers for d in self._devices(number)})
+        ids = sorted({d for number in self._on_own_devices() for d in self._devices(number)})
         self._numbers = {device: number for number, device in enumerate(ids)}
         self.partitioning = partitioning if self.is_local else "global"
         if self.partitioning == "auto":

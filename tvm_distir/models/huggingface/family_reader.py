@@ -73,8 +73,7 @@ def usual_keys(kind: str, data: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def encoder_config(kind: str, reading: ConfigKeys) -> Config:
     """Return the configuration of a model with an encoder; raises as :func:`decoder_config`."""
-    known = _read(kind, ENCODERS, reading, {"dtype": reading.dtype})
-    return _ENCODER_CONFIGS[kind](**known)
+    return _ENCODER_CONFIGS[kind](**_read(kind, ENCODERS, reading, {"dtype": reading.dtype}))
 
 
 def _read(kind: str, families: Families, reading: ConfigKeys, known: Fields) -> Fields:

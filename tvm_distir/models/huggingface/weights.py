@@ -55,8 +55,7 @@ def convert_weights(config: Config, state: Mapping[str, Array]) -> dict[str, Arr
         if config.tied and plain == "lm_head.weight":
             continue
         stem, _, leaf = plain.rpartition(".")
-        tail = re.split(r"\.mlp\.|\.self_attn\.|\.attn\.", plain)[-1]
-        convert = _CONVERSIONS.get(tail)
+        convert = _CONVERSIONS.get(re.split(r"\.mlp\.|\.self_attn\.|\.attn\.", plain)[-1])
         if convert is not None:
             out.update(convert(config, stem, np.asarray(value)))
         elif leaf in ("weight", "bias", "sinks"):

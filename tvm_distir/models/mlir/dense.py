@@ -68,8 +68,7 @@ def _element(word: str, dtype: np.dtype[np.generic]) -> Any:
     bits = int(word, 16)
     if dtype.kind in "iub":
         return bits
-    holder = np.array(bits, dtype=f"uint{8 * dtype.itemsize}")
-    return holder.view(dtype)[()]
+    return np.array(bits, dtype=f"uint{8 * dtype.itemsize}").view(dtype)[()]
 
 
 def _from_bytes(text: str, dtype: np.dtype[np.generic], count: int) -> npt.NDArray[np.generic]:

@@ -218,8 +218,7 @@ class _AttentionWriter(NodeWriter):
     def _position_masks(self, q: str) -> list[str]:
         """Return the masks of later keys, and of keys behind the end of their sequence."""
         batch, _, rows, _ = self._shape(q)
-        keys = self._shape(self._k)[2]
-        columns = self.constant(np.arange(keys)[None], "int64")
+        columns = self.constant(np.arange(self._shape(self._k)[2])[None], "int64")
         positions = self.constant(self._past + np.arange(rows)[:, None], "int64")
         masks = []
         if self.lengths is not None:

@@ -193,8 +193,7 @@ def _pool(kind: str) -> Converter:
             options["count_include_pad"] = call.whether("count_include_pad")
         op: Op = getattr(_op.nn, f"{kind}_pool{len(kernel)}d")
         layout = "NC" + "DHW"[3 - len(kernel) :]
-        forward = op(x, kernel, layout=layout, **options)
-        return gradients(call, forward, gradient, call.get(2))
+        return gradients(call, op(x, kernel, layout=layout, **options), gradient, call.get(2))
 
     return convert
 

@@ -69,8 +69,7 @@ def _dense(call: NodeCall) -> list[Expr]:
     logs = call.emit(log_softmax(call[0], -1))
     each = call.emit(negative(sum_op(call.emit(multiply(logs, call[1])), [-1])))
     reduction = call.text("reduction", "mean")
-    reduce = {"none": lambda x: x, "sum": sum_op, "mean": mean}[reduction]
-    return [reduce(each), logs]
+    return [{"none": lambda x: x, "sum": sum_op, "mean": mean}[reduction](each), logs]
 
 
 def _dense_gradient(call: NodeCall) -> list[Expr]:

@@ -211,8 +211,7 @@ def _variable(kind: onnx.TypeProto, name: str) -> relax.Var:
     if not tensor.HasField("shape") or not all(d.HasField("dim_value") for d in tensor.shape.dim):
         raise UnreadNode(f'the sizes of "{name}" are unknown')
     dtype = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.elem_type)).name
-    shape = [d.dim_value for d in tensor.shape.dim]
-    return relax.Var(name, relax.TensorType(shape, dtype))
+    return relax.Var(name, relax.TensorType([d.dim_value for d in tensor.shape.dim], dtype))
 
 
 def _type(value: Expr) -> onnx.TypeProto:

@@ -96,8 +96,7 @@ def _words(call: NodeCall, x: Expr) -> Expr:
 
 def _dropout_gradient(call: NodeCall) -> list[Expr]:
     """Convert ``dY / (1 - ratio)`` where the mask is true, and 0 elsewhere."""
-    training = call.get(3)
-    if training is not None and not call.numbers(3).all():
+    if call.get(3) is not None and not call.numbers(3).all():
         return [call[0]]
     return [_masked(call, call[0], call[1], call.get(2))]
 
@@ -121,8 +120,7 @@ def _bits(call: NodeCall, words: Expr, shape: tuple[int, ...]) -> Expr:
 
 
 def _bitmask_gradient(call: NodeCall) -> list[Expr]:
-    mask = _bits(call, call[1], shape_of(call[0]))
-    return [_masked(call, call[0], mask, call.get(2))]
+    return [_masked(call, call[0], _bits(call, call[1], shape_of(call[0])), call.get(2))]
 
 
 def _reduce_sum(call: NodeCall) -> list[Expr]:

@@ -66,8 +66,7 @@ def name_weights(skeleton: Skeleton) -> None:
     skeleton : Skeleton
         The skeleton, whose model and weights are changed in place.
     """
-    nodes = list(skeleton.model.graph.node)
-    scoped = [node for node in nodes if scopes_of(node)]
+    scoped = [node for node in list(skeleton.model.graph.node) if scopes_of(node)]
     if not scoped:
         return
     names = _Names(scoped, skeleton)

@@ -47,8 +47,7 @@ def _gather(call: HloCall) -> TranslatedTensor:
     if dims.is_along_last:
         last = len(dims.table) - 1
         near = write.clipped(dims.row_indices(write, indices), dims.table[last] - 1)
-        count = math.prod(shape_of(near)[last:])
-        many = write.reshape(near, [*dims.table[:last], count])
+        many = write.reshape(near, [*dims.table[:last], math.prod(shape_of(near)[last:])])
         gathered = write.emit(_op.gather_elements(table, many, axis=last))
         return TranslatedTensor(write.reshape(gathered, call.shape), call.shape)
     flat, _ = dims.flat(write, indices, clip=True)
@@ -193,8 +192,7 @@ def _dynamic_update_slice(call: HloCall) -> TranslatedTensor:
         position = write.emit(_op.subtract(write.counting(size, dtype_of(first)), first))
         result = write.emit(_op.take(result, position, axis=axis, mode="clip"))
         here = inside_of(write, position, part)
-        sizes = [size if i == axis else 1 for i in range(len(x.shape))]
-        here = write.reshape(here, sizes)
+        here = write.reshape(here, [size if i == axis else 1 for i in range(len(x.shape))])
         inside = here if inside is None else write.emit(_op.logical_and(inside, here))
     return TranslatedTensor(write.emit(_op.where(inside, result, write.full(x))), x.shape)
 

@@ -250,8 +250,7 @@ def _check_pointwise(node: fx.Node, rows: list[fx.Node], ranks: set[int]) -> Non
 
 def _check_dims(node: fx.Node, name: str, rank: int) -> None:
     """Reject an operator along the dim of rows."""
-    schema = node.target._schema.arguments
-    index = [spec.name for spec in schema].index(name)
+    index = [spec.name for spec in node.target._schema.arguments].index(name)
     dim = node.args[index] if index < len(node.args) else node.kwargs.get(name, 0)
     dims = dim if isinstance(dim, (list, tuple)) else [dim]
     operand_rank = rank + (overload_name(node.target) == "unsqueeze.default")
@@ -266,8 +265,7 @@ def _counts_up(value: Any) -> bool:
 
 def _unsorted(call: AtenCall, ids: Expr) -> list[Expr]:
     """Return ids and permutation of rows that stay in place."""
-    count = int(ids.ty.shape[0])
-    return [ids, relax.const(np.arange(count, dtype="int64"), "int64")]
+    return [ids, relax.const(np.arange(int(ids.ty.shape[0]), dtype="int64"), "int64")]
 
 
 def _same(_: AtenCall, value: Expr) -> Expr:

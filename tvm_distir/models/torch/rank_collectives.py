@@ -141,8 +141,7 @@ def _send(call: AtenCall, group: RankGroups) -> Expr:
 
 
 def _receive(call: AtenCall, group: RankGroups) -> Expr:
-    like = call.results[0]
-    ends = _ends(call, group, False, [int(n) for n in like.shape])
+    ends = _ends(call, group, False, [int(n) for n in call.results[0].shape])
     return call.emit(ops.recv(**ends, dtype=call.dtype))
 
 

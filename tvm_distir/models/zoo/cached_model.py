@@ -73,8 +73,7 @@ class CachedDecoder(Decoder):
             x, *new_caches = unpacked(out, 1 + count)
             results += new_caches
         x = part(x, config.seq - 1, config.seq, "last", axis=1)
-        logits = nn.op.reshape(self.logits(x), (config.batch, config.vocab))
-        return (logits, *results)
+        return (nn.op.reshape(self.logits(x), (config.batch, config.vocab)), *results)
 
     @staticmethod
     def _rotation(config: DecoderConfig, position_ids: Tensor, theta: float) -> tuple[Tensor, ...]:

@@ -98,8 +98,7 @@ class RankPrograms:
         program = np.repeat(np.arange(counts.size), counts)
         within = np.arange(program.size) - np.repeat(ends - counts, counts)
         step = np.flatnonzero(is_run)[first[self.programs[program, 0]] + within]
-        begin = np.concatenate(([0], ends))[self.program_begin]
-        return program, step, begin
+        return program, step, np.concatenate(([0], ends))[self.program_begin]
 
 
 @dataclass(frozen=True)

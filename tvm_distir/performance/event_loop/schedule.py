@@ -86,8 +86,7 @@ def find_cycle(tasks: Tasks, start: Ints) -> list[int]:
 
     def waits_for(task: int) -> tuple[int, int]:
         """Return a blocked task that ``task``'s node waits for, and the member that waits."""
-        group = int(tasks.group[task])
-        for member in members.get(group, [task]):
+        for member in members.get(int(tasks.group[task]), [task]):
             deps = tasks.dep[tasks.dep_begin[member] : tasks.dep_begin[member + 1]]
             for dep in (*(int(d) for d in deps), before.get(member, -1)):
                 if dep >= 0 and blocked[dep]:

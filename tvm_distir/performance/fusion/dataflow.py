@@ -126,8 +126,7 @@ class Dataflow:
             value, cast = self.source[op.inputs[0]], self.fn.values[op.outputs[0]]
             if value not in self.maker or value in fixed:
                 continue
-            have = result.get(value, ("", self.fn.values[value].bytes))
-            if cast.bytes < have[1]:
+            if cast.bytes < result.get(value, ("", self.fn.values[value].bytes))[1]:
                 result[value] = (cast.dtype, cast.bytes)
         return result
 

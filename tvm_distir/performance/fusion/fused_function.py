@@ -113,8 +113,7 @@ class Writer:
         # What nothing reads is launched all the same, and gives what its last op gives.
         outputs = [v for v in sorted(defined) if self._needed(v, group)] or ops[-1].outputs
         limit = sum(op.bytes_read for op in ops)
-        largest = max(flow.elements[v] for v in defined)
-        extra = group.rule.extra_bytes * largest
+        extra = group.rule.extra_bytes * max(flow.elements[v] for v in defined)
         heavy = [op for op in ops if op.kernel_class not in _BY_ELEMENT]
         anchor = heavy[0] if heavy else ops[0]
         return Op(

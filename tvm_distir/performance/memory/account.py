@@ -158,6 +158,5 @@ def _name(names: list[str]) -> str:
     """Return the common form of names, with ``*`` for numbers that differ."""
     if len(names) == 1:
         return names[0]
-    parts = [re.split(r"(\d+)", name) for name in names]
-    columns = zip(*parts, strict=True)
+    columns = zip(*[re.split(r"(\d+)", name) for name in names], strict=True)
     return "".join(column[0] if len(set(column)) == 1 else "*" for column in columns)

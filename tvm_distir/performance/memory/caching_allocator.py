@@ -213,8 +213,7 @@ class CachingAllocator:
             below = {
                 param: named[buffer] for buffer, param in call.handed.items() if buffer in named
             }
-            within = CallPath(lives.name, lives.steps[at].op, path)
-            return call.use, below, within
+            return call.use, below, CallPath(lives.name, lives.steps[at].op, path)
         return None, {}, None
 
     def moment(self, use: CallVariant) -> str:

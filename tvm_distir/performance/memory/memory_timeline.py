@@ -37,8 +37,7 @@ def curve(resident: int, start: Ints, during: Ints, end: int, after: int) -> tup
         The bytes ``live[i]`` from ``time[i]`` on. Where several ops are issued at the same time,
         the most of them is placed before the last of them, at the same time.
     """
-    issued = np.minimum.accumulate(start[::-1])[::-1]
-    time = np.concatenate(([0], issued, [end]))
+    time = np.concatenate(([0], np.minimum.accumulate(start[::-1])[::-1], [end]))
     live = np.concatenate(([resident], during, [after]))
     first = np.flatnonzero(np.append(True, time[1:] != time[:-1]))
     most = np.maximum.reduceat(live, first)

@@ -96,8 +96,7 @@ class Replay:
             for number, use, rest in memories.levels.uses(event.unit, death):
                 part = event.unit.parts[number]
                 numbers = {p: ids[death.same[part.reads[p]]] for p, _, _ in use.owned}
-                owned = {p: at.pop(n) for p, n in numbers.items() if n in at}
-                left = self.call(use, owned)
+                left = self.call(use, {p: at.pop(n) for p, n in numbers.items() if n in at})
                 results = self.framework.lives[use.function].results
                 for buffer, result in zip(part.makes, results, strict=False):
                     if buffer >= 0 and result in left:
@@ -135,8 +134,7 @@ def reserved_account(program: Program, number: int, expandable: bool) -> MemoryA
             for size in (buffer.bytes for buffer in memories.resident(walk) if buffer.bytes):
                 segments.take(size)
             Replay(framework, segments).rank(memories, walk)
-    groups = _communicators(program, roots)
-    overhead = CONTEXT_BYTES + groups * COMMUNICATOR_BYTES
+    overhead = CONTEXT_BYTES + _communicators(program, roots) * COMMUNICATOR_BYTES
     unused = segments.reserved - account.peak_bytes - workspace
     parts = {"workspace": workspace} if workspace else {}
     return dataclasses.replace(

@@ -133,8 +133,7 @@ def _sum(
 ) -> Formula | None:
     """Return the bytes of an op as a sum of its operands; of two of them perhaps the lesser."""
     both = ins + outs
-    sums = [outs, ins, both, *(both - Counter([number]) for number in ins)]
-    for operands in sums:
+    for operands in [outs, ins, both, *(both - Counter([number]) for number in ins)]:
         if _total(operands, rows) == list(row):
             return _added(operands, formulas)
     for left, other in itertools.product(ins, outs):

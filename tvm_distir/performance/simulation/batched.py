@@ -164,8 +164,7 @@ class _Plan:
 
     def _counts(self) -> list[Ints]:
         """Return how often ranks run each row; equal ones once."""
-        units = self.steps.units
-        _, step, begin = units.runs()
+        _, step, begin = self.steps.units.runs()
         lowering = self.kinds.lowering
         counts: dict[bytes, Ints] = {}
         for first, last in zip(begin[:-1].tolist(), begin[1:].tolist(), strict=True):

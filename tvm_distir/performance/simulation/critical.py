@@ -91,8 +91,7 @@ def critical_path(device_groups: Sequence[DeviceGroupResult]) -> tuple[PathPart,
 
 def _before(ended: Sequence[_Event], stream: str) -> _Event | None:
     """Return the event that ends at a time on a stream, else the first."""
-    same = [event for event in ended if event.stream == stream]
-    return next(iter([*same, *ended]), None)
+    return next(iter([*[event for event in ended if event.stream == stream], *ended]), None)
 
 
 def _events(device_groups: Sequence[TracedDevices]) -> Iterator[_Event]:

@@ -119,8 +119,7 @@ def pairs(
         Numbers of arrows, which begin here, or end here with ``receives``.
     """
     begin, end = _slice(0 if flow is None else 48 if receives else 47)
-    full = np.frombuffer(begin.bytes + end.bytes, np.uint8)
-    template = np.tile(full, (1, track.size, 1))
+    template = np.tile(np.frombuffer(begin.bytes + end.bytes, np.uint8), (1, track.size, 1))
     at = len(begin.bytes)
     put_padded(template, begin.positions["track"], track[None], 4)
     put_padded(template, at + end.positions["track"], track[None], 4)

@@ -152,8 +152,7 @@ def _stage_bytes(
             sums += size // g.values[v].item_bytes * SUM_ITEM_BYTES
         elif name in states:
             weight_bytes += _local_bytes(labelled, inst, v)
-    stash = int(stash_bytes(labelled, entry) * share)
-    return stash, stored_bytes, sums, weight_bytes
+    return int(stash_bytes(labelled, entry) * share), stored_bytes, sums, weight_bytes
 
 
 def _local_bytes(labelled: ShardedCandidate, inst: Instance, v: int) -> int:

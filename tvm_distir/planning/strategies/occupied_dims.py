@@ -104,8 +104,7 @@ def avoid_occupied(
         name, i = members[0]
         dims = range(weights[name][i].ndim)
         free = [d for d in dims if not any(used_up(n, k, d) for n, k in members)]
-        divided = [d for d in free if _divides(weights[name][i].shape, d, explorer.ranks)]
-        return [*divided, R]
+        return [*[d for d in free if _divides(weights[name][i].shape, d, explorer.ranks)], R]
 
     def moved() -> Iterator[CandidatePlacement]:
         members = list(groups.values())

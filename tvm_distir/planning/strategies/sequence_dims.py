@@ -181,8 +181,7 @@ def products(tied: TiedDims) -> Iterator[Product]:
 
     And ops that take it whole: with a result that has it, they are attention.
     """
-    g = tied.graph
-    for k, node in enumerate(g.nodes):
+    for k, node in enumerate(tied.graph.nodes):
         rule = node.rule
         single = len(node.results) == 1 or (rule is not None and rule.op == ATTENTION_OP)
         if rule is None or not single or k not in tied.names:

@@ -67,8 +67,7 @@ def read_table(path: str | Path, keys: Collection[str], micro_batches: int = 1) 
             raise wrong(f"{path}:{number}", problem, "Give each column a value.")
     columns = zip(*(row for _, row in lines[1:]), strict=True)
     cells = {name: list(map(str.strip, c)) for name, c in zip(names, columns, strict=True)}
-    locations = [f"{path}:{number}" for number, _ in lines[1:]]
-    return _table(cells, keys, locations, micro_batches)
+    return _table(cells, keys, [f"{path}:{number}" for number, _ in lines[1:]], micro_batches)
 
 
 def record_table(records: object, keys: Collection[str], micro_batches: int = 1) -> Table:

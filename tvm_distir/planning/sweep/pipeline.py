@@ -93,8 +93,7 @@ class ProgramPipeline:
         """Return the keys of the model that rows may give."""
         if self.zoo is None:
             return ()
-        config = zoo.config(*self.zoo)
-        return ("size", *(key for key in vars(config) if key != "batch"))
+        return ("size", *(key for key in vars(zoo.config(*self.zoo)) if key != "batch"))
 
     @cached_property
     def counted(self) -> dict[str, int]:

@@ -20,8 +20,7 @@ def _plain(text: str) -> str:
 
 def _sentence(text: str) -> str:
     """Return the first sentence of a paragraph, without its stop."""
-    plain = _plain(text)
-    return re.split(r"(?<=[\w)\"'])\. (?=[A-Z])|\.$", plain, maxsplit=1)[0].rstrip(":")
+    return re.split(r"(?<=[\w)\"'])\. (?=[A-Z])|\.$", _plain(text), maxsplit=1)[0].rstrip(":")
 
 
 def summary(target: object) -> str:

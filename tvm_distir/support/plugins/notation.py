@@ -108,8 +108,7 @@ class _Reader:
         return tuple(calls)
 
     def call(self) -> Call:
-        name = self.word("a name")
-        return Call(name, self.fields() if self.take("{") else NamedFields(()))
+        return Call(self.word("a name"), self.fields() if self.take("{") else NamedFields(()))
 
     def fields(self) -> NamedFields:
         pairs: dict[str, Term] = {}

@@ -240,8 +240,7 @@ def _options_of(match: Match) -> AttentionOptions:
 
 def _check_types(match: Match) -> None:
     """Refuse operands that the op does not take."""
-    sides = [match.q, match.k[0], match.v, match.result]
-    kinds = {str(x.ty.dtype) for x in sides}
+    kinds = {str(x.ty.dtype) for x in [match.q, match.k[0], match.v, match.result]}
     if len(kinds) > 1:
         raise Unmatched(f"its operands are of the types {', '.join(sorted(kinds))}")
     q, (k, order), v = known_shape(match.q.ty), match.k, known_shape(match.v.ty)

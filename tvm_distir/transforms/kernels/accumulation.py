@@ -74,8 +74,7 @@ def _computes(root: ir.Expr | tirx.Stmt) -> bool:
     """Return whether an expression or a statement computes in a narrow float."""
 
     def visit(node: Any) -> Any:
-        is_call = isinstance(node, ir.Call)
-        if is_call and (_name(node) in _MOVES or _is_by_bits(node)):
+        if isinstance(node, ir.Call) and (_name(node) in _MOVES or _is_by_bits(node)):
             return None
         return tvm_ffi.VisitInterrupt(True) if is_narrow(_kind(node)) else None
 

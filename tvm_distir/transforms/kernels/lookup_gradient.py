@@ -68,8 +68,7 @@ def take_backward(builder: BlockBuilder, call: ir.Call) -> Expr:
     On a GPU iterations are threads.
     """
     on_gpu, dtype = is_on_gpu(), str(call.ty.dtype)
-    static = all(isinstance(n, tirx.IntImm) for arg in call.args for n in arg.ty.shape)
-    if not static:
+    if not all(isinstance(n, tirx.IntImm) for arg in call.args for n in arg.ty.shape):
         return through_float32(builder, call)
     if not on_gpu and not is_narrow(dtype):
         return call.op.get_attr("FLegalize")(builder, call)

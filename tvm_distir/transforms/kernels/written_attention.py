@@ -191,8 +191,7 @@ def _backward(builder: BlockBuilder, call: ir.Call, narrow: bool = False) -> Exp
     turned = w.emit(op.permute_dims(by_scores, [0, 1, 3, 2]))
     by_key = w.product(turned, w.queries(q))
     turned = w.emit(op.permute_dims(weights, [0, 1, 3, 2]))
-    by_value = w.product(turned, w.queries(do))
-    pairs = ((by_query, q), (by_key, k), (by_value, v))
+    pairs = ((by_query, q), (by_key, k), (w.product(turned, w.queries(do)), v))
     return relax.Tuple([w.emit(w.narrowed(value, like)) for value, like in pairs])
 
 

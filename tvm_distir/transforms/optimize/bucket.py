@@ -134,8 +134,7 @@ def _runs(mod: ir.IRModule) -> dict[Var, Key]:
     pipeline, runs = Pipeline.of(mod), dict[Any, Key]()
     if pipeline is None:
         return runs
-    kinds = {_kind_of(note, pipeline.varying): note for note in pipeline.stages}
-    for note in kinds.values():
+    for note in {_kind_of(note, pipeline.varying): note for note in pipeline.stages}.values():
         body = StageBody(mod, note, pipeline.varying, fresh=False)
         for binding, run in zip(all_bindings(mod[note.function].body), body.runs, strict=True):
             runs[binding.var] = (*runs.get(binding.var, ()), run)

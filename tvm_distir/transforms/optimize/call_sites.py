@@ -97,8 +97,7 @@ class CallSites:
             fn = self.functions[gv]
             for caller, _ in self.of[gv] if is_private(fn) else ():
                 yield self._early_values(caller)
-            early = self.early_params(gv)
-            known = {fn.params[n] for n in early}
+            known = {fn.params[n] for n in self.early_params(gv)}
             for binding in all_bindings(fn.body):
                 if laid_out(getattr(binding, "value", None), known):
                     known.add(binding.var)

@@ -184,8 +184,7 @@ class KeptGathers:
         result: dict[int, GatheredValue] = {}
         for var, gathered in self.gathered.items():
             (slot,) = self._slot[var]
-            previous = result.setdefault(root[slot], gathered)
-            if previous.way != gathered.way:
+            if result.setdefault(root[slot], gathered).way != gathered.way:
                 roots.discard(root[slot])
         return {
             number: first_gathered for number, first_gathered in result.items() if number in roots

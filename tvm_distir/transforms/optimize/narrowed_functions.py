@@ -62,8 +62,7 @@ def _narrow_result(fn: relax.Function, read: set[int] | None) -> tuple[Expr, tup
     fields = tuple(sorted(read)) or (0,)
     if fields == every:
         return result, every
-    items = [full.fields[i] for i in fields]
-    return tuple_of(items), fields
+    return tuple_of([full.fields[i] for i in fields]), fields
 
 
 def result_value(fn: relax.Function) -> Expr:

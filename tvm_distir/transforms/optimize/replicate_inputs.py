@@ -109,8 +109,7 @@ class _MeshProgram:
         self.bindings = list(all_bindings(fn.body))
         self._value_of = {b.var: b.value for b in self.bindings}
         self.params = list(fn.params)
-        io = fn.attrs[IO_ATTR]
-        self.rows = [dict(row.items()) for row in io["inputs"]]
+        self.rows = [dict(row.items()) for row in fn.attrs[IO_ATTR]["inputs"]]
         self._row_of = dict(zip(fn.params, self.rows, strict=True))
         self._more_counted = 0
         self._replaced: dict[Var, list[Binding]] = {}

@@ -47,8 +47,7 @@ def removed(mod: ir.IRModule, readings: Readings | None = None) -> ir.IRModule:
     readings = Readings() if readings is None else readings
     while True:
         members = [without_dead(m, readings) for m in read_module(mod, readings=readings)]
-        order = [(m.gv, m.fn) for m in members]
-        reads = _unite_branches(order, _fields_read(members))
+        reads = _unite_branches([(m.gv, m.fn) for m in members], _fields_read(members))
         narrowed_parts: dict[str, KeptParts] = {}
         renamed: dict[ir.GlobalVar, ir.GlobalVar] = {}
         bodies: dict[str, relax.Function] = {}
@@ -83,8 +82,7 @@ def _all_kept(member: Member, read: set[int] | None) -> KeptParts | None:
     fields = len(fn.ret_ty.fields) if isinstance(fn.ret_ty, relax.TupleType) else 0
     if read is not None and fields and len(read) < fields:
         return None
-    used = {*reading.reads, *reading.result}
-    if not used.issuperset(range(reading.params)):
+    if not {*reading.reads, *reading.result}.issuperset(range(reading.params)):
         return None
     return KeptParts(tuple(range(reading.params)), tuple(range(fields)))
 

@@ -126,8 +126,7 @@ def attention_bias_gradient(
 
 def attention_operands(call: Call) -> tuple[list[Any], Any, Any]:
     """Return the tensors that each form of an op has, its bias or None, its shift or None."""
-    count = _tensor_count(call)
-    return list(call.args[:count]), _optional(call, _RANK), _optional(call, 0)
+    return list(call.args[: _tensor_count(call)]), _optional(call, _RANK), _optional(call, 0)
 
 
 def attention_sinks(call: Call) -> Expr | None:

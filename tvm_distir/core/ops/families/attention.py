@@ -51,8 +51,7 @@ def attention_on_shards(cx: LocalCall) -> ir.Call:
         batch, heads = cx.outs[0].local[0], cx.outs[0].local[2]
         mask = cx.emit(relax.op.broadcast_to(mask, (batch, heads, query.local[1], keys)), "mask")
     scale = None if attrs.scale is None else float(attrs.scale)
-    operands = [cx.operand(i) for i in range(3)]
-    return relax.op.nn.attention(*operands, bias=mask, scale=scale)
+    return relax.op.nn.attention(*[cx.operand(i) for i in range(3)], bias=mask, scale=scale)
 
 
 def _tied(
@@ -140,8 +139,7 @@ def shifted_on_shards(cx: LocalCall) -> ir.Call:
         else:
             write = relax.op.add if sign > 0 else relax.op.subtract
             shift = cx.emit(write(shift, start), "shift")
-    operands = [cx.operand(i) for i in range(count)]
-    return ir.Call(cx.call.op, [*operands, shift], cx.call.attrs)
+    return ir.Call(cx.call.op, [*[cx.operand(i) for i in range(count)], shift], cx.call.attrs)
 
 
 @FAMILY.rule(ATTENTION_OP, local=shifted_on_shards)

@@ -73,8 +73,7 @@ def _tie_contracted(draft: Draft, data: str, weight: str, out: str, sliding: lis
 
     Such a convolution has the samples as its input channels: its data layout names them first.
     """
-    names = [c for c in data if c not in "NC"]
-    for name, window in zip(names, sliding):
+    for name, window in zip([c for c in data if c not in "NC"], sliding):
         d, k, o = data.index(name), weight.index(name), out.index(name)
         why = no_blocks(draft.call.ins[0][d], draft.call.ins[1][k])
         if why is None and isinstance(draft.call.outs[0][o], int):

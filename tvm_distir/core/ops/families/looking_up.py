@@ -81,8 +81,7 @@ def take_backward_on_shards(cx: LocalCall) -> ir.Call:
     """Add up on each device the gradients of the table rows that it has."""
     a, grad, table = cx.call.attrs, cx.ins[0].shard, cx.ins[1].shard
     axis = int(a.axis) if a.axis is not None else 0
-    axes = cx.axes_of_dim(1, axis)
-    if not axes:
+    if not cx.axes_of_dim(1, axis):
         return cx.same()
     here, near = own_positions(cx, cx.operand(2), 1, axis)
     shape = [1] * axis + list(cx.ins[2].shard.local) + [1] * (len(table.global_shape) - 1 - axis)

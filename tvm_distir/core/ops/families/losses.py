@@ -70,8 +70,7 @@ class _Targets:
         self.targets = cx.ins[first + 1].shard
         self.class_dim = min(1, len(self.predictions.global_shape) - 1)
         self.class_axes = cx.axes_of_dim(first, self.class_dim)
-        dims = range(len(self.targets.global_shape))
-        self.sample_axes = cutting_axes(cx, dims, first + 1)
+        self.sample_axes = cutting_axes(cx, range(len(self.targets.global_shape)), first + 1)
         self.classes = as_int64(cx, cx.operand(first + 1))
         ignored = relax.const(int(cx.call.attrs.ignore_index), "int64")
         counts = cx.emit(relax.op.not_equal(self.classes, ignored), "counts")

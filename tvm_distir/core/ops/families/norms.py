@@ -204,8 +204,7 @@ def batch_norm_on_shards(cx: LocalCall) -> ir.Expr:
     axes = cutting_axes(cx, dims)
     if not axes or not a.training:
         return cx.same()
-    x = cx.operand(0)
-    mean, centered, variance = Moments(cx, x, dims, axes).centred()
+    mean, centered, variance = Moments(cx, cx.operand(0), dims, axes).centred()
     small = cx.scalar(float(a.epsilon), shard.dtype)
     root = cx.emit(relax.op.sqrt(cx.emit(relax.op.add(variance, small), "raised")), "root")
     normed = cx.emit(relax.op.divide(centered, root), "normed")

@@ -44,8 +44,7 @@ def transposed_convolution_on_shards(cx: LocalCall) -> ir.Expr:
     a, weight, data, out = cx.call.attrs, cx.ins[1].shard, cx.ins[0].shard, cx.outs[0]
     layout, kernel_layout = str(a.data_layout), str(a.kernel_layout)
     names = spatial(layout)
-    kernel = tuple(weight.global_shape[kernel_layout.index(c)] for c in names)
-    sliding = windows(a, kernel)
+    sliding = windows(a, tuple(weight.global_shape[kernel_layout.index(c)] for c in names))
     pads = [w.before for w in sliding] + [w.after for w in sliding]
     more, after = [int(n) for n in a.output_padding], []
     more *= len(names) // len(more)

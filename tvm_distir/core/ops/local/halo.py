@@ -134,8 +134,7 @@ def _start(cx: LocalCall, plan: Exchange, axes: Sequence[int]) -> Expr:
     """Return where the rows that the local op reads start in the extended shard, a scalar."""
     moved = _steps(cx, plan, axes)
     if plan.per != 1:
-        per = relax.const(plan.per, "int64")
-        moved = cx.emit(relax.op.floor_divide(moved, per), "moved")
+        moved = cx.emit(relax.op.floor_divide(moved, relax.const(plan.per, "int64")), "moved")
     return cx.emit(relax.op.add(moved, relax.const(plan.start, "int64")), "start")
 
 

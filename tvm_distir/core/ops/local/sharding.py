@@ -70,8 +70,7 @@ def _call_tir(cx: LocalCall, mod: ir.IRModule, kernels: dict[Any, Any]) -> ir.Ca
     if counts:
         target = _cut(cx, mod, kernels, counts)
     types = [relax.TensorType(list(out.local), out.dtype) for out in cx.outs]
-    operands = cx.arguments()[1]
-    return relax.op.call_tir(target, operands, types if len(types) > 1 else types[0])
+    return relax.op.call_tir(target, cx.arguments()[1], types if len(types) > 1 else types[0])
 
 
 def _cut(

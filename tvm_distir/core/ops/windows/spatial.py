@@ -92,8 +92,7 @@ def _counts_apart(call: CallShape, window: Window, extent: int, result: int) -> 
 
 def tie_spatial(draft: Draft, data: str, out: str, sliding: list[Window], title: str) -> None:
     """Tie the spatial dims of operand and result: evenly, with neighbour rows, or not at all."""
-    names = [c for c in data if c not in "NC"]
-    for name, window in zip(names, sliding):
+    for name, window in zip([c for c in data if c not in "NC"], sliding):
         d, o = data.index(name), out.index(name)
         extent, result = draft.call.ins[0][d], draft.call.outs[0][o]
         if window.separate(extent, result) and suits_map(window, result):

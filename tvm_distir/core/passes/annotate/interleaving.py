@@ -241,8 +241,7 @@ class _Interleaver:
         if parts is None:
             self._keep(var, self._restored(call), None)
             return
-        order = self.orders.get(args[-1])
-        if order != Segments(1, sizes, parts):
+        if self.orders.get(args[-1]) != Segments(1, sizes, parts):
             pieces = self._joined_pieces(args[-1], sizes) or self._split_pieces(args[-1], sizes)
             args[-1] = self._interleaved(pieces, fused, parts)
         called = relax.ExternFunc(f"{INTERLEAVED_ATTENTION}.{parts}")

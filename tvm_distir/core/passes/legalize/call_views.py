@@ -107,8 +107,7 @@ class _Rewriter:
         if _on_same_views(ty, var.ty):
             self.writer.bind(var, new)
             return
-        raw = self.writer.add(new, f"{var.name}_on_view")
-        self.writer.bind(var, self._on(raw, var.ty))
+        self.writer.bind(var, self._on(self.writer.add(new, f"{var.name}_on_view"), var.ty))
 
     def _on(self, value: Any, ty: ir.Type) -> Any:
         """Return a value on the views of a type, which differs from its own in views alone."""

@@ -137,8 +137,7 @@ class Moves:
         for step in steps:
             source = values.writer.add(self.calls.step(source, mesh, step, at, shape, op), name)
             at = step.after
-        last = self.calls.step(source, mesh, final, at, shape, op)
-        values.bind(var, last, [sums(keep)])
+        values.bind(var, self.calls.step(source, mesh, final, at, shape, op), [sums(keep)])
 
     def _summed(self, source: ir.Expr, keep: Sequence[int], name: str) -> tuple[Any, Terms]:
         """Return a source whose terms have one op, and its terms.

@@ -64,8 +64,7 @@ class Context:
     @memoized
     def templates_on(self, number: int) -> Templates:
         """Return the local forms for a mesh."""
-        shared = class_memo(("local forms", self.keys[number]))
-        return Templates(shared, class_memo("states"))
+        return Templates(class_memo(("local forms", self.keys[number])), class_memo("states"))
 
     @memoized
     def local_types_on(self, number: int) -> dict[int, ir.Type]:

@@ -242,8 +242,7 @@ class PlacedValues:
         moved = any(x != y and not (x == R and y == P) for x, y in zip(have, want))
         out = start
         if moved:
-            complete = [R if x == P else x for x in want]
-            call = redistribute(start, mesh, placement_of(complete))
+            call = redistribute(start, mesh, placement_of([R if x == P else x for x in want]))
             out = self.emit(name, call, self.type_of(value, want), None if pending else var)
         if pending:
             out = self.emit(name, ops.partial(out, mesh, pending), self.type_of(value, want), var)
@@ -265,8 +264,7 @@ class PlacedValues:
     def _unaliased(self, value: Any) -> Any:
         """Return the expression that an old variable, or a field of it, is another name of."""
         if type(value) is relax.TupleGetItem:
-            source = self._unaliased(value.tuple_value)
-            return self._unaliased(source.fields[value.index])
+            return self._unaliased(self._unaliased(value.tuple_value).fields[value.index])
         bound = self.aliases.get(handle(value))
         return value if bound is None else self._unaliased(bound)
 

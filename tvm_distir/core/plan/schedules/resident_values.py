@@ -92,8 +92,7 @@ def holdings(schedule: Schedule) -> list[list[ResidentValues]]:
         table, ran = np.array(rows, np.int64), np.array(running, np.int64)
         summing = np.array(begun, bool)
         columns = [(stage, ran == stage, summing[:, i]) for i, stage in enumerate(stages)]
-        rank_values = [ResidentValues(*x, *table[:, i].T) for i, x in enumerate(columns)]
-        snapshots.append(rank_values)
+        snapshots.append([ResidentValues(*x, *table[:, i].T) for i, x in enumerate(columns)])
     return snapshots
 
 

@@ -232,8 +232,7 @@ class Graph:
                 if v >= 0:
                     self.uses[v].append((k, (i,)))
             return
-        positions = lists_by_key((v, i) for i, v in enumerate(operands))
-        for v, where in positions.items():
+        for v, where in lists_by_key((v, i) for i, v in enumerate(operands)).items():
             if v >= 0:
                 self.uses[v].append((k, tuple(where)))
 

@@ -136,8 +136,7 @@ def _exchange(rank: _Rank, shape: tuple[int, ...], src: Side, dst: Side) -> Coll
         {i: (sum(sizes),) for i, sizes in counts.items()},
     )
     for i, targets in boxes.items():
-        ends = list(itertools.accumulate(counts[i]))
-        for box, size, end in zip(targets, counts[i], ends):
+        for box, size, end in zip(targets, counts[i], list(itertools.accumulate(counts[i]))):
             out[box] = rows[i][end - size : end].reshape(out[box].shape)
     return out
 

@@ -73,8 +73,7 @@ def _seen(rows: int, columns: int, causal: int) -> Array | None:
     """Return which keys a query sees, or None for all."""
     if causal == 0:
         return None
-    offset = causal_offset(rows, columns, causal)
-    return np.tri(rows, columns, offset, dtype=bool)
+    return np.tri(rows, columns, causal_offset(rows, columns, causal), dtype=bool)
 
 
 def attend(

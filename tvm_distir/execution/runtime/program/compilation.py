@@ -104,8 +104,7 @@ def _order_block(sch: s_tir.Schedule, rv: SBlockRV) -> None:
     reduction = [loop for loop, kind in zip(loops, kinds) if kind == _REDUCTION]
     columns = extents[len(kinds) - 1 - kinds[::-1].index(_SPATIAL)]
     if _divisor(columns, _LANES) is None and columns < _LANES[1] and len(spatial) > 1:
-        plane = math.prod(n for n in _extents(sch, spatial[-2:]) or [])
-        if _LANES[1] <= plane <= _PLANE:
+        if _LANES[1] <= math.prod(n for n in _extents(sch, spatial[-2:]) or []) <= _PLANE:
             _small_plane(sch, rv, spatial, reduction)
             return
     if columns < _LANES[-1]:

@@ -184,8 +184,7 @@ class KernelCache:
                     functions[ir.GlobalVar(name)] = function.with_attr("global_symbol", name)
                 else:
                     functions[gv] = function
-        library = compile_module(ir.IRModule(functions), modules[0][1], SHARED).mod
-        machines = Machines(library)
+        machines = Machines(compile_module(ir.IRModule(functions), modules[0][1], SHARED).mod)
         self.compiled += len(modules)
         return [
             functools.partial(machines.call, f"{KERNEL}_{number}") for number in range(len(modules))

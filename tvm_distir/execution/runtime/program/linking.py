@@ -25,8 +25,7 @@ _COMPILERS = ("c++", "g++", "clang++", "cc", "gcc", "clang")
 
 def find_compiler() -> str | None:
     """Return the C++ or C compiler of this machine, or None; ``CXX`` overrides the search."""
-    named = os.environ.get(COMPILER_VARIABLE, "")
-    for name in (named, *_COMPILERS):
+    for name in (os.environ.get(COMPILER_VARIABLE, ""), *_COMPILERS):
         compiler = shutil.which(name) if name else None
         if compiler:
             return compiler

@@ -74,8 +74,7 @@ def state_of(mod: ir.IRModule, entries: Entries) -> StepState:
     state = [index for index, name in names.items() if name in updated]
     caches = [i for i, name in names.items() if any(match_name(p, name) for p in CACHES)]
     carried = state if steps else caches
-    last = sorted(outputs)[len(outputs) - len(carried) :]
-    pairs = dict(zip(last, carried))
+    pairs = dict(zip(sorted(outputs)[len(outputs) - len(carried) :], carried))
     same = all(_is_same(outputs[output], inputs[source]) for output, source in pairs.items())
     if not same or not updated <= {names[index] for index in pairs.values()}:
         return StepState()

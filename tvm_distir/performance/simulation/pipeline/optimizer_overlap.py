@@ -50,8 +50,7 @@ def with_optimizer_overlap(program: Program) -> Program:
     functions = dict(program.functions)
     stage_kinds = []
     for stage_kind in staged.stage_kinds:
-        with_reductions = _with_reductions(stage_kind, functions)
-        stage_kinds.append(_with_gathers(with_reductions, functions))
+        stage_kinds.append(_with_gathers(_with_reductions(stage_kind, functions), functions))
     return replace(
         program, functions=functions, staged=replace(staged, stage_kinds=tuple(stage_kinds))
     )

@@ -111,8 +111,7 @@ class StageRuns:
         kinds, units = steps.kinds, steps.units
         ran = kinds.maps.run(units)
         self._check(ran.position)
-        alone = np.array(units.edges[:, 1:], np.int64)
-        ended = np.where(ran.sent >= 0, ran.sent + alone, -1)
+        ended = np.where(ran.sent >= 0, ran.sent + np.array(units.edges[:, 1:], np.int64), -1)
         self._met = None
         if loads is not None:
             self._met = run_contended(kinds.maps, units, loads)
@@ -230,8 +229,7 @@ class StageRuns:
         """Convert times of runs (runs, n) at full speed to times under contention."""
         if self._met is None:
             return times
-        rank = self.steps.rank_of[runs.stage]
-        numbers = (self.begin[rank] + runs.order).tolist()
+        numbers = (self.begin[self.steps.rank_of[runs.stage]] + runs.order).tolist()
         rows = [self._met.real(n, rank_times) for n, rank_times in zip(numbers, times, strict=True)]
         return np.array(rows, np.int64).reshape(times.shape)
 

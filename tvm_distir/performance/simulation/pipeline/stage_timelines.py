@@ -49,8 +49,7 @@ class StageTimeline:
         sent = [message for message in ran.messages if rank_of[message.edge.source[0]] == rank]
         received = [message for message in ran.messages if rank_of[message.edge.target[0]] == rank]
         copied = [copy for copy in ran.copies if rank_of[copy.move.stage] == rank]
-        runs = list(ran.of(rank))
-        return StageTimeline(rank, ran, runs, sent, received, copied)
+        return StageTimeline(rank, ran, list(ran.of(rank)), sent, received, copied)
 
     @functools.cached_property
     def _often(self) -> Counter[int]:

@@ -131,8 +131,7 @@ class Reverse:
     def _sum(self, first: Expr, other: Expr) -> Expr:
         """Return the sum of two gradients in the wider of their types."""
         terms = [self.builder.normalize(term) for term in (first, other)]
-        kinds = {str(term.ty.dtype) for term in terms}
-        if len(kinds) > 1:
+        if len({str(term.ty.dtype) for term in terms}) > 1:
             terms = [self.builder.normalize(self._in(term, "float32")) for term in terms]
         return add(*terms)
 
@@ -191,8 +190,7 @@ class Reverse:
             self.give(value, gradient)
             return
         reread_call = value if self.regatherer is None else self.regatherer.again(value)
-        rule = gradient_rule(value, self.location)
-        parts = rule(var, reread_call, gradient, self.builder)
+        parts = gradient_rule(value, self.location)(var, reread_call, gradient, self.builder)
         for arg, part in zip(value.args, parts, strict=False):
             marked = isinstance(part, ir.Call) and str(part.op.name) == _NO_GRADIENT
             if part is not None and not marked and any(v in self.live for v in variables(arg)):

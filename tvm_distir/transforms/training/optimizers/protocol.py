@@ -65,8 +65,7 @@ def by_rate(
     """Multiply a tensor by a number and the learning rate, an option or an input of the step."""
     if RATE not in shared:
         return scaled(builder, rate * times, value)
-    learning_rate = like(builder, shared[RATE], value)
-    moved = builder.emit(multiply(learning_rate, value))
+    moved = builder.emit(multiply(like(builder, shared[RATE], value), value))
     return moved if times == 1.0 else scaled(builder, times, moved)
 
 

@@ -156,8 +156,7 @@ def _even(flat: Flat, functions: NamedFunctions, stages: int, good: Sequence[boo
     sent = [0.0, *(float(kept_bytes(flat.live[i])) for i in positions), 0.0]
     least = min([n for n in sent if n], default=1.0)
     balanced = (between / bound) ** 2 + np.array(sent)[None, :] / least
-    allowed = np.where(between <= bound * SLACK, balanced, np.inf)
-    _, ends = _fewest(allowed, stages, np.add)
+    _, ends = _fewest(np.where(between <= bound * SLACK, balanced, np.inf), stages, np.add)
     return [edges[e] for e in ends]
 
 

@@ -134,8 +134,7 @@ class StagedStep:
                     if value.args[k] in self.params.running:
                         statistic = relax.TupleGetItem(env[b.var], k - 2)
                         new[value.args[k]] = builder.emit(statistic, f"{value.args[k].name}_new")
-            output = substitute(forward.body.body, env)
-            return self._loss(builder, output)
+            return self._loss(builder, substitute(forward.body.body, env))
 
         emitted, (loss, share, sums) = write_function(params, write)
         weights = frozenset(v for _, v in self.params.others)

@@ -58,8 +58,7 @@ def _backward(pair: ForwardBackward, functions: NamedFunctions) -> relax.Functio
     saved = relax.Var("saved", fn.params[1].ty)
     bindings.append(relax.VarBinding(saved, field_of(both, 1)))
     gradients = relax.Var("gradients", fn.ret_ty)
-    needed = [params[i] for i in pair.needed]
-    call = ir.Call(pair.backward, [grad, saved, *needed])
+    call = ir.Call(pair.backward, [grad, saved, *[params[i] for i in pair.needed]])
     bindings.append(relax.VarBinding(gradients, typed(call, fn.ret_ty)))
     # Each gradient by itself: what splits a step's backward pass reads them individually.
     each = tuple_of([field_of(gradients, i) for i in range(len(fn.ret_ty.fields))])

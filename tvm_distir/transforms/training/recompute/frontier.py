@@ -145,8 +145,7 @@ class Frontier:
         """Return the corners of the convex hull, by increasing saved bytes."""
         values = self._graph
         least = values.cut(sum(values.times) + 1, 1)
-        most = values.cut(1, sum(values.bytes) + 1)
-        return [least, *self._between(least, most, DEPTH)]
+        return [least, *self._between(least, values.cut(1, sum(values.bytes) + 1), DEPTH)]
 
     def _between(self, low: Point, high: Point, depth: int) -> list[Point]:
         """Return the corners after ``low`` up to ``high``."""

@@ -94,8 +94,7 @@ class MpiEngine(JobEngine):
 def _fabric(here: World, program: Runnable) -> MpiFabric:
     ranks = sorted(r for e in program.entries for r in e.ranks)
     mine = ranks[here.rank] if here.rank < len(ranks) else None
-    names = [e.function for e in program.entries if mine in e.ranks]
-    return MpiFabric(here, ranks, *names)
+    return MpiFabric(here, ranks, *[e.function for e in program.entries if mine in e.ranks])
 
 
 def _cause(fabric: MpiFabric, program: Runnable, err: BaseException) -> BaseException:

@@ -57,8 +57,7 @@ def run_processes(job: Job, folder: Path, launcher: Sequence[str] | None) -> Non
     """
     # A launcher that the user gives may start processes on other hosts.
     hosts = _ONE_HOST if launcher is None else {}
-    code = _run(find_launcher(launcher), job, folder, hosts)
-    raise_failure(job, folder, code)
+    raise_failure(job, folder, _run(find_launcher(launcher), job, folder, hosts))
 
 
 def find_launcher(launcher: Sequence[str] | None = None) -> list[str]:

@@ -43,8 +43,7 @@ def run_processes(job: Job, folder: Path) -> None:
         The first failure of any rank; DIST0615 when a process ended without a word.
     """
     limit = datetime.timedelta(seconds=max(job.timeout_s, START_S))
-    store = loopback_store(0, True, limit)
-    workers = _Workers(job, folder, int(store.port))
+    workers = _Workers(job, folder, int(loopback_store(0, True, limit).port))
     try:
         workers.wait()
     finally:

@@ -145,8 +145,7 @@ def _primitive() -> jax.extend.core.Primitive:
             symbols = ctx.module_context.symbol_table
             name = mlir.merge_mlir_modules(module, primitive.name, program, dst_symtab=symbols)
             types = symbols[name].type.results
-            callee = mlir_ir.FlatSymbolRefAttr.get(name)
-            return func.CallOp(types, callee, operands).results
+            return func.CallOp(types, mlir_ir.FlatSymbolRefAttr.get(name), operands).results
 
     mlir.register_lowering(primitive, lower)
     return primitive

@@ -138,11 +138,9 @@ def _by_operand(call: ir.Call, subscripts: str, shape: Any, terms: list[tuple[st
 def _diagonal(call: ir.Call, subscripts: str, shape: Any, terms: list[tuple[str, Any]]) -> Expr:
     """Return the gradient of an operand read along a diagonal, with zeros elsewhere."""
     single = "".join(dict.fromkeys(subscripts))
-    extents = [shape[subscripts.index(c)] for c in single]
-    value = _by_operand(call, single, extents, terms)
+    value = _by_operand(call, single, [shape[subscripts.index(c)] for c in single], terms)
     for c in single:
-        positions = [d for d, letter in enumerate(subscripts) if letter == c]
-        if len(positions) > 2:
+        if len([d for d, letter in enumerate(subscripts) if letter == c]) > 2:
             raise refuse(call, f'the gradient with "{c}" three times in an operand is not known')
     wide = reshape(
         value, [shape[d] if subscripts.index(c) == d else 1 for d, c in enumerate(subscripts)]

@@ -63,8 +63,7 @@ class WindowRange:
         positions = np.arange(self.count)[:, None] * self.stride - self.before
         positions = positions + np.arange(self.kernel) * self.dilation
         low, high = (-self.before, self.rows + self.after) if include else (0, self.rows)
-        counts = ((positions >= low) & (positions < high)).sum(1)
-        return np.asarray(1 / np.maximum(counts, 1))
+        return np.asarray(1 / np.maximum(((positions >= low) & (positions < high)).sum(1), 1))
 
 
 def _padded(x: Expr, reaches: Sequence[WindowRange], fill: float) -> Expr:

@@ -67,8 +67,7 @@ def _repeat(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradien
 @register_gradient("tile")
 def _tile(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     """Differentiate ``tile``: sum over the copies, each of which is a block."""
-    x = call.args[0]
-    shape, times = list(shape_of(x)), [int(n) for n in call.attrs.repeats]
+    shape, times = list(shape_of(call.args[0])), [int(n) for n in call.attrs.repeats]
     rank = max(len(shape), len(times))
     extents = [1] * (rank - len(shape)) + shape
     times = [1] * (rank - len(times)) + times
@@ -118,8 +117,7 @@ def _meshgrid(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradi
 @register_gradient("layout_transform")
 def _layout(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
     """Apply the inverse of a layout map without padding."""
-    x = call.args[0]
-    shape = [int(n) for n in shape_of(x)]
+    shape = [int(n) for n in shape_of(call.args[0])]
     if math.prod(shape) != math.prod(int(n) for n in shape_of(grad)):
         raise refuse(call, "the gradient of a layout with padding is not known")
     return [layout_transform(grad, call.attrs.index_map.inverse(shape))]

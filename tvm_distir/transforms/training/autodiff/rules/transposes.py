@@ -35,8 +35,7 @@ def before_transposing(builder: BlockBuilder, target: Expr, gradient: Expr) -> t
     """
     if is_transposed(gradient):
         order = permutation(gradient, int(target.ty.ndim))
-        back = [order.index(d) for d in range(len(order))]
-        source = transposed_from(builder, target, back)
+        source = transposed_from(builder, target, [order.index(d) for d in range(len(order))])
         if source is not None:
             return source, gradient.args[0]
     return target, gradient

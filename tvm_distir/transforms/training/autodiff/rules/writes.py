@@ -69,8 +69,7 @@ def _through(call: ir.Call, y: Var, grad: Expr, at: _Indices) -> list[Expr]:
     """
     builder, (data, _, values), how = at.builder, call.args, str(call.attrs.reduction)
     if how == "update":
-        empty = _fill(zeros, values, builder)
-        return [at.write(grad, empty, "update"), None, at.read(grad)]
+        return [at.write(grad, _fill(zeros, values, builder), "update"), None, at.read(grad)]
     if how == "add":
         return [grad, None, at.read(grad)]
     if how == "mul":
