@@ -52,8 +52,7 @@ def from_nn(module: Any, spec: Any, dims: Mapping[str, int] | None = None) -> ir
         remedy = "Give a tvm.relax.frontend.nn.Module."
         raise ModelError("DIST0340", problem, location="from_nn", remedy=remedy)
     mod, params = module.export_tvm(spec)
-    named = with_names(open_tuples(mod), [str(name) for name, _ in params])
-    return bind_dims(named, dims or {})
+    return bind_dims(with_names(open_tuples(mod), [str(name) for name, _ in params]), dims or {})
 
 
 def with_names(mod: ir.IRModule, names: list[str]) -> ir.IRModule:

@@ -277,8 +277,7 @@ class _FunctionWalk:
         stored_range = self.stored.get(tensor) if isinstance(tensor, relax.Var) else None
         if stored_range is None or allowed is None or not allowed.strict:
             return
-        low = min(allowed.low, -stored_range.below)
-        allowed = IndexRange(low, allowed.high, allowed.ignored)
+        allowed = IndexRange(min(allowed.low, -stored_range.below), allowed.high, allowed.ignored)
         cached = self.ranges.get(stored_range.number)
         self.ranges[stored_range.number] = allowed if cached is None else cached.intersect(allowed)
 

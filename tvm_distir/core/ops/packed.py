@@ -308,8 +308,7 @@ def _factor(name: str, tie: Tie, ins: Sequence[Dims | None], outs: Sequence[Dims
 def cache_create(call: PackedCall) -> PackedForm:
     """Shard the cache of ``(init, shape, fill)`` like its first contents."""
     init = call.ins[0] or ()
-    ties = [({0: d}, {0: d}) for d in range(1, len(init))]
-    return PackedForm(ties, {0: init}, {1: ("in", 0)})
+    return PackedForm([({0: d}, {0: d}) for d in range(1, len(init))], {0: init}, {1: ("in", 0)})
 
 
 @register_packed_rule(f"{CACHE}append", f"{CACHE}update", f"{CACHE}window_override")

@@ -71,8 +71,7 @@ class ShardingAssignment:
         start: dict[str, Instance] = {}
         for key in module.order:
             g = module.graphs[key]
-            kids = {k: start[g.nodes[k].callee] for k in g.calls}
-            start[key] = self.instances.of(g, {}, kids)
+            start[key] = self.instances.of(g, {}, {k: start[g.nodes[k].callee] for k in g.calls})
         entries, cost, gap = {}, 0, 0
         for name, key in module.entries.items():
             entries[name], entry_cost, above = self._solve(start[key])

@@ -87,5 +87,4 @@ class CostMeter:
         """Return the bytes sent within an op: halos, statistics, reductions other than sums."""
         if alternative.factor is None:
             return 0
-        factor = rule.factors[alternative.factor]
-        return sent_inside(factor, sum(rule.out_bytes), self.ranks)[0]
+        return sent_inside(rule.factors[alternative.factor], sum(rule.out_bytes), self.ranks)[0]

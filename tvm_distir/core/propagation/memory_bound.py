@@ -105,8 +105,7 @@ class MemoryMeter:
         calls = np.array([live_bytes(begins[m], last[m], size[m], len(g.nodes)) for m in on])
         for k, node in enumerate(g.nodes):
             if node.kind == "call":
-                inner = self._inside(inst.kids[k])[0]
-                live[:, k] = np.maximum(live[:, k], calls[:, k] + inner)
+                live[:, k] = np.maximum(live[:, k], calls[:, k] + self._inside(inst.kids[k])[0])
         peak, largest = live.max(axis=1, initial=0).tolist(), live.max(axis=0)
         location = g.location(int(largest.argmax())) if max(peak) else g.name
         self._inner[inst.number] = peak, location

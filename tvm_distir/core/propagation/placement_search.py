@@ -172,8 +172,7 @@ class PlacementSearch:
         result: dict[str, int] = {}
         for name in self._open:
             for rule, count in self.ops(name):
-                can = any(factor_fits(f, self.ranks, 1) for f in rule.factors)
-                if not can and rule.flops:
+                if not any(factor_fits(f, self.ranks, 1) for f in rule.factors) and rule.flops:
                     result[rule.op] = result.get(rule.op, 0) + count * rule.flops
         return result
 

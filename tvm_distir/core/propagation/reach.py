@@ -84,8 +84,7 @@ def hold_on(g: Graph, reach: ReachableAxes, axis: Axis, a: int, k: int) -> tuple
     node = g.nodes[k]
     if node.kind == "param":
         pinned = node.pin_on(axis) or reach.fixed[a].get(k) is not None
-        is_stationary = reach.held[a].get(k, False)
-        return pinned, is_stationary or (g.public and pinned and node.stationary)
+        return pinned, reach.held[a].get(k, False) or (g.public and pinned and node.stationary)
     if node.kind == "pin":
         pinned = node.pin_on(axis)
         return pinned, pinned and node.stationary

@@ -90,8 +90,7 @@ class WeightSearch:
             if it divides a dim of the parameter.
         """
         reach, cost_tables = self.reach_of(labels, stored, parts), self._costs.at(costs)
-        assignment = ShardingAssignment(self.module, reach, cost_tables, starts=self._starts)
-        decision = assignment.run()
+        decision = ShardingAssignment(self.module, reach, cost_tables, starts=self._starts).run()
         self._costs.release(cost_tables)
         return decision
 

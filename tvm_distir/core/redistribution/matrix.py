@@ -155,8 +155,7 @@ class _Matrix:
             bounds = [bounds_of(key.shape, self.placements[i], key.mesh) for i in members]
             targets = np.stack(bounds, axis=1)
             for i, source in zip(members, bounds, strict=True):
-                missing = lacking(source, targets).tolist()
-                for j, elements in zip(members, missing, strict=True):
+                for j, elements in zip(members, lacking(source, targets).tolist(), strict=True):
                     if i == j:
                         continue
                     axes = crossing_axes(self.placements[i], self.placements[j])

@@ -225,8 +225,7 @@ class RankComparison:
         """Return the outputs of ranks that are not those of the reference."""
         wrong = []
         for name, want in self.expected.outputs[0].items():
-            holders = [f for f in self.families if name in f.codes[0].outputs]
-            for family in self._joined(holders):
+            for family in self._joined([f for f in self.families if name in f.codes[0].outputs]):
                 fault = self._output(family, name, want, results)
                 if fault is not None:
                     wrong.append(fault)

@@ -100,8 +100,7 @@ class FileArray:
         strides = [math.prod(self.shape[i + 1 :]) for i in range(len(self.shape))]
         flat = out.reshape(-1, math.prod(sizes[last:]))
         first = sum(a * s for (a, _), s in zip(bounds[last:], strides[last:]))
-        outer = itertools.product(*(range(a, b) for a, b in bounds[:last]))
-        for row, index in zip(flat, outer):
+        for row, index in zip(flat, itertools.product(*(range(a, b) for a, b in bounds[:last]))):
             element = first + sum(i * s for i, s in zip(index, strides))
             self._fill(read, element, row.view(np.uint8))
         return out

@@ -142,8 +142,7 @@ def local_program(
                 "DIST0505", "a sharded constant", location=case.name, remedy=_CONSTANT
             )
         operands.append(Operand(x, None, operand_shard, False))
-    memo = BlockMemo()
-    cx = LocalCall(call, form, call.args, operands, outs, mesh, writer, "main", var, memo)
+    cx = LocalCall(call, form, call.args, operands, outs, mesh, writer, "main", var, BlockMemo())
     kernels: dict[ir.GlobalVar, ir.GlobalVar] = {}
     value = builder.normalize(local_form(cx, registration_of(case.op), case.mod, kernels))
     if wrong := expected_mismatch(value.ty, outs):

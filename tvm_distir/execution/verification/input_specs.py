@@ -92,8 +92,7 @@ def input_specs(mod: ir.IRModule) -> list[InputSpec]:
         for leaf_name, ty in named_leaves(param_name, param.ty):
             known = uses[len(specs)]
             if param_name in states or param_name in counters:  # integers have no usage
-                most = int(counters.get(param_name, 0))
-                known = [InputUse("variance", firm=True, high=most)]
+                known = [InputUse("variance", firm=True, high=int(counters.get(param_name, 0)))]
             specs.append(_spec(f"{entry}/{leaf_name}", leaf_name, ty, known, is_data))
     return specs
 

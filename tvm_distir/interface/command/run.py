@@ -78,8 +78,7 @@ def _run_here(folder: str, options: RunOptions) -> int:
         with Session(folder, inputs, engine=chosen) as session:
             named = generated(session, PromptFile.read(options.requests)).arrays()
     else:
-        arrays = load(folder).run(inputs, chosen)
-        named = {f"output{i}": array for i, array in enumerate(arrays)}
+        named = {f"output{i}": array for i, array in enumerate(load(folder).run(inputs, chosen))}
     add_arrays(outputs, target, named)
     outputs.commit()
     print_result(

@@ -105,16 +105,12 @@ def _search_plans(arguments: argparse.Namespace, step: StepOptions, devices: int
         batch=batch,
         train=training_keywords(step, system),
         memory_bytes=options.memory,
-        gap=options.gap,
-        margin=options.margin,
         constraints=constraints,
-        top=options.top,
         time_limit_s=options.time_limit,
-        why=options.why,
         compare=_comparison(options.compare, is_plan, constraints.counts),
         folder=folder,
         on_progress=_progress,
-        workers=options.workers,
+        **{name: getattr(options, name) for name in ("gap", "margin", "top", "why", "workers")},
     )
     if folder is not None:
         for file in folder.finish(result):

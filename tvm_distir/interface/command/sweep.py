@@ -112,6 +112,7 @@ _SETTINGS = (
     *(declared.key for name, declared in TRAINING.items() if name != "recompute"),
 )
 """Options that determine predictions, which a resumed sweep must repeat."""
+_PASSED = ("tensor", "cuts", "decide", "resume", "cache", "workers")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -138,18 +139,13 @@ def run(arguments: argparse.Namespace) -> int:
             system,
             train=training_keywords(step, system),
             micro_batches=step.micro_batches or 1,
-            tensor=options.tensor,
-            cuts=options.cuts,
-            decide=options.decide,
             dims=step.dims,
             quantize=step.quantize,
             output=path,
-            resume=options.resume,
             settings=settings,
             structures=not options.row_by_row,
-            cache=options.cache,
             on_progress=_progress,
-            workers=options.workers,
+            **{name: getattr(options, name) for name in _PASSED},
         )
     if result.checked:
         print_message(_checks(result.checked))

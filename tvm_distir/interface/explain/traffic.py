@@ -135,8 +135,7 @@ def _held_bytes(decision: Decision, inst: Instance) -> int:
     for k in g.params:
         v = g.nodes[k].results[0]
         size = g.values[v].size_bytes
-        axes = decision.mesh_axes(g.values[v].mesh)
-        for a, label in zip(axes, decision.value_layout(inst, v)):
+        for a, label in zip(decision.mesh_axes(g.values[v].mesh), decision.value_layout(inst, v)):
             size = ceil_div(size, decision.axes[a].size) if label >= 0 else size
         total += int(size)
     return total

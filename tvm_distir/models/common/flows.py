@@ -111,8 +111,7 @@ class Flows:
         if type(value) is relax.TupleGetItem and type(value.tuple_value) in VARIABLES:
             types = value.tuple_value.ty.fields
             first = sum(len(flat_types(ty)) for ty in types[: value.index])
-            leaves = self.of[value.tuple_value]
-            return leaves[first : first + len(flat_types(types[value.index]))]
+            return self.of[value.tuple_value][first : first + len(flat_types(types[value.index]))]
         operands = self.operands(var)
         if operands:
             flows = [self.of[arg][0] for arg in operands]

@@ -70,8 +70,7 @@ def _fields(fn: relax.Function) -> list[Expr]:
     """Return the results of a function, or none unless they are a flat tuple."""
     body = fn.body.body
     if type(body) in VARIABLES:
-        bound = {b.var: b.value for block in fn.body.blocks[-1:] for b in block.bindings}
-        body = bound.get(body)
+        body = {b.var: b.value for block in fn.body.blocks[-1:] for b in block.bindings}.get(body)
     return list(body.fields) if isinstance(body, relax.Tuple) else []
 
 
@@ -240,8 +239,7 @@ def _with_data_first(fn: relax.Function, updated: set[str]) -> relax.Function:
     if count is None or not updated.intersection(names[:count]):
         return fn
     order = sorted(range(len(names)), key=lambda i: names[i] in updated if i < count else True)
-    params = [fn.params[i] for i in order]
-    step = relax.Function(params, fn.body, fn.ret_ty, fn.is_pure, fn.attrs)
+    step = relax.Function([fn.params[i] for i in order], fn.body, fn.ret_ty, fn.is_pure, fn.attrs)
     data_count = sum(name not in updated for name in names[:count])
     return step.with_attrs(
         {NUM_INPUT_ATTR: data_count, PARAM_NAMES_ATTR: [names[i] for i in order]}

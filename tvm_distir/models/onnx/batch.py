@@ -147,8 +147,7 @@ def note_outer(node: onnx.NodeProto, before: Seen, after: Seen) -> None:
         after.outer[name] = outer
         if node.op_type in _ORDER_KEEPING:
             old_in, old_out = before.shape(source) or (), before.shape(name) or ()
-            dim = carrying_dims(source, before, after)[0]
-            elements_before = math.prod(old_in[:dim]) * outer
+            elements_before = math.prod(old_in[: carrying_dims(source, before, after)[0]]) * outer
             after.outer[name] = max(elements_before // math.prod(old_out[: dims[0]]), 1)
 
 

@@ -87,8 +87,7 @@ def _within(call: NodeCall, index: Expr, extent: int) -> Expr:
 
 def _table(call: NodeCall, shape: int, gradient: int) -> Expr:
     """Return zeros for the operand of a look-up, of which only the shape matters."""
-    sizes = [int(n) for n in call.numbers(shape)]
-    return call.emit(_op.zeros(sizes, dtype_of(call[gradient])))
+    return call.emit(_op.zeros([int(n) for n in call.numbers(shape)], dtype_of(call[gradient])))
 
 
 def _gather(call: NodeCall) -> list[Expr]:

@@ -50,8 +50,7 @@ def attention_fault(node: onnx.NodeProto, seen: Seen) -> Fault:
         if attribute_of(node, name, -1) != -1:
             return f"{name} is ignored", "Give attn_mask instead."
     q, k, _v, mask, past = (list(node.input) + [""] * 4)[:5]
-    shapes = [seen.shape(name) for name in (q, k, mask, past) if name]
-    if any(shape is None for shape in shapes):
+    if any(shape is None for shape in [seen.shape(name) for name in (q, k, mask, past) if name]):
         return "the sizes of its operands are unknown", "Export the model with static shapes."
     keys = (seen.shape(k) or (0,))[-2] + ((seen.shape(past) or (0, 0))[-2] if past else 0)
     if mask and (seen.shape(mask) or (keys,))[-1] not in (1, keys):

@@ -72,8 +72,7 @@ class FileWeight:
     def array(self, folder: str) -> npt.NDArray[np.generic]:
         """Read the values; ``folder`` contains external data."""
         if self.tensor is None:
-            dtype = helper.tensor_dtype_to_np_dtype(self.elem_type)
-            return np.full(self.shape, self.fill, dtype)
+            return np.full(self.shape, self.fill, helper.tensor_dtype_to_np_dtype(self.elem_type))
         stored = tensor_array(self.tensor, folder)
         return np.ascontiguousarray(stored.T) if self.transposed else stored
 
@@ -217,5 +216,4 @@ def drop_dead_constants(graph: onnx.GraphProto) -> None:
     """Remove unread Constant nodes (the shapes of filled weights)."""
     used = {name for node in graph.node for name in node.input}
     used |= {output.name for output in graph.output} | _captured(graph.node)
-    live = [n for n in graph.node if n.op_type != "Constant" or n.output[0] in used]
-    refill(graph.node, live)
+    refill(graph.node, [n for n in graph.node if n.op_type != "Constant" or n.output[0] in used])

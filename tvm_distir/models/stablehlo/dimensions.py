@@ -97,8 +97,7 @@ class IndexDims:
             begins[self.vector], ends[self.vector] = position, position + 1
             indices = write.slice(indices, begins, ends)
         sizes = [1] * len(self.result)
-        rest = [n for i, n in enumerate(shape) if i != self.vector]
-        for dim, size in zip(self.batches, rest):
+        for dim, size in zip(self.batches, [n for i, n in enumerate(shape) if i != self.vector]):
             sizes[dim] = size
         return write.reshape(indices, sizes)
 

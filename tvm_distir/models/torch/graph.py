@@ -145,8 +145,7 @@ class Translation:
             return convert(AtenCall(node, env, self._builder))
         if convert is not None and self._batch is not None:
             operands = self._batch.operands(node, env, self._builder)
-            sizes = self._batch.sizes(node, env)
-            value = convert(AtenCall(node, operands, self._builder, sizes))
+            value = convert(AtenCall(node, operands, self._builder, self._batch.sizes(node, env)))
             self._batch.check(node, env, value)
             return value
         if name in NOTES:

@@ -85,8 +85,7 @@ def _all_gather(call: AtenCall, group: RankGroups, x: Expr) -> Expr:
 def _reduce_scatter(call: AtenCall, group: RankGroups, x: Expr) -> Expr:
     mesh, axes, size = group.of(call)
     kind = _kind(call)
-    part = call.emit(ops.reduce_scatter(x, mesh, axes, 0, _KINDS[kind]))
-    return _mean(call, part, kind, size)
+    return _mean(call, call.emit(ops.reduce_scatter(x, mesh, axes, 0, _KINDS[kind])), kind, size)
 
 
 def _all_to_all(call: AtenCall, group: RankGroups, x: Expr) -> Expr:

@@ -278,5 +278,4 @@ class OneHotMixture(Mixture):
 def _one_hot(indices: Tensor, size: int) -> Tensor:
     """Map int32 (...) to float32 (..., size), with 1 at the index if it is in range."""
     numbers = Tensor.from_const(np.arange(size, dtype="int32"))
-    same = nn.op.equal(nn.op.unsqueeze(indices, indices.ndim), numbers)
-    return nn.op.astype(same, "float32")
+    return nn.op.astype(nn.op.equal(nn.op.unsqueeze(indices, indices.ndim), numbers), "float32")

@@ -35,8 +35,7 @@ def positions(count: int) -> Tensor:
 def causal_mask(position_ids: Tensor) -> Tensor:
     """Return a bool (seq, seq) mask, True where the column is not after the row."""
     rows = nn.op.unsqueeze(position_ids, 1, name="rows")
-    columns = nn.op.unsqueeze(position_ids, 0, name="columns")
-    return nn.op.less_equal(columns, rows, name="mask")
+    return nn.op.less_equal(nn.op.unsqueeze(position_ids, 0, name="columns"), rows, name="mask")
 
 
 def in_float32(x: Tensor) -> Tensor:

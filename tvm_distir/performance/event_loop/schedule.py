@@ -41,8 +41,7 @@ def schedule(tasks: Tasks, names: Sequence[str] | None = None) -> tuple[Ints, In
         remedy = "Check the numbers of the system and the sizes of the program."
         raise SimulationError("DIST0721", problem, location="schedule", remedy=remedy)
     if done < tasks.size:
-        cycle = find_cycle(tasks, start)
-        shown = [names[t] if names is not None else f"task {t}" for t in cycle]
+        shown = [names[t] if names is not None else f"task {t}" for t in find_cycle(tasks, start)]
         if len(shown) > 8:
             shown = [*shown[:7], f"... {len(shown) - 8} more", shown[-1]]
         problem = (

@@ -107,8 +107,7 @@ def _kernel(functions: Mapping[str, Function], key: ValueKey, moved: bool = Fals
     for op, position in functions[name].readers.get(value, ()):
         reader: Op | None = op
         if op.kind == "call":
-            param = functions[op.callee].params[position]
-            reader = _kernel(functions, (op.callee, param), moved)
+            reader = _kernel(functions, (op.callee, functions[op.callee].params[position]), moved)
         elif op.kind == "view" or (op.kernel_class == "view" and not moved):
             reader = _kernel(functions, (name, op.outputs[0]), moved)
         elif moved and op.kernel_class != "view":

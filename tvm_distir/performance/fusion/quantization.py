@@ -182,8 +182,7 @@ class _Quantizer:
                 for value in operands if self.frozen else ():
                     self.operands[len(ops)] = {value: self._bits(value)}
                     ops.append(self._dequantized(value))
-                    wide = ops[-1].outputs[0]
-                    op = op._replace(inputs=self._replaced(op.inputs, value, wide))
+                    op = op._replace(inputs=self._replaced(op.inputs, value, ops[-1].outputs[0]))
                 if self.frozen:
                     ops.append(op)
                     continue

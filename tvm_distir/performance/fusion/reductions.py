@@ -211,8 +211,7 @@ class _Narrowing:
                     begins = phase.name in (ACCUMULATE, NEXT)
                     indices = self._function(phase.function, narrow_params, begins)
                     narrow.update(s for r, s in enumerate(phase.outputs) if r in indices)
-                    totals = {total for part, total in stage_kind.sums if part in narrow}
-                    narrow.update(totals)
+                    narrow.update({total for part, total in stage_kind.sums if part in narrow})
             narrowed_slots = [
                 slot._replace(dtype="float16", bytes=slot.bytes // 2) if n in narrow else slot
                 for n, slot in enumerate(stage_kind.slots)

@@ -241,8 +241,7 @@ class Groups:
         for number, tasks in zip(shared.row.tolist(), shared.tasks.T, strict=True):
             row = rows[number]
             times = costs.group_durations_ps(row.op, f"{row.function}/{row.op.name}")
-            groups = shared.mesh.groups(row.op.mesh_axes)
-            for group, time_ps in zip(groups, times, strict=True):
+            for group, time_ps in zip(shared.mesh.groups(row.op.mesh_axes), times, strict=True):
                 members = tasks[[part_of[device] for device in group]]
                 durations[members] = time_ps
                 self.add(members)

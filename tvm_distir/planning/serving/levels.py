@@ -257,8 +257,7 @@ def _halves_agree(*latencies: Floats) -> bool:
     if latencies[0].size < 2 * SECTIONS:
         return False
     for values in latencies:
-        means = np.array([part.mean() for part in np.array_split(values, SECTIONS)])
-        halves = np.split(means, 2)
+        halves = np.split(np.array([part.mean() for part in np.array_split(values, SECTIONS)]), 2)
         first, second = (float(half.mean()) for half in halves)
         noise = np.sqrt(sum(half.var(ddof=1) / half.size for half in halves))
         if abs(first - second) > max(HALVES_AGREE * max(first, second), QUANTILE * float(noise)):

@@ -202,5 +202,4 @@ class ServedModel:
         times = tuple((n - k) // period for n, k in zip(self.stage_layers, few, strict=True))
         if min(times) < 0 or max(times) < 3:
             return None
-        more = [layers + period for layers in few]
-        return self.with_layers(few), self.with_layers(more), times
+        return self.with_layers(few), self.with_layers([layers + period for layers in few]), times

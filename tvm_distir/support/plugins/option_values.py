@@ -62,17 +62,21 @@ def parse_mesh(text: str, option: str = "--mesh") -> dict[str, int]:
     return axes
 
 
+def _parse_integer(
+    text: str, option: str, kind: str, remedy: str, least: int, most: int = MAX_INT
+) -> int:
+    """Read an integer of a range, of which ``kind`` is the name (UsageError DIST0152)."""
+    number = parse_int(text, least, most)
+    if number is None:
+        problem = f'"{shortened(text)}" is not {kind}'
+        raise UsageError("DIST0152", problem, location=option, remedy=remedy)
+    return number
+
+
 def parse_count(text: str, option: str, remedy: str = "") -> int:
     """Read a positive integer (UsageError DIST0152)."""
-    number = parse_int(text, 1)
-    if number is None:
-        raise UsageError(
-            "DIST0152",
-            f'"{shortened(text)}" is not a positive integer of at most {MAX_INT}',
-            location=option,
-            remedy=remedy or f"Give a positive integer, e.g. {option} 8.",
-        )
-    return number
+    remedy = remedy or f"Give a positive integer, e.g. {option} 8."
+    return _parse_integer(text, option, f"a positive integer of at most {MAX_INT}", remedy, 1)
 
 
 def parse_dims(items: list[str] | None, option: str = "--dim") -> dict[str, int]:
@@ -114,12 +118,8 @@ def parse_number(text: str, option: str) -> float:
 
 def parse_bytes(text: str, option: str) -> int:
     """Read a number of bytes, 0 or more (UsageError DIST0152)."""
-    size = parse_int(text, 0)
-    if size is None:
-        problem = f'"{shortened(text)}" is not a number of bytes'
-        remedy = f"Give an integer, e.g. {option} 26214400; 0 disables it."
-        raise UsageError("DIST0152", problem, location=option, remedy=remedy)
-    return size
+    remedy = f"Give an integer, e.g. {option} 26214400; 0 disables it."
+    return _parse_integer(text, option, "a number of bytes", remedy, 0)
 
 
 def parse_bucket(text: str, option: str) -> int | str:
@@ -129,9 +129,5 @@ def parse_bucket(text: str, option: str) -> int | str:
 
 def parse_seed(text: str, option: str) -> int:
     """Read a seed: an integer from 0 to 2^32 - 1."""
-    seed = parse_int(text, 0, 2**32 - 1)
-    if seed is None:
-        problem = f'"{shortened(text)}" is not an integer from 0 to 4294967295'
-        remedy = f"Give a seed, e.g. {option} 0."
-        raise UsageError("DIST0152", problem, location=option, remedy=remedy)
-    return seed
+    remedy = f"Give a seed, e.g. {option} 0."
+    return _parse_integer(text, option, "an integer from 0 to 4294967295", remedy, 0, 2**32 - 1)

@@ -67,8 +67,7 @@ class OrderedDims:
         axes = [tensor.view.axes[a] for a in order]
         for number in tensor.dims:
             if number != NONE and set(self.axes[number]) <= set(axes):
-                ordered = tuple(a for a in axes if a in self.axes[number])
-                self._stated[number] = ordered, location
+                self._stated[number] = tuple(a for a in axes if a in self.axes[number]), location
 
     def stated(self) -> dict[int, Axes]:
         """Return the stated orders by root.

@@ -265,8 +265,7 @@ def _rounding(source: ir.Var, result: ir.Var) -> tirx.Stmt:
         for d, n in enumerate(shape)
     ]
     at = [iterator.var for iterator in iters] if len(result.ty.shape) else []
-    value = tirx.Cast(_kind(result), tirx.BufferLoad(source, at))
-    store = tirx.BufferStore(result, value, at)
+    store = tirx.BufferStore(result, tirx.Cast(_kind(result), tirx.BufferLoad(source, at)), at)
     points = [ir.Range.from_min_extent(index, tirx.const(1, index.ty.dtype)) for index in at]
     reads, writes = (tirx.BufferRegion(buffer, points) for buffer in (source, result))
     values = loops if at else [tirx.IntImm("int64", 0)]

@@ -69,8 +69,7 @@ def joined_kernel(
     loops = _Chunk(inputs, outputs, scratch, number * CHUNK, size).run(members)
     # A loop of a known number of iterations would be unrolled, and its values would not be stored.
     chunk_size = tirx.decl_buffer([1], "int64", "chunk_size", layout=None)
-    most = tirx.BufferLoad(chunk_size, [0])
-    bind = tirx.Bind(size, tirx.min(most, elements - number * CHUNK))
+    bind = tirx.Bind(size, tirx.min(tirx.BufferLoad(chunk_size, [0]), elements - number * CHUNK))
     statements = tirx.SeqStmt(
         [
             tirx.AllocBuffer(chunk_size, {"tirx.volatile": tirx.const(True, "bool")}),

@@ -149,8 +149,7 @@ class _FirstGathers:
         blocks, new_result = let_out(blocks, tuple_of(fields))
         blocks, _ = pruned(blocks, new_result)
         io = {**dict(fn.attrs[IO_ATTR].items()), "inputs": self.inputs, "outputs": self.outputs}
-        new = with_body(fn, params, blocks, new_result, bool(fn.is_pure))
-        return new.with_attr(IO_ATTR, io)
+        return with_body(fn, params, blocks, new_result, bool(fn.is_pure)).with_attr(IO_ATTR, io)
 
     def _sharded(self, number: int, position: int, gather: ir.Call) -> str | None:
         """Return the placement of the shards of a weight, None where there is no text for it."""

@@ -179,8 +179,7 @@ class KeptGathers:
     def _chosen(self) -> dict[int, GatheredValue]:
         """Return, per class that is saved before its gather, how the gathered value is computed."""
         root = self._root
-        barred = {root[slot] for slot in self._barred}
-        roots = {root[slot] for slot in self._read_late} - barred
+        roots = {root[slot] for slot in self._read_late} - {root[slot] for slot in self._barred}
         result: dict[int, GatheredValue] = {}
         for var, gathered in self.gathered.items():
             (slot,) = self._slot[var]

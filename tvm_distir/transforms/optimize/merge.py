@@ -138,8 +138,7 @@ class _Merge(Editor):
     def _carries(self, var: Var, call: ir.Call, args: set[Var], axes: Sequence[int]) -> bool:
         """Return whether a call on partial operands ``args`` returns the partial result."""
         operands = operands_of(call)
-        others = [e for e in operands if e not in args]
-        if any(self.unfinished(e) & set(axes) for e in others):
+        if any(self.unfinished(e) & set(axes) for e in [e for e in operands if e not in args]):
             return False
         swapped = {arg: relax.Var("terms", _replicated_type(arg.ty, axes)) for arg in args}
         new = _on_terms(call, swapped, var, axes)

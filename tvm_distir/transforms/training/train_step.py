@@ -195,8 +195,7 @@ def _written(mod: ir.IRModule, recipe: Recipe, stages: Schedule | None) -> ir.IR
     streams = len(main.params) - len(original["main"].params)
 
     def params() -> Parameters:
-        forward = relax.utils.copy_with_new_vars(main)
-        return Parameters(forward, data, streams, recipe, functions)
+        return Parameters(relax.utils.copy_with_new_vars(main), data, streams, recipe, functions)
 
     auto = recipe.recompute
     if stages is not None:

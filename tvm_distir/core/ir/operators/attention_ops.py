@@ -140,8 +140,7 @@ def _tensor_count(call: Call) -> int:
 
 def _optional(call: Call, rank: int) -> Expr | None:
     """Return the optional operand with a number of dims, or None."""
-    optional = call.args[_tensor_count(call) :]
-    return next((x for x in optional if len(x.ty.shape) == rank), None)
+    return next((x for x in call.args[_tensor_count(call) :] if len(x.ty.shape) == rank), None)
 
 
 def nn_attention_options(

@@ -168,8 +168,7 @@ class LocalCall:
 
     def valid(self, number: int, dim: int) -> ir.Expr:
         """Return booleans, broadcastable to the operand: True where a dim has no padding."""
-        shard = self.ins[number].shard
-        return self._positions.valid(shard, self.axes_of_dim(number, dim), dim)
+        return self._positions.valid(self.ins[number].shard, self.axes_of_dim(number, dim), dim)
 
     def check_order(self, shard: Shard, dim: int) -> None:
         """Refuse a dim with padding between its elements, where neighbours must be adjacent.

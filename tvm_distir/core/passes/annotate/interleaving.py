@@ -107,8 +107,7 @@ class _Interleaver:
         self.heads = {segments.sizes: segments.parts for segments in segments_of.values()}
         blocks = []
         for block in fn.body.blocks[:]:
-            dataflow = isinstance(block, relax.DataflowBlock)
-            self.writer = BlockWriter(self.writer.builder, dataflow)
+            self.writer = BlockWriter(self.writer.builder, isinstance(block, relax.DataflowBlock))
             self.restored = {}
             for binding in block.bindings[:]:
                 self._binding(binding)

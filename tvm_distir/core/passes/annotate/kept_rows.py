@@ -109,8 +109,7 @@ class _Writer:
         """Return the function; itself where it has no such loss."""
         blocks = []
         for block in fn.body.blocks:
-            dataflow = isinstance(block, relax.DataflowBlock)
-            self.writer = BlockWriter(self.writer.builder, dataflow)
+            self.writer = BlockWriter(self.writer.builder, isinstance(block, relax.DataflowBlock))
             for binding in block.bindings:
                 self._binding(binding.var, substitute(binding.value, self.env), binding)
             blocks.append(self.writer.block())

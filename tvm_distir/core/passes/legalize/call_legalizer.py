@@ -106,8 +106,7 @@ class CallLegalizer:
                 continue
             count = len(list(leaves_of(arg)))
             mesh = self._mesh_of(flat_types(callee.params[len(args)].ty))
-            partial_axes = [params.get(at + i, ()) for i in range(count)]
-            args.append(values.demand(arg, partial_axes, mesh))
+            args.append(values.demand(arg, [params.get(at + i, ()) for i in range(count)], mesh))
             at += count
         new = rebuilt(value, values.env.get(value.op, value.op), args)
         values.bind(var, new, [sums(results.get(i, ())) for i in range(len(flat_types(var.ty)))])

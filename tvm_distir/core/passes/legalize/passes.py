@@ -92,8 +92,7 @@ def legalize(mod: ir.IRModule, planner: Planner) -> ir.IRModule:
     renamed: dict[ir.GlobalVar, ir.GlobalVar] = {}
     for gv, fn, _ in members:
         if str(gv.name_hint) in impure and bool(fn.is_pure):
-            params = [p.ty for p in fn.params]
-            renamed[gv] = retyped(gv, relax.FuncType(params, fn.ret_ty, False))
+            renamed[gv] = retyped(gv, relax.FuncType([p.ty for p in fn.params], fn.ret_ty, False))
     tags, builder = TransferTags(), relax.BlockBuilder(mod)
     templates = Templates(class_memo("level 4"), class_memo("states"))
     calls, views = TypedCalls(builder), ModuleViews(mod)

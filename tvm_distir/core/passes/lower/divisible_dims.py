@@ -212,8 +212,7 @@ def dim_text(extent: Any, dims: Dims, location: str) -> str:
     LoweringError
         DIST0502 for another expression.
     """
-    names = {local: (name, parts) for name, (local, parts) in dims.items()}
-    terms = _polynomial(extent, names)
+    terms = _polynomial(extent, {local: (name, parts) for name, (local, parts) in dims.items()})
     if terms is None or any(number.denominator > 1 for number in terms.values()):
         raise _needs_size(
             f"the size {extent} is no sum of products of the dims of the inputs", extent, location

@@ -52,8 +52,7 @@ class Calls:
 
     def function_call(self, k: int, old: ir.Call, ty: ir.Type) -> ir.Call:
         """Rewrite node k, a call of a function of the module; ``ty`` is its result type."""
-        args = self.operands.arguments(k, old.args)
-        return make_call(self.callees[k], args, old.attrs, [], ty)
+        return make_call(self.callees[k], self.operands.arguments(k, old.args), old.attrs, [], ty)
 
     def op_call(self, k: int, old: ir.Call, ty: ir.Type) -> ir.Call:
         """Rewrite node k, a call of an op; ``ty`` is the type of its result."""

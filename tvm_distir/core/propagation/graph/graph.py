@@ -164,8 +164,7 @@ class Graph:
     @functools.cached_property
     def variables(self) -> dict[int, ir.Expr]:
         """Return the variables themselves, by handle."""
-        bound = [b.var for b in self.bindings]
-        return {handle(var): var for var in (*self.fn.params[:], *bound)}
+        return {handle(var): var for var in (*self.fn.params[:], *[b.var for b in self.bindings])}
 
     def add_value(
         self, name: str, shape: Sequence[int | ir.Expr], item_bytes: int, mesh: int = -1

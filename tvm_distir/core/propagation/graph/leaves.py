@@ -105,8 +105,7 @@ class Leaves:
             return tuple([v for field in expr.fields[:] for v in self.flat(field, label)])
         if type(expr) is relax.TupleGetItem:
             starts = self._facts.starts(expr.tuple_value.ty)
-            source = self.flat(expr.tuple_value, label)
-            return source[starts[expr.index] : starts[expr.index + 1]]
+            return self.flat(expr.tuple_value, label)[starts[expr.index] : starts[expr.index + 1]]
         if isinstance(expr, GenericConst):
             return (CONST,)
         if not isinstance(expr, ir.Call | relax.If):

@@ -173,8 +173,7 @@ class StageLoads:
         nodes = self.program.meshes[rank].group_table(axes) // per_node
         nodes = nodes[(nodes != nodes[:, :1]).any(axis=1)]
         group = np.repeat(np.arange(len(nodes)), nodes.shape[1])
-        both = np.stack((group, nodes.ravel()))
-        pairs, members = np.unique(both, axis=1, return_counts=True)
+        pairs, members = np.unique(np.stack((group, nodes.ravel())), axis=1, return_counts=True)
         known, counts = np.unique(pairs[1], return_counts=True)
         groups = dict(zip(known.tolist(), counts.tolist(), strict=True))
         return groups, int(members.max(initial=1))

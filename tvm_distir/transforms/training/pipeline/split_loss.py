@@ -121,8 +121,7 @@ class LossSplitter:
     ) -> Steps[Any]:
         """Write the bindings of the loss, or of a function that it calls."""
         for binding in bindings:
-            value = substitute(binding.value, env)
-            env[binding.var] = yield from self._value(binding.var, value)
+            env[binding.var] = yield from self._value(binding.var, substitute(binding.value, env))
         return substitute(result, env)
 
     def _value(self, var: Var, value: Expr) -> Steps[Any]:

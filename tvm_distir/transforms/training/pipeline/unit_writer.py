@@ -147,8 +147,7 @@ class UnitWriter:
     ) -> Var:
         """Write the term of a micro-batch of a :meth:`batch_sum`."""
         read = {v for b in bindings for v in variables(b.value)}
-        rows = {v: self._slice(full, micro) for v, full in data.items() if v in read}
-        local = {**env, **rows}
+        local = {**env, **{v: self._slice(full, micro) for v, full in data.items() if v in read}}
         for binding in bindings:
             self._copy(binding, local, f"_{micro}")
         return local[bindings[-1].var]

@@ -42,8 +42,7 @@ class CallChecks:
         mine = digests[group.ranks.index(rank)]
         for other, digest in zip(group.ranks, digests):
             if digest != mine:
-                theirs = self._exchanged(words, digest)
-                first, second = sorted([(rank, words), (other, theirs)])
+                first, second = sorted([(rank, words), (other, self._exchanged(words, digest))])
                 raise unlike_calls(second, first, group.ranks)
 
     def _gathered(self, rank: int, words: str, group: RankGroup) -> list[bytes]:
