@@ -20,60 +20,17 @@ from tvm_distir.execution.runtime.engines.job_fabric import JobFabric
 from tvm_distir.execution.runtime.engines.job_inputs import RunCall, agree
 from tvm_distir.execution.runtime.engines.job_results import collect, wait_for_end, write_job_trace
 from tvm_distir.execution.runtime.program.inputs import bind_inputs, input_ports
-from tvm_distir.execution.runtime.program.io_layout import Port
 from tvm_distir.execution.runtime.program.joining import gather_outputs
 from tvm_distir.execution.runtime.program.run_trace import RankTrace
 from tvm_distir.execution.runtime.program.tensors import Array
 
 from .checkpoints import Checkpoints, state_names
-from .generation import Generation, PromptFile, generated
+from .generation import generated
 from .loss_file import LossFile
-from .rate_schedule import RateSchedule
+from .prompts import Generation, PromptFile, Steps
+from .serve_options import ServeOptions
 from .step_data import StepData, first_values
 from .step_ports import without_state
-
-
-@dataclass(frozen=True)
-class ServeOptions:
-    """Options of a run of a deployed folder in a job.
-
-    Attributes
-    ----------
-    inputs : Path or None
-        A file of inputs that are the same in every step.
-    steps : Path or None
-        A file of inputs with a first dim of steps, of which each step takes one.
-    repeat : int
-        How often the steps, or the single run, are repeated.
-    checkpoints : Path or None
-        The folder for checkpoints.
-    every : int
-        The number of steps between checkpoints; there is one after the last step too.
-    resume : Path or None
-        A checkpoint, or a folder of checkpoints, from which the state is read.
-    sharded : bool
-        Whether outputs stay on their ranks.
-    trace : Path or None
-        The JSON file for the kernels and collectives of all steps.
-    losses : Path or None
-        The CSV file to which the outputs of one number are appended after each step.
-    rate : RateSchedule or None
-        The schedule of the input ``rate``.
-    requests : Path or None
-        A file of :class:`.PromptFile`, whose requests get tokens by a serving step.
-    """
-
-    inputs: Path | None = None
-    steps: Path | None = None
-    repeat: int = 1
-    checkpoints: Path | None = None
-    every: int = 0
-    resume: Path | None = None
-    sharded: bool = False
-    trace: Path | None = None
-    losses: Path | None = None
-    rate: RateSchedule | None = None
-    requests: Path | None = None
 
 
 @dataclass
@@ -196,16 +153,15 @@ class _ServedRun:
         if self._entry is not None:
             session = JobSession(self._member, self._program, self._entry, trace)
         if options.requests is not None:
-            ports = input_ports(self._program.entries)
-            steps = _JobSteps(self, session, ports, data.of_step(1), fixed, state)
+            steps = self._called(session, data.of_step(1), fixed)
             result.generation = generated(steps, PromptFile.read(options.requests))
             result.times_s = result.generation.times_s
             return result
         for step in range(result.first_step + 1, data.count + 1):
             begun_s = time.perf_counter()
-            results = self.step(session, data.of_step(step), fixed, state)
+            results = self._step(session, data.of_step(step), fixed, state)
             result.times_s.append(time.perf_counter() - begun_s)
-            full = self.outputs(results)
+            full = self._outputs(results)
             for index, array in full.items():
                 result.outputs.setdefault(index, []).append(array)
             if losses is not None:
@@ -216,7 +172,20 @@ class _ServedRun:
                 self._save(checkpoints, step, state, data)
         return result
 
-    def step(
+    def _called(
+        self, session: JobSession | None, same: Mapping[str, object], fixed: dict[int, object]
+    ) -> Steps:
+        """Return the steps of a job in which all processes give the same inputs."""
+        state, ports = dict[int, object](), input_ports(self._program.entries)
+
+        def call(inputs: Mapping[str, object]) -> list[Array]:
+            results = self._step(session, {**same, **inputs}, fixed, state)
+            return [*self._outputs(results).values()]
+
+        batch = [p.name for i, p in ports.items() if i not in fixed and p.name not in same]
+        return Steps(tuple(batch), {p.name: p.shape for p in ports.values()}, call)
+
+    def _step(
         self,
         session: JobSession | None,
         step_inputs: Mapping[str, object],
@@ -238,7 +207,7 @@ class _ServedRun:
         state.update({self._state[i]: t for i, t in outputs.items() if i in self._state})
         return {rank: [t.numpy() for i, t in outputs.items() if i not in self._state]}
 
-    def outputs(self, results: dict[int, list[Array]]) -> dict[int, Array]:
+    def _outputs(self, results: dict[int, list[Array]]) -> dict[int, Array]:
         """Return the outputs of a step: whole ones, or those of this rank."""
         entries, positions = self._reported
         if self._options.sharded:
@@ -292,41 +261,3 @@ class _ServedRun:
                 f"warning: the folder was deployed for {planned} hosts, the job has {hosts}",
                 file=sys.stderr,
             )
-
-
-class _JobSteps:
-    """Steps of a job, in which all processes give the same inputs.
-
-    Parameters
-    ----------
-    run : _ServedRun
-    session : JobSession or None
-    ports : mapping of int to Port
-        The inputs of the program.
-    same : mapping of str to array
-        The inputs that are the same in each step.
-    fixed, state : dict of int to value
-        As :meth:`_ServedRun.step` has them.
-    """
-
-    def __init__(
-        self,
-        run: _ServedRun,
-        session: JobSession | None,
-        ports: Mapping[int, Port],
-        same: Mapping[str, Any],
-        fixed: dict[int, Any],
-        state: dict[int, Any],
-    ) -> None:
-        self._run, self._state = run, (session, fixed, state)
-        self.shapes = {port.name: port.shape for port in ports.values()}
-        self._same = same
-        self.inputs = tuple(
-            p.name for i, p in ports.items() if i not in fixed and p.name not in same
-        )
-
-    def step(self, **inputs: Any) -> list[Array]:
-        """Run a step, and return the outputs that are no state, on each process."""
-        session, fixed, state = self._state
-        results = self._run.step(session, {**self._same, **inputs}, fixed, state)
-        return list(self._run.outputs(results).values())

@@ -5,15 +5,13 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from tvm_distir.execution.runtime.engines.base import Engine
 from tvm_distir.execution.runtime.program.input_faults import bad_input
@@ -28,112 +26,11 @@ from tvm_distir.planning import (
     ServedRequest,
     StepTimes,
 )
-from tvm_distir.support import Count, EngineError, PositiveCount, read_json, read_model
 
+from .prompts import Floats, Generation, PromptFile, Sampling, Steps
 from .session import Session
 
-Ints = npt.NDArray[np.int64]
 _INPUTS = ("input_ids", "pages", "lengths")
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """Choice of the next token from logits.
-
-    Attributes
-    ----------
-    temperature : float
-        0 takes the most likely token.
-    top_p : float
-        The next token is one of the most likely ones that together have this probability
-        (Holtzman et al. 2020, "The Curious Case of Neural Text Degeneration").
-    seed : int
-        A token depends on the seed, the number of the request and that of the token, and not on the
-        requests that share its steps.
-    """
-
-    temperature: float = 0.0
-    top_p: float = 1.0
-    seed: int = 0
-
-    def token(self, logits: npt.NDArray[np.float32], request: int, number: int) -> int:
-        """Return a token: the given number of a request, from logits (vocab,)."""
-        if self.temperature <= 0:
-            return int(logits.argmax())
-        scaled = logits.astype(np.float64) / self.temperature
-        order = np.argsort(-scaled, kind="stable")
-        weights = np.exp(scaled[order] - scaled[order[0]])
-        sums = np.cumsum(weights / weights.sum())
-        kept = int(np.searchsorted(sums, min(self.top_p, sums[-1]))) + 1
-        draw = np.random.default_rng([self.seed, request, number]).random() * sums[kept - 1]
-        return int(order[np.searchsorted(sums[:kept], draw, side="right")])
-
-
-@dataclass(frozen=True)
-class PromptFile:
-    """Requests, and how they are served: the keys of a file of ``run --requests``.
-
-    Attributes have the names and meanings of the parameters of :func:`generate`.
-    """
-
-    prompts: Sequence[Sequence[Count]]
-    tokens: PositiveCount | Sequence[PositiveCount]
-    arrivals_s: Sequence[float] | None = None
-    scheduler: str = "continuous"
-    sampling: Sampling = Sampling()
-    stop: Count | None = None
-
-    @staticmethod
-    def read(path: str | os.PathLike[str]) -> PromptFile:
-        """Read a JSON file.
-
-        Raises
-        ------
-        EngineError
-            DIST0602 for a file that cannot be read, and keys that are not known, missing or wrong.
-        """
-        location = os.fspath(path)
-        return read_model(PromptFile, read_json(location, _refuse), location, _refuse)
-
-
-class Steps(Protocol):
-    """A program that runs step by step, as :class:`tvm_distir.Session` does."""
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """Return the names of the inputs of each step."""
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Return the full shape of each input, weights and state included, by name."""
-
-    def step(self, **inputs: Any) -> list[Any]:
-        """Run a step with inputs by name, and return the outputs that are no state."""
-
-
-@dataclass(frozen=True)
-class Generation:
-    """Generated tokens, and the steps that made them.
-
-    Attributes
-    ----------
-    tokens : list of list of int
-        The new tokens of each request.
-    steps : int64 array (steps, 5)
-        Begin and duration by the clock of the engine, in picoseconds; requests that decode, tokens
-        of prompts, and pages in use.
-    times_s : list of float
-        The measured time of each step, in seconds.
-    """
-
-    tokens: list[list[int]]
-    steps: Ints
-    times_s: list[float]
-
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the content as arrays; tokens, int32 (requests, most tokens), end with -1."""
-        tokens = np.array(list(itertools.zip_longest(*self.tokens, fillvalue=-1)), np.int32).T
-        return {"tokens": tokens, "steps": self.steps, "times_s": np.array(self.times_s)}
 
 
 def generate(
@@ -201,9 +98,25 @@ def generate(
     >>> [len(tokens) for tokens in result.tokens], result.steps[:, 2:4].tolist()
     ([4, 2], [[0, 4], [1, 1], [2, 0], [1, 0]])
     """
+    file = PromptFile(prompts, tokens, arrivals_s, scheduler, sampling, stop)
+    return serve_prompts(program, file, weights, times, engine)
+
+
+def serve_prompts(
+    program: Any,
+    file: PromptFile,
+    weights: Mapping[str, Any] | str | os.PathLike[str] | None = None,
+    times: StepTimes | None = None,
+    engine: str | Engine = "threads",
+) -> Generation:
+    """Generate tokens for the prompts of a file as :func:`generate` does."""
     with Session(program, weights, engine=engine) as session:
-        file = PromptFile(prompts, tokens, arrivals_s, scheduler, sampling, stop)
-        return generated(session, file, times)
+
+        def call(inputs: Mapping[str, object]) -> list[Any]:
+            named: dict[str, Any] = {**inputs}
+            return session.step(**named)
+
+        return generated(Steps(session.inputs, session.shapes, call), file, times)
 
 
 def generated(steps: Steps, file: PromptFile, times: StepTimes | None = None) -> Generation:
@@ -286,10 +199,6 @@ class _StepSizes(NamedTuple):
         return Requests(*(np.array(column, np.int64) for column in columns))
 
 
-def _refuse(location: str, problem: str, remedy: str) -> EngineError:
-    return EngineError("DIST0602", problem, location=location, remedy=remedy)
-
-
 def _unit_times() -> StepTimes:
     """Return the times of steps that take a picosecond each."""
     axis, ones = np.array([1, 2], np.int64), np.ones((1, 2, 2), np.int64)
@@ -327,7 +236,7 @@ class _Generator(PythonEngine):
                     self.entries[number].output = len(tokens)
         super()._work(decoding, chunks)
 
-    def _logits(self, parts: Chunks) -> npt.NDArray[np.float32]:
+    def _logits(self, parts: Chunks) -> Floats:
         """Return the logits of each token of a step."""
         rows, columns = self._sizes[:2]
         ids, lengths = np.zeros((rows, 1), np.int32), np.zeros(rows, np.int32)
@@ -343,6 +252,6 @@ class _Generator(PythonEngine):
                 tables[row, : len(pages)] = pages
                 row += 1
         start_s = time.perf_counter()
-        (logits,) = self._runner.step(input_ids=ids, pages=tables, lengths=lengths)
+        (logits,) = self._runner.call({"input_ids": ids, "pages": tables, "lengths": lengths})
         self.times_s.append(time.perf_counter() - start_s)
         return np.asarray(logits, np.float32)

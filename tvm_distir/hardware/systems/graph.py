@@ -135,7 +135,7 @@ class _GraphFile:
     dragonfly: Dragonfly | None = None
 
 
-def read_graph(data: Any, location: str) -> Graph:
+def read_graph(data: Any, location: str) -> NetworkGraph:
     """Read the content of ``graph``, each of whose devices must reach each other one.
 
     Raises
@@ -152,7 +152,7 @@ def read_graph(data: Any, location: str) -> Graph:
     if file.devices is None:
         graph = made(getattr(file, stated[0]), file.name)
     else:
-        graph = Graph(file.name, file.devices, file.links or ())
+        graph = NetworkGraph(file.name, file.devices, file.links or ())
     count, named = len(graph.vertices), [end for end in graph.vertices if isinstance(end, int)]
     if count > LARGEST:
         problem = f"there are {count} devices and switches"
@@ -167,22 +167,22 @@ def read_graph(data: Any, location: str) -> Graph:
     return graph
 
 
-def made(generator: Torus | FatTree | Dragonfly, name: str) -> Graph:
+def made(generator: Torus | FatTree | Dragonfly, name: str) -> NetworkGraph:
     """Return the graph of a generator."""
     devices, links = generator.made()
     cables = (Cables(tuple(ends), rate, generator.latency_us) for rate, ends in links)
-    return Graph(name, devices, tuple(cables))
+    return NetworkGraph(name, devices, tuple(cables))
 
 
 @dataclass(frozen=True)
-class Graph:
+class NetworkGraph:
     """Devices ``0`` to ``devices - 1`` and switches, with links of both directions between them."""
 
     name: str
     devices: int
     links: tuple[Cables, ...]
 
-    def scaled(self, factor: float) -> Graph:
+    def scaled(self, factor: float) -> NetworkGraph:
         """Return the graph with so many times the bandwidth."""
         links = (replace(c, bandwidth_GBps=factor * c.bandwidth_GBps) for c in self.links)
         return replace(self, links=tuple(links))

@@ -55,7 +55,7 @@ from .collective_algorithms import TIMED
 from .constants import Constant, Constants
 from .curve_checks import check_curve, needed_algorithm
 from .faults import faults_of, no_json, unknown_name, wrong
-from .graph import Graph, read_graph
+from .graph import NetworkGraph, read_graph
 from .hardware import Curve, HostLink, InterNode, IntraNode, OuterTier, Oversubscription
 
 NETWORKS = Path(__file__).parent / "data" / "networks"
@@ -138,7 +138,7 @@ class Links:
     intra_node: IntraNode
     inter_node: InterNode
     outer_tiers: tuple[OuterTier, ...] = ()
-    graph: Graph | None = None
+    graph: NetworkGraph | None = None
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from tvm_distir.support import DataTable, Displayed, HardwareError, UsageError, 
 
 from .constants import Constant, value_of
 from .efficiency import LIKE
-from .graph import Graph
+from .graph import NetworkGraph
 from .hardware import Device, HostLink, InterNode, IntraNode, OuterTier, of_dtype
 from .kernel_tables import KernelSizes, KernelTable, KernelTables, load_tables
 from .links import far_time_s, near_time_s
@@ -64,7 +64,7 @@ class System(Displayed):
         None: what waits in the host's memory cannot be priced.
     outer_tiers : tuple of OuterTier
         The tiers beyond ``inter_node``, from the inside to the outside.
-    graph : Graph, optional
+    graph : NetworkGraph, optional
         The links between devices of different nodes, from which ``inter_node`` is made then.
     kernel_tables : str
         The name or file of tables of measured kernels (:mod:`.kernel_tables`); empty: none.
@@ -87,7 +87,7 @@ class System(Displayed):
     host_link: HostLink | None = None
     outer_tiers: tuple[OuterTier, ...] = ()
     kernel_tables: str = ""
-    graph: Graph | None = None
+    graph: NetworkGraph | None = None
 
     @staticmethod
     def load(name_or_path: str | Path) -> System:

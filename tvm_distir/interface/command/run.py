@@ -58,12 +58,11 @@ def _run_here(folder: str, options: RunOptions) -> int:
 
     from tvm_distir.execution import (
         PromptFile,
-        Session,
         check_trace_path,
         engine,
-        generated,
         load,
         open_weights,
+        serve_prompts,
     )
 
     with asked_by("--engine", "DIST0601"):
@@ -75,8 +74,8 @@ def _run_here(folder: str, options: RunOptions) -> int:
     chosen.check_available()
     inputs = open_weights(options.inputs) if options.inputs else {}
     if options.requests is not None:
-        with Session(folder, inputs, engine=chosen) as session:
-            named = generated(session, PromptFile.read(options.requests)).arrays()
+        file = PromptFile.read(options.requests)
+        named = serve_prompts(folder, file, inputs, engine=chosen).arrays()
     else:
         named = {f"output{i}": array for i, array in enumerate(load(folder).run(inputs, chosen))}
     add_arrays(outputs, target, named)

@@ -14,7 +14,7 @@ import tvm_distir as td
 from tests.execution.runtime.test_runtime_mpi import needs_mpi
 from tests.execution.serving.test_serving import serve
 from tvm_distir.execution import Sampling, draw_inputs
-from tvm_distir.execution.serving.generation import PromptFile
+from tvm_distir.execution.serving.prompts import PromptFile
 from tvm_distir.interface.command.app import main
 from tvm_distir.planning.serving.batching import SchedulerOptions, StepTimes
 from tvm_distir.planning.serving.engine_loop import EngineLoop
