@@ -248,8 +248,8 @@ class _ServedRun:
     ) -> None:
         if self._options.checkpoints is None:
             return
-        kept = state.keys() - {*self._program.state.caches.values()}
-        arrays = {index: state[index].numpy() for index in kept}
+        indices = state.keys() - {*self._program.state.caches.values()}
+        arrays = {index: state[index].numpy() for index in indices}
         checkpoints.save(step, arrays, data.checksums(step) if self._member.number == 0 else {})
 
     def _warn_of_hosts(self) -> None:

@@ -27,7 +27,7 @@ from tvm_distir.planning import (
     StepTimes,
 )
 
-from .prompts import Floats, Generation, PromptFile, Sampling, Steps
+from .prompts import Floats, Generation, Outputs, PromptFile, Sampling, Steps
 from .session import Session
 
 _INPUTS = ("input_ids", "pages", "lengths")
@@ -37,7 +37,7 @@ def generate(
     program: Any,
     prompts: Sequence[Sequence[int]],
     tokens: int | Sequence[int],
-    weights: Mapping[str, Any] | str | os.PathLike[str] | None = None,
+    weights: Mapping[str, object] | str | os.PathLike[str] | None = None,
     *,
     scheduler: str = "continuous",
     sampling: Sampling = Sampling(),
@@ -105,14 +105,14 @@ def generate(
 def serve_prompts(
     program: Any,
     file: PromptFile,
-    weights: Mapping[str, Any] | str | os.PathLike[str] | None = None,
+    weights: Mapping[str, object] | str | os.PathLike[str] | None = None,
     times: StepTimes | None = None,
     engine: str | Engine = "threads",
 ) -> Generation:
     """Generate tokens for the prompts of a file as :func:`generate` does."""
     with Session(program, weights, engine=engine) as session:
 
-        def call(inputs: Mapping[str, object]) -> list[Any]:
+        def call(inputs: Mapping[str, object]) -> Outputs:
             named: dict[str, Any] = {**inputs}
             return session.step(**named)
 
@@ -229,8 +229,8 @@ class _Generator(PythonEngine):
         logits = iter(self._logits(parts))
         for number, count in parts:
             last = [next(logits) for _ in range(count)][-1]
-            tokens, held = self.tokens[number], self.entries[number].held + count
-            if held == len(self._prompts[number]) + len(tokens):
+            tokens, cached = self.tokens[number], self.entries[number].held + count
+            if cached == len(self._prompts[number]) + len(tokens):
                 tokens.append(self._file.sampling.token(last, number, len(tokens)))
                 if tokens[-1] == self._file.stop:
                     self.entries[number].output = len(tokens)

@@ -8,7 +8,6 @@ import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +16,7 @@ from tvm_distir.support import Count, EngineError, PositiveCount, read_json, rea
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
+Outputs = Sequence[npt.NDArray[np.generic]]
 
 
 @dataclass(frozen=True)
@@ -47,16 +47,16 @@ class Sampling:
         order = np.argsort(-scaled, kind="stable")
         weights = np.exp(scaled[order] - scaled[order[0]])
         sums = np.cumsum(weights / weights.sum())
-        kept = int(np.searchsorted(sums, min(self.top_p, sums[-1]))) + 1
-        draw = np.random.default_rng([self.seed, request, number]).random() * sums[kept - 1]
-        return int(order[np.searchsorted(sums[:kept], draw, side="right")])
+        count = int(np.searchsorted(sums, min(self.top_p, sums[-1]))) + 1
+        draw = np.random.default_rng([self.seed, request, number]).random() * sums[count - 1]
+        return int(order[np.searchsorted(sums[:count], draw, side="right")])
 
 
 @dataclass(frozen=True)
 class PromptFile:
     """Requests, and how they are served: the keys of a file of ``run --requests``.
 
-    Attributes have the names and meanings of the parameters of :func:`generate`.
+    Attributes have the names and meanings of the parameters of :func:`tvm_distir.generate`.
     """
 
     prompts: Sequence[Sequence[Count]]
@@ -98,7 +98,7 @@ class Generation:
     steps: Ints
     times_s: list[float]
 
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+    def arrays(self) -> dict[str, npt.NDArray[np.generic]]:
         """Return the content as arrays; tokens, int32 (requests, most tokens), end with -1."""
         tokens = np.array(list(itertools.zip_longest(*self.tokens, fillvalue=-1)), np.int32).T
         return {"tokens": tokens, "steps": self.steps, "times_s": np.array(self.times_s)}
@@ -120,7 +120,7 @@ class Steps:
 
     inputs: tuple[str, ...]
     shapes: Mapping[str, tuple[int, ...]]
-    call: Callable[[Mapping[str, object]], Sequence[npt.NDArray[Any]]]
+    call: Callable[[Mapping[str, object]], Outputs]
 
 
 def _refuse(location: str, problem: str, remedy: str) -> EngineError:

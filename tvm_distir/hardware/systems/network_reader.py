@@ -55,8 +55,8 @@ from .collective_algorithms import TIMED
 from .constants import Constant, Constants
 from .curve_checks import check_curve, needed_algorithm
 from .faults import faults_of, no_json, unknown_name, wrong
-from .graph import NetworkGraph, read_graph
 from .hardware import Curve, HostLink, InterNode, IntraNode, OuterTier, Oversubscription
+from .network_graph import NetworkGraph, read_graph
 
 NETWORKS = Path(__file__).parent / "data" / "networks"
 SCHEMA_VERSION = 1

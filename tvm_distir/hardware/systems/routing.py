@@ -176,5 +176,5 @@ def _tree(nodes: Nodes) -> Iterator[Demand]:
 
 def _exchange(nodes: Nodes) -> Iterator[Demand]:
     share = 1.0 / sum(map(len, nodes))
-    for one, other in itertools.permutations(nodes, 2):
-        yield from ((a, b, share) for a in one for b in other)
+    for node, other in itertools.permutations(nodes, 2):
+        yield from ((a, b, share) for a in node for b in other)

@@ -21,11 +21,11 @@ from tvm_distir.support import DataTable, Displayed, HardwareError, UsageError, 
 
 from .constants import Constant, value_of
 from .efficiency import LIKE
-from .graph import NetworkGraph
 from .hardware import Device, HostLink, InterNode, IntraNode, OuterTier, of_dtype
 from .kernel_tables import KernelSizes, KernelTable, KernelTables, load_tables
 from .links import far_time_s, near_time_s
 from .network import GroupLayout, Groups, GroupTopology, layout_of, spread
+from .network_graph import NetworkGraph
 from .rates import Rate, RooflineTime, law_rate, rate
 from .system_display import draw_system, system_headline, system_tables
 from .system_reader import load, parse

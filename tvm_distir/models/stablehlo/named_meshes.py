@@ -61,9 +61,9 @@ def _refined(mesh: NamedMesh, parts: Sequence[tuple[str, int, int]]) -> NamedMes
 
 def named_meshes(module: Module, text: str) -> list[NamedMesh]:
     """Return the meshes of a module, refined by the sub-axes that its text names."""
-    found = re.findall(SUB_AXIS, text)
     parts = [
-        (unescaped(n), parse_int(start) or 0, parse_int(size) or 0) for n, start, size in found
+        (unescaped(n), parse_int(start) or 0, parse_int(size) or 0)
+        for n, start, size in re.findall(SUB_AXIS, text)
     ]
     meshes = []
     for operation in module.operations:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import tvm_distir as td
-from tvm_distir.hardware.systems.graph import Dragonfly, FatTree, RailOptimized, Torus, made
+from tvm_distir.hardware.systems.network_graph import Dragonfly, FatTree, RailOptimized, Torus, made
 from tvm_distir.hardware.systems.routing import Routes
 from tvm_distir.hardware.systems.system import System
 from tvm_distir.hardware.systems.system_writer import to_data

@@ -60,10 +60,12 @@ def keep_rows(mod: ir.IRModule, rules: Sequence[PlanRule]) -> ir.IRModule:
     for gv, fn in relax_functions(mod) if cut else ():
         lead, classes = _merged_targets(fn, cut)
         writer = _Writer(lead, classes)
-        kept = writer.function(fn) if lead else fn
+        written = writer.function(fn) if lead else fn
         names = [plain_name(str(var.name)) for var in writer.rows]
-        if kept is not fn and not any(match_name(rule, name) for rule in named for name in names):
-            new[gv] = kept
+        if written is not fn and not any(
+            match_name(rule, name) for rule in named for name in names
+        ):
+            new[gv] = written
     return with_functions(mod, {**mod.functions, **new}) if new else mod
 
 

@@ -61,8 +61,8 @@ class Torus:
         numbers, between = np.arange(np.prod(self.shape)).reshape(self.shape), list[Ends]()
         for dim, size in enumerate(self.shape):
             ends = numbers, np.roll(numbers, -1, dim)
-            here, there = ends if size > 2 else (np.delete(end, -1, dim) for end in ends)
-            between += zip(here.ravel().tolist(), there.ravel().tolist(), strict=True)
+            first, second = ends if size > 2 else (np.delete(end, -1, dim) for end in ends)
+            between += zip(first.ravel().tolist(), second.ravel().tolist(), strict=True)
         return numbers.size, [(self.bandwidth_GBps, between)]
 
 
@@ -114,9 +114,9 @@ class Dragonfly:
         local = [pair for group in names for pair in itertools.combinations(group, 2)]
         far = [(names[a][(b - 1) % count], names[b][a % count])
                for a, b in itertools.combinations(groups, 2)]  # fmt: skip
-        own: Sequence[Ends] = [*enumerate(routers)]
+        direct: Sequence[Ends] = [*enumerate(routers)]
         rates = self.bandwidth_GBps, self.local_GBps, self.global_GBps
-        return len(routers), [*zip(rates, (own, local, far), strict=True)]
+        return len(routers), [*zip(rates, (direct, local, far), strict=True)]
 
 
 _GENERATORS = ("torus", "fat_tree", "rail_optimized", "dragonfly")
