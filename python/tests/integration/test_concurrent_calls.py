@@ -36,6 +36,7 @@ from tests.plain_systems import PLAIN_A100
 from tests.transforms.training.pipeline_models import tower
 from tvm_distir.execution.runtime.program import timing
 from tvm_distir.execution.runtime.program.cores import one_thread
+from tvm_distir.execution.verification.random_inputs import draw_inputs
 from tvm_distir.models.common.quiet import muted_stderr, warnings_ignored
 from tvm_distir.planning.calibration.rows import ProductRow
 from tvm_distir.planning.serving.levels import ServiceLevels
@@ -287,6 +288,21 @@ def no_registration_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_registrations", {})
 
 
+@functools.cache
+def serving_step() -> tuple[Any, dict[str, Any]]:
+    """A compiled serving step, and its weights; LLVM warns of a pragma of its kernels."""
+    mod = td.zoo.llama(size="tiny", layers=1, entry="serve", batch=2, seq=1, past=7)
+    dist = td.distribute(mod, make_plan(mod, "megatron", {"tp": 2}))
+    drawn = zip((str(param.name) for param in mod["main"].params), draw_inputs(mod, seed=0))
+    weights = {name: value for name, value in [*drawn][3:] if not name.endswith("_cache")}
+    return td.compile(dist), weights
+
+
+def _generated() -> list[list[int]]:
+    step, weights = serving_step()
+    return td.generate(step, [[1, 2], [3]], 2, weights, engine="virtual").tokens
+
+
 CALLS: dict[str, Callable[[], Any]] = {
     "analyze": _analyzed,
     "auto_shard": lambda: str(td.auto_shard(model(), {"tp": 2}, system()).plan()),
@@ -311,6 +327,7 @@ CALLS: dict[str, Callable[[], Any]] = {
     "from_onnx of what is refused": _refused,
     "from_stablehlo": lambda: td.from_stablehlo(td.to_stablehlo(model())),
     "from_tvmscript": _saved,
+    "generate": _generated,
     "load": lambda: td.load(folder() / "served", check=True).run(values(), engine="virtual"),
     "load_model": lambda: td.load_model("zoo:gpt?size=tiny,layers=1").mod,
     "measure": _measured,
@@ -381,6 +398,8 @@ def test_threads_get_what_one_gets(
     monkeypatch.setattr(timing, "CACHE", folder())
     if names == ("from_exported_program",):
         torch_files()
+    if names == ("generate",):
+        serving_step()
     if names == ("trace_ranks",):
         importlib.import_module("torch._inductor.config")  # sets a variable of the environment
     begin, before, out = threading.Barrier(THREADS), _state(), sys.stdout
