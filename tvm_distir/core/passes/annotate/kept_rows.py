@@ -19,7 +19,7 @@ After::
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tvm import ir, relax
@@ -52,7 +52,7 @@ def keep_rows(mod: ir.IRModule, rules: Sequence[PlanRule]) -> ir.IRModule:
 
     These are losses whose targets are a parameter that a rule shards along another dim than the
     first, and that a reshape merges. A function of which a rule names a value of the merged rows
-    stays as it is.
+    stays as it is, unless a rule names a value that is written for it here.
     """
     cut = [r for r in rules if r.kind == "param" and any(label > 0 for label in r.closed_labels)]
     named = [rule.name for rule in rules if rule.kind == "value"]
@@ -61,12 +61,15 @@ def keep_rows(mod: ir.IRModule, rules: Sequence[PlanRule]) -> ir.IRModule:
         lead, classes = _merged_targets(fn, cut)
         writer = _Writer(lead, classes)
         written = writer.function(fn) if lead else fn
-        names = [plain_name(str(var.name)) for var in writer.rows]
-        if written is not fn and not any(
-            match_name(rule, name) for rule in named for name in names
-        ):
+        if written is not fn and (_names(named, writer.made) or not _names(named, writer.rows)):
             new[gv] = written
     return with_functions(mod, {**mod.functions, **new}) if new else mod
+
+
+def _names(rules: Sequence[str], variables: Iterable[ir.Expr]) -> bool:
+    """Return whether a rule names one of some variables."""
+    names = [plain_name(str(var.name)) for var in variables]
+    return any(match_name(rule, name) for rule in rules for name in names)
 
 
 def _merged_targets(fn: relax.Function, cut: Sequence[PlanRule]) -> tuple[Shape, Any]:
@@ -102,7 +105,7 @@ class _Writer:
     """A writer of a function whose losses keep the leading dims ``lead`` of samples."""
 
     def __init__(self, lead: Shape, classes: Any) -> None:
-        self.lead, self.classes, self.losses = lead, classes, 0
+        self.lead, self.classes, self.losses, self.made = lead, classes, 0, list[ir.Expr]()
         self.rows: dict[ir.Expr, ir.Expr] = {}
         self.env: dict[ir.Expr, ir.Expr] = {}
         self.writer = BlockWriter(relax.BlockBuilder(), False)
@@ -141,6 +144,7 @@ class _Writer:
             self.writer.bind(var, value if new is None else new)
             return
         self.rows[var] = self.writer.add(new, f"{var.name}_rows")
+        self.made.append(self.rows[var])
         flat = relax.op.reshape(self.rows[var], static_shape(var.ty) or ())
         self.writer.bind(var, self.writer.builder.normalize(flat))
 
