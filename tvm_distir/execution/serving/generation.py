@@ -179,7 +179,8 @@ class _StepSizes(NamedTuple):
         arrivals_s: Sequence[float] | None,
     ) -> Requests:
         """Return the requests of prompts, after a check of their lengths."""
-        count, arrivals = len(prompts), arrivals_s or [0.0] * len(prompts)
+        count = len(prompts)
+        arrivals = [0.0] * count if arrivals_s is None else list(arrivals_s)
         if not count or len(most) != count or len(arrivals) != count:
             problem = (
                 f"{count} prompts have {len(most)} numbers of tokens, {len(arrivals)} arrivals"
@@ -188,9 +189,9 @@ class _StepSizes(NamedTuple):
         for number, (prompt, tokens) in enumerate(zip(prompts, most, strict=True)):
             if not len(prompt) or tokens < 1 or len(prompt) + tokens > self.columns * self.page:
                 problem = f"request {number} has {len(prompt)} tokens, and asks for {tokens}"
-                limit = f"a request has from 2 to {self.columns * self.page} tokens in this step"
-                raise bad_input(problem, f"Shorten it, or use another past=: {limit}.")
-        if list(arrivals) != sorted(arrivals):
+                remedy = f"A request of this step has from 2 to {self.columns * self.page} tokens."
+                raise bad_input(problem, remedy)
+        if arrivals != sorted(arrivals):
             raise bad_input("the arrivals are not in ascending order", "Sort the requests by them.")
         columns = (
             [round(second * PICOSECONDS) for second in arrivals],

@@ -191,14 +191,10 @@ def _write(folder: str, options: JobRunOptions, path: Path, result: Any) -> None
     inputs = {name: getattr(options, name[2:]) for name in ("--inputs", "--steps", "--requests")}
     outputs = Outputs({"FOLDER": folder, **inputs})
     target = outputs.reserve(str(path), "-o")
-    named = (
-        {
-            f"output{i}": arrays[-1] if options.steps is None else np.stack(arrays)
-            for i, arrays in result.outputs.items()
-        }
-        if result.generation is None
-        else result.generation.arrays()
-    )
+    parts = result.outputs.items()
+    named = {f"output{i}": x[-1] if options.steps is None else np.stack(x) for i, x in parts}
+    if result.generation is not None:
+        named = result.generation.arrays()
 
     add_arrays(outputs, target, named)
     outputs.commit()

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
 from tvm_distir.support import UsageError, option_fields
 
@@ -30,18 +31,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 _OWN = tuple(option_fields(RunOptions))
+_OF_REQUESTS = ("inputs", "engine", "requests", "output", "reduce", "check", "timeout_s")
+
+
+def _refuse(arguments: argparse.Namespace, known: Sequence[str], problem: str, remedy: str) -> None:
+    """Refuse options whose fields are not known (UsageError DIST0151)."""
+    for name, declared in option_fields(JobRunOptions).items():
+        if name not in known and declared.words(getattr(arguments, declared.key)):
+            problem = f"{declared.flag} {problem}"
+            raise UsageError("DIST0151", problem, location="tvm-distir run", remedy=remedy)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Load, run, write the outputs."""
+    if arguments.requests:
+        _refuse(arguments, _OF_REQUESTS, "is no option of --requests", "Leave it out.")
     if arguments.job:
         return run_job(arguments.folder, read_options(arguments, JobRunOptions))
-    for name, declared in option_fields(JobRunOptions).items():
-        if name not in _OWN and declared.words(getattr(arguments, declared.key)):
-            raise UsageError(
-                "DIST0151", f"{declared.flag} needs --job", location="tvm-distir run",
-                remedy="Add --job, or leave it out.",
-            )  # fmt: skip
+    _refuse(arguments, _OWN, "needs --job", "Add --job, or leave it out.")
     return _run_here(arguments.folder, read_options(arguments, RunOptions))
 
 

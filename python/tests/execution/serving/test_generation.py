@@ -240,3 +240,10 @@ def test_unknown_keys_of_a_file_are_refused(tmp_path):
         PromptFile.read(path)
     path.write_text(json.dumps({"prompts": [[1]], "tokens": 2, "sampling": {"temperature": 1.0}}))
     assert PromptFile.read(path).sampling == Sampling(temperature=1.0)
+
+
+@pytest.mark.parametrize("word", ["--steps", "--trace", "--losses"])
+def test_options_of_steps_are_refused_beside_requests(deployed, word, capsys):
+    words = ["run", deployed / "step", "--requests", deployed / "requests.json", word, "x.json"]
+    assert main([*map(str, words), "-o", str(deployed / "z.npz")]) == 2
+    assert f"DIST0151 tvm-distir run: {word} is no option of --requests" in capsys.readouterr().err
