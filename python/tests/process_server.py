@@ -47,6 +47,8 @@ RUNTIME_ALONE = (
     "tvm_distir.execution.serving.folder_runs", "tvm_distir.execution.deployment.checkpoint",
 )  # fmt: skip
 """What is imported where processes load TVM's runtime without its compiler."""
+ROOT = Path(__file__).resolve().parents[2]
+"""The source of the package, from which that of the environment was installed."""
 READ_AT_START = ("PYTHON", "LD_", "TVM", "OMP_", "MKL_", "LC_", "LANG", "HOME", "XDG_")
 """Beginnings of variables that are read once, when a process starts or imports."""
 READ_LATER = {"PYTHONPATH", "TVM_DISTIR_DEBUG", "TVM_DISTIR_JOB_SECRET"}
@@ -184,8 +186,9 @@ class Server:
         return self._finds_package(self.path_of(request))
 
     def _finds_package(self, path: list[str]) -> bool:
+        """Return whether a process finds this copy of the package, or its source first."""
         found = (Path(folder) for folder in path if Path(folder, "tvm_distir").is_dir())
-        return next(found, Path()).resolve() == self.package.resolve()
+        return next(found, Path()).resolve() in (self.package.resolve(), ROOT)
 
     def path_of(self, request: Request) -> list[str]:
         """Return ``sys.path`` of a new process, whose first entry ``""`` is its folder."""

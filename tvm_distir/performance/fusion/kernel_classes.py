@@ -52,7 +52,7 @@ def classified(fn: Function, attention_class: str = "") -> Function:
         for op in fn.ops
         if op.op in _OVER_CLASSES
         for shape in _shapes(fn, (*op.inputs, *op.outputs))
-        if (len(shape) == 2 or op.model_op == _LOG_SOFTMAX) and min(shape, default=1) > 1
+        if 2 <= len(shape) <= 2 + (op.model_op == _LOG_SOFTMAX) and min(shape) > 1
     }
     logits |= {_flat(max(_shapes(fn, op.inputs), key=math.prod)) for op in fn.ops if op.op == _LOSS}
     ops = []
