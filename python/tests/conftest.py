@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests import quick_compilation as compilation
-from tests import quick_kernels, quick_ranks, quick_script
+from tests import quick_kernels, quick_script
 from tests.quick_compilation import quick_compilation
 from tvm_distir.support.native.loader import has_library
 
@@ -24,7 +24,6 @@ gc.set_threshold(50_000, 20, 100)
 compilation.install()
 quick_script.install()
 quick_kernels.install()
-quick_ranks.install()
 
 #: The folders that take longest. Workers take files in this order, so that none of them is left
 #: with a long one at the end.

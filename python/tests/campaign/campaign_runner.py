@@ -7,12 +7,13 @@ from __future__ import annotations
 import json
 import queue
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 from tests.campaign.campaign_check import CAREFUL_EVERY, THREADS_EVERY, Case, Outcome, check
-from tests.child_processes import child_environment, quick_python
+from tests.child_processes import child_environment
 
 CASE_LIMIT_S = 60.0
 START_LIMIT_S = 120.0
@@ -43,7 +44,7 @@ class _Worker:
 
     def __init__(self, first: int, last: int, threads_every: int, values: str) -> None:
         self.process = subprocess.Popen(
-            [quick_python(), "-c", worker_code(first, last, threads_every, values)],
+            [sys.executable, "-c", worker_code(first, last, threads_every, values)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -39,7 +39,6 @@ from typing import Any
 import pytest
 
 import tvm_distir
-from tests.child_processes import quick_python
 from tvm_distir.planning import StageMemo
 
 INSTALL = "pip install -e ."
@@ -111,7 +110,7 @@ class Reader:
             "python": "",
         }.items():
             command = programs / name
-            program = f"#!/bin/sh\nexec '{quick_python()}'{arguments} \"$@\"\n"
+            program = f"#!/bin/sh\nexec '{sys.executable}'{arguments} \"$@\"\n"
             command.write_text(program, encoding="utf-8")
             command.chmod(0o755)
         package = Path(tvm_distir.__file__).resolve().parents[1]

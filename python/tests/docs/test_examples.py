@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.child_processes import child_environment, quick_python
+from tests.child_processes import child_environment
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLES = ROOT / "examples"
@@ -39,9 +39,8 @@ def test_an_example_runs(name: str) -> None:
     if name in PACKAGES:
         pytest.importorskip(PACKAGES[name])
     job = ["-m", "torch.distributed.run", "--nproc-per-node", "2"] if "torchrun" in name else []
-    python = sys.executable if job else quick_python()
     run = subprocess.run(
-        [python, *job, str(EXAMPLES / f"{name}.py")],
+        [sys.executable, *job, str(EXAMPLES / f"{name}.py")],
         env=child_environment(OMP_NUM_THREADS="1"),
         capture_output=True,
         text=True,

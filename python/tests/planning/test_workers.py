@@ -5,17 +5,15 @@
 from __future__ import annotations
 
 import json
-import multiprocessing.spawn
+import multiprocessing
 import os
 import signal
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 import tvm_distir as td
-from tests.child_processes import quick_python
 from tests.planning.search.systems import QUICK
 from tvm_distir.planning.calibration.calibrate import calibrate
 from tvm_distir.planning.search.constraints import Constraints
@@ -120,16 +118,6 @@ class TestWorkers:
             Workers(0)
 
 
-@pytest.fixture
-def quick_start() -> Iterator[None]:
-    """Let processes that import what they run begin quickly."""
-    usual = multiprocessing.spawn.get_executable()
-    multiprocessing.set_executable(quick_python())
-    yield
-    multiprocessing.set_executable(usual)
-
-
-@pytest.mark.usefixtures("quick_start")
 class TestResults:
     """What commands compute with several workers."""
 
@@ -140,7 +128,7 @@ class TestResults:
             for number, ways in enumerate(({}, {"workers": 2}, {"executor": pool, "workers": 3})):
                 folder = Folder(tmp_path / str(number), {}, resume=False)
                 result = search(
-                    model, 2, QUICK, batch=8, train={"optimizer": "adam"}, constraints=rules,
+                    model, 4, QUICK, batch=8, train={"optimizer": "adam"}, constraints=rules,
                     top=2, folder=folder, **ways,
                 )  # fmt: skip
                 folder.finish(result)

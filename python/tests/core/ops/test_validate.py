@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,6 @@ from missing_placements import missing
 from tvm import relax
 
 import tvm_distir
-from tests.child_processes import quick_python
 from tvm_distir.core.ops import registry
 from tvm_distir.execution.rule_validation.__main__ import main
 from tvm_distir.execution.rule_validation.cases import Case, var
@@ -57,7 +57,7 @@ def installed(tmp_path):
 def run_python(command, *paths, cwd=None):
     path = os.pathsep.join(map(str, paths))
     done = subprocess.run(
-        [quick_python(), *command],
+        [sys.executable, *command],
         env={**os.environ, "PYTHONPATH": path},
         cwd=cwd,
         capture_output=True,

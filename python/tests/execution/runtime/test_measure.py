@@ -7,13 +7,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 
 import numpy as np
 import pytest
 import tvm
 
 import tvm_distir as td
-from tests.child_processes import quick_python
 from tvm_distir.execution.runtime.program import timing
 from tvm_distir.execution.runtime.program.launched import launched
 from tvm_distir.performance.program.program import Program
@@ -279,7 +279,7 @@ for count in range(200):
 
 
 def test_two_processes_keep_the_times_of_both(tmp_path):
-    command = [quick_python(), "-c", MEASURER, str(tmp_path)]
+    command = [sys.executable, "-c", MEASURER, str(tmp_path)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     both = [subprocess.Popen([*command, name], **pipes) for name in "ab"]
     for process in both:

@@ -10,13 +10,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import tvm_distir as td
-from tests.child_processes import child_environment, quick_python
+from tests.child_processes import child_environment
 from tests.execution.runtime.mpi_cases import CASES
 from tvm_distir.execution.runtime.engines.job_libraries import LIBRARIES
 from tvm_distir.execution.runtime.engines.mpi import launch as mpi_launch
@@ -42,7 +41,7 @@ needs_mpi = pytest.mark.skipif(not has_mpi(), reason=NO_MPI)
 
 def start(count, *words, expect=0, timeout_s=120):
     """Run a program of ``mpi_programs.py`` as processes; returns what it printed."""
-    command = [*mpi_launch.find_launcher(), "-n", str(count), quick_python(), str(PROGRAMS), *words]
+    command = [*mpi_launch.find_launcher(), "-n", str(count), sys.executable, str(PROGRAMS), *words]
     environment = child_environment()
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=timeout_s, env=environment, check=False
@@ -98,7 +97,6 @@ def test_too_few_processes():
 @needs_mpi
 def test_without_a_linker_the_processes_compile(monkeypatch):
     """For the target in scope here; nothing that was linked before is taken."""
-    monkeypatch.setattr(mpi_launch, "sys", SimpleNamespace(executable=quick_python()))
     monkeypatch.setattr(LIBRARIES, "_recent", [])
     monkeypatch.setattr("tvm_distir.execution.runtime.program.lowered.find_compiler", lambda: None)
     mod, inputs = CASES["example"]()
@@ -115,8 +113,7 @@ def test_no_mpi4py(monkeypatch):
 
 def test_no_launcher(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
-    nowhere = SimpleNamespace(executable="/nowhere/python")
-    monkeypatch.setattr(mpi_launch, "sys", nowhere)
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
     monkeypatch.setenv("PATH", "")
     with pytest.raises(DependencyError, match="DIST0113 engine mpi: there is no mpiexec"):
         mpi_launch.find_launcher()

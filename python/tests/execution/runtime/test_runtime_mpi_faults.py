@@ -9,6 +9,7 @@ import pickle
 import re
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -18,7 +19,7 @@ from types import SimpleNamespace
 import pytest
 
 import tvm_distir as td
-from tests.child_processes import child_environment, quick_python
+from tests.child_processes import child_environment
 from tests.execution.runtime.mpi_cases import CASES
 from tests.execution.runtime.test_runtime_mpi import needs_mpi, start
 from tvm_distir.execution.runtime.engines.job_folder import LOG, failure_file, process_file
@@ -196,7 +197,7 @@ def test_what_the_guard_of_a_worker_saw_decides_over_the_launchers_report(end, t
         "raise SystemExit(code)\n"
     )
     environment = child_environment()
-    done = subprocess.run([quick_python(), "-c", worker], env=environment, check=False)
+    done = subprocess.run([sys.executable, "-c", worker], env=environment, check=False)
     code, text = ENDS[end]
     assert done.returncode == code
     later = (time.time() + 1, EngineError("DIST0612", "a broken pipe"))
@@ -224,7 +225,7 @@ def test_an_interrupted_run_leaves_nothing():
         "mod, x = slow_case()\nprint('ready', flush=True)\nMpiEngine(120).run(mod, [x])\n"
     )
     process = subprocess.Popen(
-        [quick_python(), "-c", program],
+        [sys.executable, "-c", program],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -18,7 +18,7 @@ import tvm_ffi
 from tvm import relax
 
 import tvm_distir as td
-from tests.child_processes import child_environment, quick_python
+from tests.child_processes import child_environment
 from tests.execution.runtime.level5_modules import Level5, draw, ops, there_and_back
 from tvm_distir.execution.runtime.engines.threads.engine import ThreadsEngine
 from tvm_distir.execution.runtime.engines.virtual.engine import VirtualEngine
@@ -446,7 +446,7 @@ def test_a_process_that_failed_ends_normally(tmp_path):
         )
     )
     done = subprocess.run(
-        [quick_python(), str(script)],
+        [sys.executable, str(script)],
         capture_output=True,
         text=True,
         timeout=60,

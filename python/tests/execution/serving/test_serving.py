@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import tvm_distir as td
-from tests.child_processes import child_environment, quick_python
+from tests.child_processes import child_environment
 from tests.execution.runtime.test_runtime_mpi import needs_mpi
 from tvm_distir.execution.deployment.checkpoint_files import complete_steps
 from tvm_distir.execution.deployment.launch_scripts import processes_per_host
@@ -40,7 +40,7 @@ def serve(count, *words, expect=0, engine="torch"):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += [f"--nproc-per-node={count}"]
     if engine == "mpi":
-        command = [*find_launcher(), "-n", str(count), quick_python(TVM_USE_RUNTIME_LIB="1")]
+        command = [*find_launcher(), "-n", str(count), sys.executable]
         words = (*words, "--engine", "mpi")
     command += ["-m", "tvm_distir_command", "run", "--job", *map(str, words)]
     environment = child_environment(OMP_NUM_THREADS="1", TVM_USE_RUNTIME_LIB="1")

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import tvm_ffi
 
-from tests.child_processes import quick_python
 from tests.interface.command.cli_inputs import write_inputs
 from tvm_distir.core.analysis.levels import check_level
 from tvm_distir.core.collectives.volume import sent_bytes
@@ -239,7 +238,7 @@ def process(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[s
     root = str(Path(__file__).parents[4])
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     return subprocess.run(
-        [quick_python(), "-m", "tvm_distir.interface.command", *arguments],
+        [sys.executable, "-m", "tvm_distir.interface.command", *arguments],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         capture_output=True,
@@ -274,7 +273,7 @@ def test_process_usage(work: Path) -> None:
 
 def test_process_closed_pipe(work: Path) -> None:
     command = (
-        f"{quick_python()} -m tvm_distir.interface.command analyze --help | head -c 1 >/dev/null"
+        f"{sys.executable} -m tvm_distir.interface.command analyze --help | head -c 1 >/dev/null"
     )
     root = str(Path(__file__).parents[4])
     done = subprocess.run(

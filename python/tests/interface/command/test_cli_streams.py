@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.child_processes import quick_python
 from tests.interface.command.cli_inputs import write_inputs
 from tvm_distir.interface.command import app
 
@@ -130,6 +129,6 @@ def test_a_model_is_read_without_a_standard_error(tmp_path: Path) -> None:
     """TVM's C++ code and ours write to, and silence, the file number 2."""
     write_inputs(tmp_path)
     model = "mlp.onnx --strategy data_parallel --mesh dp=2 --system dgx-a100"
-    command = f"{quick_python()} -m tvm_distir_command analyze {model}"
+    command = f"{sys.executable} -m tvm_distir_command analyze {model}"
     code, _ = shell(f"{command} <&- 2>&- | grep -q 'per step'", tmp_path)
     assert code == 0

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import math
 import subprocess
+import sys
 
 import pytest
 
-from tests.child_processes import quick_python
 from tvm_distir.execution.runtime.engines.virtual.engine import VirtualEngine
 from tvm_distir.execution.verification.random_inputs import draw_inputs
 from tvm_distir.hardware.systems.system import System
@@ -103,7 +103,7 @@ def test_public_names_can_be_called_in_any_order_of_imports(order):
         + "    try:\n        call()\n    except (DistIRError, TypeError) as err:\n"
         + "        print(type(err).__name__, err)\n"
     )
-    out = subprocess.run([quick_python(), "-c", code], capture_output=True, text=True, check=True)
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     first, second = out.stdout.splitlines()
     assert "DIST0714" in first
     assert "missing 1 required positional argument: 'system'" in second
