@@ -43,7 +43,8 @@ def run_processes(job: Job, folder: Path) -> None:
         The first failure of any rank; DIST0615 when a process ended without a word.
     """
     limit = datetime.timedelta(seconds=max(job.timeout_s, START_S))
-    workers = _Workers(job, folder, int(loopback_store(0, True, limit).port))
+    store = loopback_store(0, True, limit)  # it serves as long as it is referred to
+    workers = _Workers(job, folder, int(store.port))
     try:
         workers.wait()
     finally:
