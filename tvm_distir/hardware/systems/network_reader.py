@@ -24,7 +24,7 @@ the outside, each with the size of its domain (the last has all devices)::
                {"name": "leaf", "devices": 576, "bandwidth_GBps": 50, "rails": 72},
                {"name": "spine", "bandwidth_GBps": 50, "latency_us": 1.0, "oversubscription": 2}]
 
-or, in the place of ``inter_node``, any links between devices, ``graph`` (see :mod:`.graph`).
+or, in the place of ``inter_node``, any links of devices, ``graph`` (see :mod:`.network_graph`).
 ``bandwidth_GBps`` of a tier is what a device sends into it per direction at line rate; ``rails``
 are the adapters of a domain below (default: one per device). Curves are grouped by library: the
 first is the default, and those of ``library`` are added. A system file may have the same keys.

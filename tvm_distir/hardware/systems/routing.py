@@ -16,6 +16,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tvm_distir.support import lists_by_key
+
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Nodes = Sequence[Sequence[int]]
@@ -142,10 +144,7 @@ class Routing:
 
 
 def _by_node(group: Sequence[int], per_node: int) -> Nodes:
-    nodes: dict[int, list[int]] = {}
-    for device in group:
-        nodes.setdefault(device // per_node, []).append(device)
-    return [*nodes.values()]
+    return [*lists_by_key((device // per_node, device) for device in group).values()]
 
 
 def _between(first: Sequence[int], last: Sequence[int], weight: float) -> Iterator[Demand]:

@@ -54,11 +54,11 @@ def keep_rows(mod: ir.IRModule, rules: Sequence[PlanRule]) -> ir.IRModule:
     first, and that a reshape merges. A function of which a rule names a value of the merged rows
     stays as it is, unless a rule names a value that is written for it here.
     """
-    cut = [r for r in rules if r.kind == "param" and any(label > 0 for label in r.closed_labels)]
+    sharded = [r for r in rules if r.kind == "param" and max(r.closed_labels, default=0) > 0]
     named = [rule.name for rule in rules if rule.kind == "value"]
     new = {}
-    for gv, fn in relax_functions(mod) if cut else ():
-        lead, classes = _merged_targets(fn, cut)
+    for gv, fn in relax_functions(mod) if sharded else ():
+        lead, classes = _merged_targets(fn, sharded)
         writer = _Writer(lead, classes)
         written = writer.function(fn) if lead else fn
         if written is not fn and (_names(named, writer.made) or not _names(named, writer.rows)):
@@ -72,17 +72,20 @@ def _names(rules: Sequence[str], variables: Iterable[ir.Expr]) -> bool:
     return any(match_name(rule, name) for rule in rules for name in names)
 
 
-def _merged_targets(fn: relax.Function, cut: Sequence[PlanRule]) -> tuple[Shape, Any]:
-    """Return the dims that the targets of a loss merge, one of them cut, and its classes."""
+def _merged_targets(fn: relax.Function, sharded: Sequence[PlanRule]) -> tuple[Shape, Any]:
+    """Return the dims that the targets of a loss merge, one of them sharded, and its classes."""
     merged: dict[ir.Expr, Shape] = {}
-    params = {p: plain_name(str(p.name)) for p in fn.params}
-    for binding in (binding for block in fn.body.blocks for binding in block.bindings):
+    inner: dict[ir.Expr, int] = {}
+    for param in fn.params:
+        if "int" in str(getattr(param.ty, "dtype", "")):  # as targets are
+            name = plain_name(str(param.name))
+            dims = [max(r.closed_labels) for r in sharded if match_name(r.name, name)]
+            inner |= {param: max(dims)} if dims else {}
+    for binding in (b for block in (fn.body.blocks if inner else ()) for b in block.bindings):
         value = binding.value
-        if _calls(value, _RESHAPE) and value.args[0] in params:
-            rules = (rule for rule in cut if match_name(rule.name, params[value.args[0]]))
-            inner = max((max(rule.closed_labels) for rule in rules), default=0)
+        if _calls(value, _RESHAPE) and value.args[0] in inner:
             count = _merged(value)
-            if 0 < inner < count:
+            if inner[value.args[0]] < count:
                 merged[binding.var] = (static_shape(value.args[0].ty) or ())[:count]
         elif _calls(value, _LOSS) and value.args[1] in merged:
             return merged[value.args[1]], (static_shape(value.args[0].ty) or (0, 0))[1]
