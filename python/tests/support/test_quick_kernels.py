@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -19,17 +20,21 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def _legalized(kind: str) -> Any:
+def _legalized(kind: str) -> str:
+    """Return the text of a legalized step, but for the numbers of offsets of buffers.
+
+    TVM's printer numbers the offsets of the operands of a function in the order of addresses.
+    """
     step = td.train_step(td.zoo.build(kind, {"size": "tiny", "layers": 1}), optimizer="adam")
-    return relax.transform.LegalizeOps()(step)
+    return re.sub(r"elem_offset_\d+", "elem_offset", relax.transform.LegalizeOps()(step).script())
 
 
 @pytest.mark.parametrize("kind", ["gpt", "llama", "moe"])
 def test_modules_have_the_prim_funcs_of_tvm(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert block_builder.gen_call_tir_inputs is quick_kernels.quick_call_tir_inputs
-    twice = [_legalized(kind).script() for _ in range(2)]
+    twice = [_legalized(kind) for _ in range(2)]
     monkeypatch.setattr(block_builder, "gen_call_tir_inputs", quick_kernels._make)
-    assert twice == [_legalized(kind).script()] * 2
+    assert twice == [_legalized(kind)] * 2
 
 
 def _prim_func(function: Any, *values: Any) -> Any:
