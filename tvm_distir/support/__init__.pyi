@@ -12,7 +12,6 @@ from .config.files import read_text as read_text
 from .config.files import shipped_data as shipped_data
 from .config.json_types import LARGEST as LARGEST
 from .config.json_types import OTHER_KEYS as OTHER_KEYS
-from .config.json_types import STRICT as STRICT
 from .config.json_types import Check as Check
 from .config.json_types import Count as Count
 from .config.json_types import Fraction as Fraction
