@@ -67,6 +67,7 @@ from .errors.user_input import shortened as shortened
 from .grouping import lists_by_key as lists_by_key
 from .locks import ForkSafeLock as ForkSafeLock
 from .memoized import memoized as memoized
+from .memoized import memoized_steps as memoized_steps
 from .native.loader import has_library as has_library
 from .native.loader import load_library as load_library
 from .native.loader import native_function as native_function
