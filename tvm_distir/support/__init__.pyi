@@ -35,8 +35,8 @@ from .display.displayed import Displayed as Displayed
 from .display.tables import Column as Column
 from .display.tables import DataTable as DataTable
 from .display.tables import align as align
-from .errors.tree import REFUSALS as REFUSALS
 from .errors.collector import Faults as Faults
+from .errors.tree import REFUSALS as REFUSALS
 from .errors.tree import DependencyError as DependencyError
 from .errors.tree import DistIRError as DistIRError
 from .errors.tree import EngineError as EngineError
@@ -56,8 +56,8 @@ from .errors.tree import UsageError as UsageError
 from .errors.tree import WrongProgramError as WrongProgramError
 from .errors.tree import register_with_ffi as register_with_ffi
 from .errors.user_input import MAX_DEVICES as MAX_DEVICES
-from .errors.user_input import check_choice as check_choice
 from .errors.user_input import MAX_INT as MAX_INT
+from .errors.user_input import check_choice as check_choice
 from .errors.user_input import closest as closest
 from .errors.user_input import nearest as nearest
 from .errors.user_input import parse_float as parse_float
