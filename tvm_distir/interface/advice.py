@@ -4,13 +4,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tvm_distir.support import DistIRError, InternalError, Stopwatch, UsageError
+from tvm_distir.support import REFUSALS, Stopwatch, check_choice
 
 from .advice_changes import LEAST, Change, changes_of
 
@@ -31,11 +32,7 @@ MOST_UNITS = 4096
 
 def check_advice(how: str, location: str = "advice") -> None:
     """Refuse an unknown mode of advice (DIST0152)."""
-    if how not in CHOICES:
-        raise UsageError(
-            "DIST0152", f'"{how}" is not an advice mode', location=location,
-            remedy=f"Use {', '.join(CHOICES)}.",
-        )  # fmt: skip
+    check_choice(how, "advice mode", CHOICES, location)
 
 
 def advised(report: Analysis, study: Study, how: str, measured: bool) -> Analysis:
@@ -143,12 +140,9 @@ def _simulated(study: Study, system: System, kernels: Profile | str | None) -> R
 
 def _unless_refused(make: Callable[[], Result]) -> Result | None:
     """Return the result of a call, or None if it is refused; bugs are raised."""
-    try:
+    with contextlib.suppress(*REFUSALS):
         return make()
-    except InternalError:
-        raise
-    except DistIRError:
-        return None
+    return None
 
 
 def _trial(analysis: Analysis, part: str, words: str, result: Result, per: int = 1) -> TriedChange:

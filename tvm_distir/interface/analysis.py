@@ -17,7 +17,7 @@ from tvm_distir.execution import measure as measure_kernels
 from tvm_distir.execution import plan_storage
 from tvm_distir.hardware import System
 from tvm_distir.performance import Program, Result, export, step_flops
-from tvm_distir.planning import ANALYSIS_MEMO, AnalysisOptions, StageMemo, Study
+from tvm_distir.planning import ANALYSIS_MEMO, BEST, AnalysisOptions, StageMemo, Study
 from tvm_distir.support import (
     Column,
     DataTable,
@@ -29,7 +29,7 @@ from tvm_distir.support import (
 from tvm_distir.support.display import units
 
 from .advice import advised, check_advice
-from .report.collect import analysis_of, batch_of
+from .report.collect import analysis_of, batch_of, error_band
 from .report.document import to_dict, to_json
 from .report.model import Analysis
 from .report.text import to_text
@@ -243,15 +243,13 @@ def analyze_study(study: Study, *, name: str, command: str, forward: bool = True
             warnings += one_device(study, result)
     system = study.known_system
     assert system is not None
-    kernels = study.kernels
-    if kernels is not None:
-        kernels = str(getattr(kernels, "name", kernels)).partition(",")[0]
-    report = analysis_of(
-        result,
-        study.program,
-        system,
-        model=name,
-        command=command,
+    kernels, trained = system.kernels, study.training() is not None
+    if study.kernels is not None:
+        kernels = str(getattr(study.kernels, "name", study.kernels)).partition(",")[0]
+    stack = None if study.pinned_stack is None else study.pinned_stack.name
+    software = kernels if stack in (None, BEST) else str(stack)
+    report = replace(
+        analysis_of(result, study.program, system, name, command),
         strategy=study.strategy,
         batch=None if study.source.is_text else batch_of(study.program),
         tokens=tokens_of(study),
@@ -260,8 +258,8 @@ def analyze_study(study: Study, *, name: str, command: str, forward: bool = True
         plan=study.step_plan.to_dict(),
         warnings=warnings,
         notes=(*study.weight_notes, *study.stack_notes),
-        stack=None if study.pinned_stack is None else study.pinned_stack.name,
-        trained=study.training() is not None,
-        timings_s=study.watch.timings_s,
+        stack=stack,
+        band=error_band(result, study.program, system, software, trained),
+        timings_s=dict(study.watch.timings_s),
     )
     return AnalysisResult(study, with_lighter_weights(report, study))

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from tvm_distir.core.rewriting import gc_paused
@@ -74,7 +75,7 @@ def answer(options: AnalysisOptions, devices: int, named: str = "") -> Answer:
         inputs = options.seq or INPUT_TOKENS
         question = f"serving {inputs:,} tokens in, {OUTPUT_TOKENS} out"
         name = named or system.name
-        engines = [_Serving(options, system, name, tp, devices // tp) for tp in (1, *degrees)]
+        engines = [partial(_served, options, system, name, n, devices // n) for n in (1, *degrees)]
         try:
             return _answer(options, system, devices, question, engines, causes)
         except ModelError as error:
@@ -110,8 +111,8 @@ def _answer(
 
 def _steps(
     options: AnalysisOptions, system: System, named: str, devices: int, degrees: list[int]
-) -> list[_Step]:
-    """Return the plans of a step: FSDP or data parallelism, then Megatron-LM's."""
+) -> list[Callable[[], TriedPlan]]:
+    """Return the attempts at plans of a step: FSDP or data parallelism, then Megatron-LM's."""
     trains, memo = bool(options.train), StageMemo()
     batch = options.batch
     if trains and batch is None:
@@ -122,49 +123,39 @@ def _steps(
     inner = "zero:stage=1+megatron:sequence=1" if trains else "data_parallel+megatron"
     plans = [(plain, {"dp": devices}), *((inner, {"dp": devices // n, "tp": n}) for n in degrees)]
     return [
-        _Step(replace(common, strategy=strategy, mesh=mesh), system, named, memo)
+        partial(_analyzed, replace(common, strategy=strategy, mesh=mesh), system, named, memo)
         for strategy, mesh in plans
     ]
 
 
-@dataclass(frozen=True)
-class _Step:
-    """Attempt at a plan of a step."""
+def _analyzed(options: AnalysisOptions, system: System, named: str, memo: StageMemo) -> TriedPlan:
+    """Analyze a plan of a step."""
+    study, command = Study.of(options.with_seq(), memo=memo), _command(options, named)
+    report = analyze_study(study, name=str(options.model), command=command).report
+    rate, unit = _rate(report)
+    peak = report.peak_memory_bytes
+    memory = f"{units.size(peak)} of {units.size(system.memory_capacity_bytes)}"
+    return TriedPlan(
+        str(options.strategy), dict(options.mesh or {}), 1,
+        rate, unit, report.time_s, peak, report.fits is not False, command,
+        (
+            f"{units.duration(report.time_s)} per step of {report.batch} samples, "
+            f"bound by {report.bound_by}; {memory} per device",
+            *figure_lines(report),
+            *filter(None, [band_words(report)]),
+        ),
+    )  # fmt: skip
 
-    options: AnalysisOptions
-    system: System
-    named: str
-    memo: StageMemo
 
-    def __call__(self) -> TriedPlan:
-        """Analyze the step."""
-        options = self.options
-        study = Study.of(options.with_seq(), memo=self.memo)
-        command = self._command()
-        report = analyze_study(study, name=str(options.model), command=command).report
-        rate, unit = _rate(report)
-        peak = report.peak_memory_bytes
-        memory = f"{units.size(peak)} of {units.size(self.system.memory_capacity_bytes)}"
-        return TriedPlan(
-            str(options.strategy), dict(options.mesh or {}), 1,
-            rate, unit, report.time_s, peak, report.fits is not False, command,
-            (
-                f"{units.duration(report.time_s)} per step of {report.batch} samples, "
-                f"bound by {report.bound_by}; {memory} per device",
-                *figure_lines(report),
-                *filter(None, [band_words(report)]),
-            ),
-        )  # fmt: skip
-
-    def _command(self) -> str:
-        words = ["tvm-distir", "analyze", str(self.options.model)]
-        for kind in (AnalysisOptions, TrainingOptions):
-            holder = self.options if kind is AnalysisOptions else self.options.train
-            for name, declared in option_fields(kind).items():
-                value = getattr(holder, name, declared.default)
-                if value != declared.default and name != "advice":
-                    words += declared.words(self.named if name == "system" else _text(value))
-        return shlex.join(words)
+def _command(options: AnalysisOptions, named: str) -> str:
+    words = ["tvm-distir", "analyze", str(options.model)]
+    for kind in (AnalysisOptions, TrainingOptions):
+        holder = options if kind is AnalysisOptions else options.train
+        for name, declared in option_fields(kind).items():
+            value = getattr(holder, name, declared.default)
+            if value != declared.default and name != "advice":
+                words += declared.words(named if name == "system" else _text(value))
+    return shlex.join(words)
 
 
 def _rate(report: Analysis) -> tuple[float, str]:
@@ -188,36 +179,28 @@ def _text(value: Any) -> Any:
     return str(value)
 
 
-@dataclass(frozen=True)
-class _Serving:
-    """Attempt at replicas that serve a decoder."""
-
-    options: AnalysisOptions
-    system: System
-    named: str
-    tp: int
-    replicas: int
-
-    def __call__(self) -> TriedPlan:
-        """Serve requests."""
-        model, mesh = str(self.options.model), {"tp": self.tp}
-        tokens = self.options.seq or INPUT_TOKENS
-        workload = f"poisson:1,in={tokens},out={OUTPUT_TOKENS}"
-        report = serve_analyze(
-            model, "megatron", mesh, self.system, workload, replicas=self.replicas,
-            weights=self.options.quantize or "",
-        )  # fmt: skip
-        summary = report.summary
-        words = ["tvm-distir", "serve-analyze", model, "--system", self.named]
-        words += ["--strategy", "megatron", "--mesh", f"tp={self.tp}", "--workload", workload]
-        words += ["--quantize", self.options.quantize] if self.options.quantize else []
-        words += ["--replicas", str(self.replicas)] if self.replicas > 1 else []
-        return TriedPlan(
-            "megatron", mesh, self.replicas,
-            summary.capacity_per_s or summary.requests_per_s, "requests/s",
-            report.alone_tpot_s, None, True, shlex.join(words),
-            (
-                f"a single request: first token after {units.duration(report.alone_ttft_s)}, then "
-                f"{units.duration(report.alone_tpot_s)} per token",
-            ),
-        )  # fmt: skip
+def _served(
+    options: AnalysisOptions, system: System, named: str, tp: int, replicas: int
+) -> TriedPlan:
+    """Serve requests of a decoder by replicas."""
+    model, mesh = str(options.model), {"tp": tp}
+    tokens = options.seq or INPUT_TOKENS
+    workload = f"poisson:1,in={tokens},out={OUTPUT_TOKENS}"
+    report = serve_analyze(
+        model, "megatron", mesh, system, workload, replicas=replicas,
+        weights=options.quantize or "",
+    )  # fmt: skip
+    summary = report.summary
+    words = ["tvm-distir", "serve-analyze", model, "--system", named]
+    words += ["--strategy", "megatron", "--mesh", f"tp={tp}", "--workload", workload]
+    words += ["--quantize", options.quantize] if options.quantize else []
+    words += ["--replicas", str(replicas)] if replicas > 1 else []
+    return TriedPlan(
+        "megatron", mesh, replicas,
+        summary.capacity_per_s or summary.requests_per_s, "requests/s",
+        report.alone_tpot_s, None, True, shlex.join(words),
+        (
+            f"a single request: first token after {units.duration(report.alone_ttft_s)}, then "
+            f"{units.duration(report.alone_tpot_s)} per token",
+        ),
+    )  # fmt: skip

@@ -20,7 +20,7 @@ from tvm_distir.core.rewriting import calls_op, keep_entry
 from tvm_distir.hardware import System
 from tvm_distir.models import Model
 from tvm_distir.performance import Profile, Program, Result, export, simulate
-from tvm_distir.support import Stopwatch, UsageError
+from tvm_distir.support import Stopwatch, UsageError, check_choice
 from tvm_distir.transforms import (
     FUSE_ATTENTION,
     WRITE_ATTENTION,
@@ -238,11 +238,8 @@ class Study(StepOptions):
         UsageError
             DIST0152 for a word that is neither ``fused`` nor ``written``.
         """
-        if self.attention not in (None, *ATTENTIONS):
-            raise UsageError(
-                "DIST0152", f'attention "{self.attention}" is not known',
-                location="attention", remedy=f"Use {' or '.join(ATTENTIONS)}.",
-            )  # fmt: skip
+        if self.attention is not None:
+            check_choice(self.attention, "attention", ATTENTIONS, "attention")
         plan = self._given_plan
         if has_ring(self._specs) or (plan is not None and plan.attention == FUSED):
             return True  # the rules are for the op

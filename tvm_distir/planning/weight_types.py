@@ -10,7 +10,7 @@ from pathlib import Path
 from tvm_distir.hardware import System
 from tvm_distir.models import Model, StoredWeights, stored_weights
 from tvm_distir.performance import KINDS, WEIGHTS, Profile, multiplies, weight_quantization
-from tvm_distir.support import UsageError, nearest
+from tvm_distir.support import check_choice
 
 PLAIN = "none"
 """The type of weights that are not quantized."""
@@ -85,11 +85,7 @@ def types_of(model: object) -> StoredWeights | None:
 
 def _stated(weights: str) -> str:
     kind = weights.partition(",")[0]
-    if kind != PLAIN and kind not in KINDS:
-        raise UsageError(
-            "DIST0152", f'there is no type of weights "{kind}"', location="--quantize",
-            remedy=f"{nearest(kind, [PLAIN, *KINDS])} Known: {', '.join([PLAIN, *KINDS])}.",
-        )  # fmt: skip
+    check_choice(kind, "type of weights", (PLAIN, *KINDS), "--quantize")
     return weights
 
 

@@ -12,7 +12,6 @@ from .config.files import read_text as read_text
 from .config.files import shipped_data as shipped_data
 from .config.json_types import LARGEST as LARGEST
 from .config.json_types import OTHER_KEYS as OTHER_KEYS
-from .config.json_types import STRICT as STRICT
 from .config.json_types import Check as Check
 from .config.json_types import Count as Count
 from .config.json_types import Fraction as Fraction
@@ -37,6 +36,7 @@ from .display.tables import Column as Column
 from .display.tables import DataTable as DataTable
 from .display.tables import align as align
 from .errors.collector import Faults as Faults
+from .errors.tree import REFUSALS as REFUSALS
 from .errors.tree import DependencyError as DependencyError
 from .errors.tree import DistIRError as DistIRError
 from .errors.tree import EngineError as EngineError
@@ -57,6 +57,7 @@ from .errors.tree import WrongProgramError as WrongProgramError
 from .errors.tree import register_with_ffi as register_with_ffi
 from .errors.user_input import MAX_DEVICES as MAX_DEVICES
 from .errors.user_input import MAX_INT as MAX_INT
+from .errors.user_input import check_choice as check_choice
 from .errors.user_input import closest as closest
 from .errors.user_input import nearest as nearest
 from .errors.user_input import parse_float as parse_float
@@ -66,6 +67,7 @@ from .errors.user_input import shortened as shortened
 from .grouping import lists_by_key as lists_by_key
 from .locks import ForkSafeLock as ForkSafeLock
 from .memoized import memoized as memoized
+from .memoized import memoized_steps as memoized_steps
 from .native.loader import has_library as has_library
 from .native.loader import load_library as load_library
 from .native.loader import native_function as native_function

@@ -8,6 +8,8 @@ import functools
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, TypeVar
 
+from .recursion import Steps
+
 Owner = TypeVar("Owner")
 Value = TypeVar("Value")
 Arguments = ParamSpec("Arguments")
@@ -36,12 +38,28 @@ def memoized(
 
     @functools.wraps(method)
     def value_of(owner: Owner, /, *arguments: Arguments.args, **options: Arguments.kwargs) -> Value:
-        values: dict[tuple[object, ...], Value] | None = owner.__dict__.get(name)
-        if values is None:
-            values = owner.__dict__[name] = {}
+        values: dict[tuple[object, ...], Value] = owner.__dict__.setdefault(name, {})
         key = (*arguments, *options.items())
         if key not in values:
             values[key] = method(owner, *arguments, **options)
         return values[key]
+
+    return value_of
+
+
+def memoized_steps(
+    method: Callable[Concatenate[Owner, Arguments], Steps[Value]],
+) -> Callable[Concatenate[Owner, Arguments], Steps[Value]]:
+    """Run a recursive method of :mod:`.recursion` once per object and positional arguments."""
+    name = f"_values_of_{method.__name__}"
+
+    @functools.wraps(method)
+    def value_of(
+        owner: Owner, /, *arguments: Arguments.args, **options: Arguments.kwargs
+    ) -> Steps[Value]:
+        values: dict[tuple[object, ...], Value] = owner.__dict__.setdefault(name, {})
+        if arguments not in values:
+            values[arguments] = yield from method(owner, *arguments, **options)
+        return values[arguments]
 
     return value_of

@@ -9,24 +9,14 @@ The ranges are those of ``pyproject.toml`` (a test compares them); it gives the 
 from __future__ import annotations
 
 import os
-import re
 import warnings
 from dataclasses import dataclass
 from importlib import metadata
 
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
+
 from tvm_distir.support.errors.tree import DependencyError
-
-_VERSION = re.compile(
-    r"v?(?P<release>\d+(?:\.\d+)*)"
-    r"(?P<early>[-_.]?(?:a|b|c|rc|alpha|beta|pre|preview)[-_.]?\d*)?"
-    r"(?:[-_.]?post[-_.]?(?P<post>\d*))?"
-    r"(?P<dev>[-_.]?dev[-_.]?\d*)?"
-    r"(?:\+[a-z0-9]+(?:[-_.][a-z0-9]+)*)?",
-    re.IGNORECASE,
-)
-
-_Key = tuple[tuple[int, ...], int]
-"""Release without trailing zeros, and number of the post-release (-1 for none)."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +29,6 @@ class VersionRange:
         The name on the package index.
     specifier : str
         The range as pip reads it.
-    lowest : str
-        The first version in the range.
-    below : str
-        The first version past the range.
     tried : tuple of str
         The versions in the range that the tests have passed with.
     code : str
@@ -51,8 +37,6 @@ class VersionRange:
 
     distribution: str
     specifier: str
-    lowest: str
-    below: str
     tried: tuple[str, ...]
     code: str
 
@@ -66,16 +50,12 @@ PINS = (
     VersionRange(
         distribution="apache-tvm",
         specifier=">=0.26,<0.28",
-        lowest="0.26",
-        below="0.28",
         tried=("0.26.0", "0.27.0.post1"),
         code="DIST0101",
     ),
     VersionRange(
         distribution="apache-tvm-ffi",
         specifier=">=0.1.14.post0,<0.1.15",
-        lowest="0.1.14.post0",
-        below="0.1.15",
         tried=("0.1.14.post1",),
         code="DIST0102",
     ),
@@ -87,16 +67,11 @@ UNTRIED_VARIABLE = "TVM_DISTIR_UNTRIED_TVM"
 REMEDY = "pip install " + " ".join(f'"{pin.requirement}"' for pin in PINS)
 
 
-def _key(version: str) -> _Key | None:
-    """Return the sort key of a version; None for a pre-release or an invalid version."""
-    match = _VERSION.fullmatch(version.strip())
-    if match is None or match["early"] or match["dev"]:
+def _parsed(version: str) -> Version | None:
+    try:
+        return Version(version)
+    except InvalidVersion:
         return None
-    release = [int(part) for part in match["release"].split(".")]
-    while release and release[-1] == 0:
-        release.pop()
-    post = match["post"]
-    return tuple(release), -1 if post is None else int(post or 0)
 
 
 def accepts(pin: VersionRange, version: str) -> bool:
@@ -110,18 +85,17 @@ def accepts(pin: VersionRange, version: str) -> bool:
     >>> accepts(PINS[0], "0.27.0.post1"), accepts(PINS[0], "0.28.0")
     (True, False)
     """
-    key, lowest, below = _key(version), _key(pin.lowest), _key(pin.below)
-    if key is None or lowest is None or below is None:
+    parsed = _parsed(version)
+    if parsed is None:
         return False
-    return lowest <= key < below
+    return SpecifierSet(pin.specifier).contains(parsed, prereleases=False)
 
 
 def is_newer(pin: VersionRange, version: str) -> bool:
     """Tell whether a version is past the range of a pin, also a development version of one."""
-    match, below = _VERSION.fullmatch(version.strip()), _key(pin.below)
-    if match is None or below is None:
-        return False
-    return tuple(int(part) for part in match["release"].split(".")) >= below[0]
+    parsed = _parsed(version)
+    ends = [Version(x.version) for x in SpecifierSet(pin.specifier) if x.operator == "<"]
+    return parsed is not None and all(parsed.release >= end.release for end in ends)
 
 
 class UntriedVersionWarning(UserWarning):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tvm_distir.support import Registry, UsageError, nearest
+from tvm_distir.support import Registry, check_choice
 
 if TYPE_CHECKING:
     from tvm_distir.core.passes import PassInfo
@@ -108,6 +108,4 @@ def find_pass(name: str) -> PassInfo:
 
 def check_name(name: str, location: str = "passes") -> None:
     """Reject an unknown pass name (UsageError DIST0152)."""
-    if name not in PASSES:
-        problem = f'there is no pass "{name}"'
-        raise UsageError("DIST0152", problem, location=location, remedy=nearest(name, pass_names()))
+    check_choice(name, "pass", pass_names(), location)

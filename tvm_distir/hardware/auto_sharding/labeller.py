@@ -23,7 +23,14 @@ from tvm_distir.core.propagation import (
 )
 from tvm_distir.core.solver import Problem, Tables
 from tvm_distir.hardware.systems.system import System
-from tvm_distir.support import InfeasibleError, Steps, UsageError, memoized, unrolled
+from tvm_distir.support import (
+    InfeasibleError,
+    Steps,
+    UsageError,
+    memoized,
+    memoized_steps,
+    unrolled,
+)
 
 from .decisions import axes_of, decision_of, mesh_of
 from .edge_builder import EdgeBuilder
@@ -54,23 +61,21 @@ class ShardingProblemBuilder:
 
     def __init__(self, shared: Shared) -> None:
         self.shared = shared
-        self._cache: dict[str, ShardingProblem] = {}
 
     def of(self, key: str) -> ShardingProblem:
         """Return the problem of a graph."""
         return unrolled(self._of(key))
 
+    @memoized_steps
     def _of(self, key: str) -> Steps[ShardingProblem]:
-        if key not in self._cache:
-            graph = self.shared.module.graphs[key]
-            for k in graph.calls:
-                yield self._of(graph.nodes[k].callee)
-            assembly = Assembly(self.shared, graph)
-            NodeBuilder(assembly, self._cache.__getitem__).run()
-            if assembly.net.feasible:  # else a node has no state, and nothing is to be handed over
-                EdgeBuilder(assembly).run()
-            self._cache[key] = assembly.net
-        return self._cache[key]
+        graph = self.shared.module.graphs[key]
+        for k in graph.calls:
+            yield self._of(graph.nodes[k].callee)
+        assembly = Assembly(self.shared, graph)
+        NodeBuilder(assembly, self.of).run()
+        if assembly.net.feasible:  # else a node has no state, and nothing is to be handed over
+            EdgeBuilder(assembly).run()
+        return assembly.net
 
 
 class ShardingSolution(NamedTuple):

@@ -31,14 +31,19 @@ ASSUMED = "assumed"
 """The word with which the source of a number begins that was not measured."""
 
 
-def _check_peaks(peaks: Mapping[str, float]) -> Mapping[str, float]:
-    if "default" not in peaks:
-        remedy = "Add the peak of the dtypes that are not listed."
-        raise InvalidValue('there is no entry "default"', remedy)
-    return peaks
+def _with_default(what: str) -> Check:
+    """Return the check of values by dtype, which need one for the dtypes that are not listed."""
+
+    def check(values: Mapping[str, object]) -> Mapping[str, object]:
+        if "default" not in values:
+            remedy = f"Add the {what} of the dtypes that are not listed."
+            raise InvalidValue('there is no entry "default"', remedy)
+        return values
+
+    return Check(check)
 
 
-Peaks = Annotated[Mapping[str, Positive], Check(_check_peaks)]
+Peaks = Annotated[Mapping[str, Positive], _with_default("peak")]
 _RATED = [name for name in KERNEL_CLASSES if name != VIEW and name not in LIKE]
 """Kernel classes whose efficiencies a file of a system without constants lists."""
 
@@ -68,14 +73,7 @@ class PowerLaw:
     source: Text
 
 
-def _check_laws(laws: Mapping[str, PowerLaw]) -> Mapping[str, PowerLaw]:
-    if "default" not in laws:
-        remedy = "Add the form of the dtypes that are not listed."
-        raise InvalidValue('there is no entry "default"', remedy)
-    return laws
-
-
-PowerLaws = Annotated[Mapping[str, PowerLaw], Check(_check_laws)]
+PowerLaws = Annotated[Mapping[str, PowerLaw], _with_default("form")]
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from numbers import Real
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, TypeVar
 
-import numpy as np
 import numpy.typing as npt
 
 from tvm_distir.core.collectives import check_kind
@@ -31,7 +30,7 @@ from .system_display import draw_system, system_headline, system_tables
 from .system_reader import load, parse
 from .tiers import Crossing, curve_time_s, tiered_time_s
 
-Ints = npt.NDArray[np.int64]
+Amount = TypeVar("Amount", float, npt.NDArray[Any])
 
 
 @dataclass(frozen=True)
@@ -354,32 +353,10 @@ class System(Displayed):
         (where,) = self.layout([ranks]).spreads
         return self.spread_time_s(kind, payload_bytes, where, sharing)
 
-    @overload
     def spread_time_s(
-        self,
-        kind: str,
-        payload_bytes: int,
-        where: GroupTopology,
-        sharing: int,
+        self, kind: str, payload_bytes: Amount, where: GroupTopology, sharing: int,
         gradients: bool = False,
-    ) -> float: ...
-    @overload
-    def spread_time_s(
-        self,
-        kind: str,
-        payload_bytes: Ints,
-        where: GroupTopology,
-        sharing: int,
-        gradients: bool = False,
-    ) -> npt.NDArray[np.float64]: ...
-    def spread_time_s(
-        self,
-        kind: str,
-        payload_bytes: Any,
-        where: GroupTopology,
-        sharing: int,
-        gradients: bool = False,
-    ) -> Any:
+    ) -> Amount:  # fmt: skip
         """Return the seconds of a collective over a group with the topology ``where``.
 
         See :mod:`.tiers` for nodes with curves, :mod:`.links` for others; ``gradients`` as in
@@ -390,16 +367,20 @@ class System(Displayed):
         if where.ranks <= 1:
             return 0.0 * payload_bytes
         near = self.intra_node
+        time_s: Amount
         if where.nodes == 1:
             factor = self.constant("collective_factor") if self.constants else 1.0
             inside_s = curve_time_s if near.curves else near_time_s
-            return factor * inside_s(near, kind, payload_bytes, where.ranks)
+            time_s = factor * inside_s(near, kind, payload_bytes, where.ranks)
+            return time_s
         bandwidth = self.node_bandwidth_bytes_per_s(where.per_node, sharing, gradients)
         if near.curves:
             crossings = self._crossings(where, bandwidth, gradients)
-            return tiered_time_s(near, kind, payload_bytes, where, crossings)
+            time_s = tiered_time_s(near, kind, payload_bytes, where, crossings)
+            return time_s
         hop_us = self.constant("hop_us") if self.constants else None
-        return far_time_s(near, self.inter_node, kind, payload_bytes, where, bandwidth, hop_us)
+        time_s = far_time_s(near, self.inter_node, kind, payload_bytes, where, bandwidth, hop_us)
+        return time_s
 
     def _crossings(
         self, where: GroupTopology, node_bandwidth: float, gradients: bool

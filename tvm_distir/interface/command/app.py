@@ -17,7 +17,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
-from typing import Any, NoReturn, TextIO
+from typing import Any, NoReturn
 
 from tvm_distir.support import DistIRError, UsageError, shipped_data
 
@@ -138,17 +138,6 @@ def _one_line(kind: str, message: str) -> str:
     return f"{kind}: {text[:300]}{'...' if len(text) > 300 else ''}" if text else kind
 
 
-def _show_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
-    warn(str(message))
-
-
 def _report(error: BaseException, debug: bool) -> int:
     """Print the message of a failure and return the exit code."""
     if debug:
@@ -195,7 +184,7 @@ def _run(words: list[str]) -> int:
     forget_warnings()
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = _show_warning
+            warnings.showwarning = lambda message, *_, **__: warn(str(message))
             check_renamed(words)
             arguments = parse_words(words)
             if not getattr(arguments, "registers", False):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tvm_distir.support import UsageError, option, parse_count, parse_seed, shortened
+from tvm_distir.support import UsageError, check_choice, option, parse_count, parse_seed, shortened
 from tvm_distir.support.display import units
 
 from .options import add_options, read_options
@@ -29,10 +29,7 @@ PROGRAMS, REFERENCE = "programs.json", "reference.json"
 
 
 def _method(text: str, flag: str) -> str:
-    if text not in (EXECUTION, "rules"):
-        problem = f'"{shortened(text)}" is no method'
-        remedy = f"Write {flag} rules, or {flag} {EXECUTION}."
-        raise UsageError("DIST0152", problem, location=flag, remedy=remedy)
+    check_choice(text, "method", (EXECUTION, "rules"), flag)
     return text
 
 

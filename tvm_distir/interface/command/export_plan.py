@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 
 from tvm_distir.planning import StepOptions
-from tvm_distir.support import UsageError, nearest
+from tvm_distir.support import check_choice
 
 from .options import add_model_options, model_inputs, read_planned_step
 from .outputs import Outputs
@@ -28,11 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Load, plan, write."""
-    if arguments.form not in FORMATS:
-        raise UsageError(
-            "DIST0152", f'there is no format "{arguments.form}"',
-            location="--form", remedy=nearest(arguments.form, FORMATS),
-        )  # fmt: skip
+    check_choice(arguments.form, "format", FORMATS, "--form")
     step = read_planned_step(arguments, StepOptions)
     outputs = Outputs(model_inputs(step))
     target = outputs.reserve(arguments.out, "-o")

@@ -33,10 +33,7 @@ if TYPE_CHECKING:
     from tvm import ir
 
     from tvm_distir.hardware import System
-    from tvm_distir.planning import SearchResult
     from tvm_distir.planning import search as searching
-
-    from .outputs import Outputs
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -118,9 +115,12 @@ def _search_plans(arguments: argparse.Namespace, step: StepOptions, devices: int
     data = with_warnings(result.to_dict())
     print_result(json.dumps(data, indent=1) if arguments.json else result.to_text())
     if report is not None:
+        from tvm_distir.interface.report.search_page import search_page
+
         title = f"{shortened(str(step.model))} on {devices} devices of {system.name}"
         capacity = system.memory_capacity_bytes if options.memory is None else options.memory
-        _write_page(outputs, report, result, title, capacity)
+        outputs.add(report, search_page(result, title, capacity))
+        outputs.write()
     if result.interrupted:
         raise KeyboardInterrupt
     return 0 if result.complete or result.plans else 3
@@ -137,16 +137,6 @@ def _folder(
     values |= {"model": step.model, "batch": step.batch}
     settings = settings_of(values, system, {"keep": options.keep})
     return searching.Folder(path, settings, resume=options.resume, force=arguments.force)
-
-
-def _write_page(
-    outputs: Outputs, path: Path, result: SearchResult, title: str, capacity_bytes: int
-) -> None:
-    """Write the page of a search."""
-    from tvm_distir.interface.report.search_page import search_page
-
-    outputs.add(path, search_page(result, title, capacity_bytes))
-    outputs.write()
 
 
 def _model(step: StepOptions) -> tuple[ir.IRModule | _Maker, int | None]:

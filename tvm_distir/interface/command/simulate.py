@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tvm_distir.planning import StepOptions
 from tvm_distir.support import option, option_fields
@@ -77,14 +77,8 @@ def run(arguments: argparse.Namespace) -> int:
             allocator=arguments.allocator or "framework",
             **vars(read_options(arguments, StreamOptions)),
         )
-    analysis = analysis_of(
-        result,
-        program,
-        system,
-        model=arguments.program,
-        command=command_line(arguments),
-        timings_s=watch.timings_s,
-    )
+    analysis = analysis_of(result, program, system, arguments.program, command_line(arguments))
+    analysis = replace(analysis, timings_s=dict(watch.timings_s))
     write_trace(trace, outputs, result)
     outputs.commit()
     print_analysis(analysis, arguments.json)

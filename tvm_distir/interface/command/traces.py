@@ -9,7 +9,7 @@ import functools
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tvm_distir.support import UsageError, nearest
+from tvm_distir.support import UsageError, check_choice
 
 from .outputs import Outputs
 
@@ -47,11 +47,8 @@ def reserve_trace(path: str | None, format: str | None, outputs: Outputs) -> Tra
         DIST0151 for a format without a path, DIST0152 for an unknown one, DIST0153 for a path that
         cannot be written.
     """
-    if format is not None and format not in (*FILES, *FOLDERS):
-        raise UsageError(
-            "DIST0152", f'unknown format "{format}"',
-            location="--trace-format", remedy=nearest(format, (*FILES, *FOLDERS)),
-        )  # fmt: skip
+    if format is not None:
+        check_choice(format, "format", (*FILES, *FOLDERS), "--trace-format")
     if path is None:
         if format is None:
             return None

@@ -20,6 +20,7 @@ from tvm_distir.core.ir import (
     shard_counts,
     shard_slices,
 )
+from tvm_distir.interface.report.text_table import runs
 
 MOST_CELLS = 16
 """Rows or columns of a grid, or runs of device ids in a cell; what is more is left out."""
@@ -133,14 +134,8 @@ def picture(shape: Sequence[int], labels: Sequence[int] | str, mesh: DeviceMesh)
 
 def ids_text(devices: Sequence[int]) -> str:
     """Format ascending ids; runs of three and more are written as ``0-3``."""
-    runs: list[list[int]] = []
-    for device in devices:
-        if runs and device == runs[-1][1] + 1:
-            runs[-1][1] = device
-        else:
-            runs.append([device, device])
     words = []
-    for first, last in runs:
+    for first, last in runs(devices):
         words += (
             [f"{first}-{last}"] if last - first > 1 else [str(i) for i in range(first, last + 1)]
         )

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +29,7 @@ from tvm_distir.execution import ShardedArray
 from tvm_distir.hardware import System
 from tvm_distir.interface.ir_display import partial_states
 from tvm_distir.interface.ordered_labels import ordered_words
+from tvm_distir.interface.report.pages import render
 from tvm_distir.support import PropagationError, UsageError, lists_by_key, nearest
 from tvm_distir.support.display import units
 
@@ -78,41 +78,29 @@ class ShardMap:
 
     def _repr_html_(self) -> str:
         """Return a grid of the shards, coloured by node."""
-        legend = "".join(
-            f'<span style="background:{self._colour(node)};padding:2px 8px">node {node}</span> '
-            for node in self.nodes
-        )
         columns = self.counts[-1] if self.counts else 1
         by_row: dict[tuple[int, ...], dict[int, HeldShard]] = {}
         for shard in self.shards:
             column = shard.position[-1] if shard.position else 0
             by_row.setdefault(shard.position[:-1], {})[column] = shard
         across, rows = shown_numbers(columns), list(by_row.values())
-        body = [
-            "".join(self._cell(None if c is None else row.get(c)) for c in across)
+        cells = [
+            [self._cell(None if c is None else row.get(c)) for c in across]
             for row in (rows[i] if i is not None else {} for i in shown_numbers(len(rows)))
         ]
-        lines = "".join(f"<tr>{row}</tr>" for row in body)
-        table = f'<table style="border-collapse:collapse">{lines}</table>'
-        return f"<p>{html.escape(self.title)}</p>{table}<p>{legend}</p>"
+        values = {"title": self.title, "rows": cells, "nodes": self.nodes, "colours": _COLOURS}
+        return render("shard_map.html.j2", **values)
 
-    def _cell(self, shard: HeldShard | None) -> str:
-        style = "border:1px solid #888;padding:6px 10px;text-align:center"
+    def _cell(self, shard: HeldShard | None) -> tuple[str, dict[int, str]] | None:
+        """Return the index ranges of a shard and its devices by node."""
         if shard is None:
-            return f'<td style="{style}">...</td>'
+            return None
         box = ", ".join(bounds_text(shard, dim, self.counts) for dim in range(len(self.counts)))
         by_node = lists_by_key((self._node(device), device) for device in shard.devices)
-        labels = " ".join(
-            f'<span style="background:{self._colour(node)};padding:0 4px">{ids_text(ids)}</span>'
-            for node, ids in by_node.items()
-        )
-        return f'<td style="{style}">[{html.escape(box)}]<br>{labels}</td>'
+        return box, {node: ids_text(ids) for node, ids in by_node.items()}
 
     def _node(self, device: int) -> int:
         return 0 if self.devices_per_node is None else device // self.devices_per_node
-
-    def _colour(self, node: int) -> str:
-        return _COLOURS[node % len(_COLOURS)]
 
 
 def visualize(

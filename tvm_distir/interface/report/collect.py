@@ -8,7 +8,6 @@ import functools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from tvm_distir.hardware import StepUse, System
@@ -18,7 +17,6 @@ from tvm_distir.performance import (
     Event,
     Program,
     Result,
-    StepFlops,
     Verdict,
     critical_path,
     entry_number,
@@ -26,7 +24,7 @@ from tvm_distir.performance import (
     titled,
     verdict,
 )
-from tvm_distir.planning import BEST, ErrorBand, StepKind, band_of, bits_of, program_family
+from tvm_distir.planning import ErrorBand, StepKind, band_of, bits_of, program_family
 from tvm_distir.support import shipped_data
 from tvm_distir.support.display import units
 
@@ -39,25 +37,9 @@ _ASSUMPTIONS = shipped_data(__file__, "assumptions.json")
 
 
 def analysis_of(
-    result: Result,
-    program: Program,
-    system: System,
-    *,
-    model: str,
-    command: str,
-    strategy: str | None = None,
-    batch: int | None = None,
-    tokens: int | None = None,
-    flops: StepFlops | None = None,
-    kernels: str | None = None,
-    plan: Mapping[str, object] | None = None,
-    timings_s: Mapping[str, float] | None = None,
-    warnings: tuple[str, ...] = (),
-    notes: tuple[str, ...] = (),
-    trained: bool | None = None,
-    stack: str | None = None,
+    result: Result, program: Program, system: System, model: str, command: str
 ) -> Analysis:
-    """Collect the data of a report.
+    """Collect what a simulation says; :func:`.analyze_study` adds what was asked for.
 
     Parameters
     ----------
@@ -67,56 +49,12 @@ def analysis_of(
     system : System
     model, command : str
         As given by the user.
-    strategy : str, optional
-        The text that made the plan.
-    batch : int, optional
-        Samples per step, over all devices.
-    tokens : int, optional
-        Tokens per step, over all devices.
-    flops : StepFlops, optional
-        Of the module before it was distributed.
-    kernels : str, optional
-        Name of the kernel profile; None: that of the system.
-    plan : mapping, optional
-        As ``Plan.to_dict`` gives it.
-    timings_s : mapping of str to float, optional
-        Wall-clock seconds by stage.
-    warnings : tuple of str
-        Warnings on the requested analysis.
-    notes : tuple of str
-        What the file of the model asks for that the model does not have.
-    trained : bool, optional
-        Whether it is a training step; None where that is unknown, without an error band.
-    stack : str, optional
-        Name of the stack.
 
     Returns
     -------
     analysis : Analysis
         Ops and modules are those of the busiest device.
     """
-    return replace(
-        _analysis_of_result(result, program, system, model, command),
-        band=None
-        if trained is None
-        else _band(result, program, system, _software(stack, kernels or system.kernels), trained),
-        stack=stack,
-        plan=plan,
-        strategy=strategy,
-        batch=batch,
-        tokens=tokens,
-        flops=flops,
-        kernels=kernels or system.kernels,
-        timings_s=dict(timings_s or {}),
-        warnings=warnings,
-        notes=notes,
-    )
-
-
-def _analysis_of_result(
-    result: Result, program: Program, system: System, model: str, command: str
-) -> Analysis:
-    """Collect what a simulation says, without what was asked for."""
     links = links_of(result.collectives, program, system)
     busiest = max(result.devices, key=lambda d: d.compute_s + d.exposed_comm_s, default=None)
     shown = next((lane for lane in result.lanes if busiest and busiest.id in lane.devices), None)
@@ -150,18 +88,14 @@ def _analysis_of_result(
         verdict=_verdict(result, program),
         links=links,
         path=functools.partial(critical_path, result.lanes),
+        kernels=system.kernels,
     )
 
 
-def _software(stack: str | None, kernels: str) -> str:
-    """Return the stack, or the kernel profile where nothing is pinned."""
-    return kernels if stack in (None, BEST) else str(stack)
-
-
-def _band(
+def error_band(
     result: Result, program: Program, system: System, software: str, trained: bool
 ) -> ErrorBand:
-    """Return the error band of a step."""
+    """Return the error band of a step; ``software`` is a stack, or a kernel profile."""
     products = _products(result)
     dtype = max(products, key=lambda name: products[name], default=main_dtype(program))
     family = program_family(program, 1 if result.pipeline is None else result.pipeline.ranks)

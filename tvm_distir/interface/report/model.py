@@ -21,6 +21,7 @@ from tvm_distir.performance import (
     Verdict,
 )
 from tvm_distir.planning import ErrorBand
+from tvm_distir.support import lists_by_key
 
 SCHEMA_VERSION = 1
 
@@ -229,9 +230,7 @@ class Analysis:
     @property
     def device_groups(self) -> list[tuple[list[int], DeviceResult]]:
         """Return the ids of devices with equal figures, and the figures, by first id."""
-        groups: dict[DeviceResult, list[int]] = {}
-        for device in self.devices:
-            groups.setdefault(replace(device, id=0), []).append(device.id)
+        groups = lists_by_key((replace(device, id=0), device.id) for device in self.devices)
         return [(ids, same) for same, ids in groups.items()]
 
     def axis_words(self, total: CollectiveTotal) -> str:

@@ -7,13 +7,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from tvm_distir.core.plan import mesh_text
 from tvm_distir.support import (
     OTHER_KEYS,
-    STRICT,
     Count,
+    Keys,
     NotNegative,
     PositiveCount,
     SimulationError,
@@ -126,7 +126,7 @@ class Outcome:
         """
         content = check_version(data, location, _refuse, model.SCHEMA_VERSION)
         result = read_model(_ResultFile, content, location, _refuse)
-        rows = ((row.mesh, row.kind, row.wire_bytes_per_device) for row in result.collectives)
+        rows = ((x["mesh"], x["kind"], x["wire_bytes_per_device"]) for x in result.collectives)
         return cls(
             name=name,
             model=result.model,
@@ -134,83 +134,44 @@ class Outcome:
             strategy=result.strategy,
             mesh=_mesh_words(result.meshes),
             time_s=result.time_s,
-            spent_s=vars(result.spent_s),
+            spent_s=result.spent_s,
             peak_memory_bytes=result.peak_memory_bytes,
             memory_capacity_bytes=result.memory_capacity_bytes,
             wire_bytes=cls.most_sent(rows),
-            bubble=None if result.pipeline is None else result.pipeline.bubble,
+            bubble=None if result.pipeline is None else result.pipeline["bubble"],
             figures={
                 key: value
                 for key, value in result.throughput.items()
                 if value is not None and key in Figures._fields
             },
-            band_s=None if result.band is None else (result.band.low_s, result.band.high_s),
+            band_s=None if result.band is None else (result.band["low_s"], result.band["high_s"]),
         )
 
 
-@dataclass(frozen=True)
-class _Spent:
-    """The time of the busiest device, by what it goes to."""
-
-    __pydantic_config__: ClassVar[Any] = STRICT
-    compute: NotNegative
-    memory: NotNegative
-    launch: NotNegative
-    communication: NotNegative
-    idle: NotNegative
-
-
-@dataclass(frozen=True)
-class _Band:
-    """The keys that are read of an error band."""
-
-    __pydantic_config__: ClassVar[object] = OTHER_KEYS
-    low_s: NotNegative
-    high_s: NotNegative
-
-
-@dataclass(frozen=True)
-class _Mesh:
-    """The keys that are read of a mesh."""
-
-    __pydantic_config__: ClassVar[Any] = OTHER_KEYS
-    axes: dict[str, PositiveCount]
-
-
-@dataclass(frozen=True)
-class _Collective:
-    """The keys that are read of a collective."""
-
-    __pydantic_config__: ClassVar[Any] = OTHER_KEYS
-    mesh: Text
-    kind: Text
-    wire_bytes_per_device: Count
-
-
-@dataclass(frozen=True)
-class _Pipeline:
-    """The keys that are read of a pipelined step."""
-
-    __pydantic_config__: ClassVar[Any] = OTHER_KEYS
-    bubble: NotNegative
+_SPENT = Keys(dict.fromkeys(("compute", "memory", "launch", "communication", "idle"), NotNegative))
+"""The time of the busiest device, by what it goes to."""
+_BAND = Keys({"low_s": NotNegative, "high_s": NotNegative}, others="ignore")
+_MESH = Keys({"axes": dict[str, PositiveCount]}, others="ignore")
+_COLLECTIVE = Keys({"mesh": Text, "kind": Text, "wire_bytes_per_device": Count}, others="ignore")
+_PIPELINE = Keys({"bubble": NotNegative}, others="ignore")
 
 
 @dataclass(frozen=True)
 class _ResultFile:
     """The keys that are read of a result."""
 
-    __pydantic_config__: ClassVar[Any] = OTHER_KEYS
+    __pydantic_config__: ClassVar[object] = OTHER_KEYS
     system: Text
     time_s: NotNegative
-    spent_s: _Spent
+    spent_s: Annotated[Mapping[str, float], _SPENT]
     peak_memory_bytes: Count
     memory_capacity_bytes: PositiveCount | None
-    meshes: tuple[_Mesh, ...]
-    collectives: tuple[_Collective, ...]
+    meshes: tuple[Annotated[Mapping[str, dict[str, int]], _MESH], ...]
+    collectives: tuple[Annotated[Mapping[str, Any], _COLLECTIVE], ...]
     model: str | None = None
     strategy: str | None = None
-    pipeline: _Pipeline | None = None
-    band: _Band | None = None
+    pipeline: Annotated[Mapping[str, float], _PIPELINE] | None = None
+    band: Annotated[Mapping[str, float], _BAND] | None = None
     throughput: dict[str, NotNegative | None] = field(default_factory=dict)
 
 
@@ -218,9 +179,9 @@ def _refuse(location: str, problem: str, remedy: str) -> SimulationError:
     return SimulationError("DIST0740", problem, location=location, remedy=remedy)
 
 
-def _mesh_words(meshes: Iterable[_Mesh]) -> str:
+def _mesh_words(meshes: Iterable[Mapping[str, Mapping[str, int]]]) -> str:
     """Format meshes as ``dp=2,tp=4``, or ``4 x (dp=2)`` for a pipeline."""
-    words = [mesh_text(mesh.axes) for mesh in meshes]
+    words = [mesh_text(mesh["axes"]) for mesh in meshes]
     if len(words) > 1 and len(set(words)) == 1:
         return f"{len(words)} x ({words[0]})"
     return "; ".join(words)

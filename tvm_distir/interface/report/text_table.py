@@ -28,10 +28,15 @@ def bar(part: float, total: float, width: int = _WIDTH) -> str:
 
 def ranges(ids: Sequence[int]) -> str:
     """Format ids as ranges: ``0-3, 8`` for 0, 1, 2, 3, 8."""
-    parts: list[list[int]] = []
-    for i in sorted(ids):
-        if parts and i == parts[-1][1] + 1:
-            parts[-1][1] = i
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs(sorted(ids)))
+
+
+def runs(ids: Sequence[int]) -> list[list[int]]:
+    """Return the first and the last of consecutive ids."""
+    pairs: list[list[int]] = []
+    for i in ids:
+        if pairs and i == pairs[-1][1] + 1:
+            pairs[-1][1] = i
         else:
-            parts.append([i, i])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
+            pairs.append([i, i])
+    return pairs

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from tvm_distir.support import Steps, unrolled
+from tvm_distir.support import Steps, memoized_steps, unrolled
 
 from .caching_allocator import CachingAllocator
 from .call_variants import DROPPED, CallVariant
@@ -56,17 +56,12 @@ class Arenas:
 
     def __init__(self, framework: CachingAllocator) -> None:
         self.framework = framework
-        self._cache: dict[CallVariant, int] = {}
-
-    def _inside(self, use: CallVariant) -> Steps[int]:
-        if use not in self._cache:
-            self._cache[use] = yield from self._allocate(use, False)
-        return self._cache[use]
 
     def total(self, use: CallVariant) -> int:
         """Return the bytes that a use takes, its results included."""
         return unrolled(self._allocate(use, True))
 
+    @memoized_steps
     def _allocate(self, use: CallVariant, results: bool) -> Steps[int]:
         framework, arena = self.framework, Arena()
         lives, shape = framework.lives[use.function], framework.shape(use)
@@ -80,7 +75,7 @@ class Arenas:
             if step.op.callees:
                 size = 0
                 for call in framework.inner(lives, number, shape):
-                    size = max(size, (yield self._inside(call.use)))
+                    size = max(size, (yield self._allocate(call.use, False)))
                 if size:
                     arena.give(arena.take(size), size)
             for buffer in ends:

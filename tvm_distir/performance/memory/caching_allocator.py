@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
 from tvm_distir.performance.program.program import Program
-from tvm_distir.support import Steps, unrolled
+from tvm_distir.support import Steps, memoized, memoized_steps, unrolled
 
 from .account import GRADIENTS, Label, LiveBuffer
 from .buffer_lifetimes import FunctionBuffers, ProgramBuffers
@@ -53,30 +53,28 @@ class CachingAllocator:
         self.new, self._program = level, program
         self.lives = ProgramBuffers(program, block_bytes)
         self.values = {name: fn.values for name, fn in program.functions.items()}
-        self._cache: dict[CallVariant, MemoryLevel] = {}
 
+    @memoized
     def level(self, use: CallVariant) -> MemoryLevel:
         """Return the bytes that a use takes and leaves, its results included."""
-        if use not in self._cache:
-            unrolled(self._walk(use))
-        return self._cache[use]
+        return unrolled(self._walk(use))
 
-    def _walk(self, use: CallVariant) -> Steps[None]:
+    @memoized_steps
+    def _walk(self, use: CallVariant) -> Steps[MemoryLevel]:
         lives, level = self.lives[use.function], self.new()
         shape = self.shape(use)
         level.free(shape.owned & lives.unread, shape.categories, shape.sizes)
         for change in self.changes(lives, shape):
             if change.inner:
                 for call in change.inner:
-                    if call.use not in self._cache:
-                        yield self._walk(call.use)
+                    yield self._walk(call.use)
                 level.over(self.run(change, shape), change.number)
             else:
                 for buffer in change.step.new:
                     level.add(shape.categories[buffer], shape.sizes[buffer])
                 level.reach(change.number)
             level.free(change.freed, shape.categories, shape.sizes)
-        self._cache[use] = level
+        return level
 
     def changes(self, lives: FunctionBuffers, shape: Shape) -> Iterator[MemoryChange]:
         """Yield the steps of a use; what its calls free is not freed again."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.support import Steps, unrolled
+from tvm_distir.support import Steps, memoized_steps, unrolled
 
 from .caching_allocator import CachingAllocator
 from .call_variants import CallVariant
@@ -59,18 +59,16 @@ class LiveBytes:
 
     def __init__(self, framework: CachingAllocator, branches: Mapping[str, str]) -> None:
         self.framework, self.taken = framework, branches
-        self._cache: dict[CallVariant, tuple[Ints, int]] = {}
 
     def of(self, use: CallVariant) -> tuple[Ints, int]:
         """Return the live bytes while each op runs, above those at the entry, and behind the last.
 
         Views are no ops.
         """
-        if use not in self._cache:
-            unrolled(self._walk(use))
-        return self._cache[use]
+        return unrolled(self._walk(use))
 
-    def _walk(self, use: CallVariant) -> Steps[None]:
+    @memoized_steps
+    def _walk(self, use: CallVariant) -> Steps[tuple[Ints, int]]:
         framework = self.framework
         lives, shape = framework.lives[use.function], framework.shape(use)
         parts: list[Ints] = []
@@ -87,9 +85,7 @@ class LiveBytes:
             if change.inner:
                 branch = self.taken.get(f"{use.function}/{step.op.name}", step.op.callee)
                 call = next(i for i in change.inner if i.use.function == branch)
-                if call.use not in self._cache:
-                    yield self._walk(call.use)
-                during, _ = self._cache[call.use]
+                during, _ = yield self._walk(call.use)
                 elsewhere = sum(shape.sizes[buffer] for buffer in change.handed - set(call.handed))
                 flush()
                 parts.append(during + (live - elsewhere))
@@ -99,4 +95,4 @@ class LiveBytes:
                 single.append(live)
             live -= sum(shape.sizes[buffer] for buffer in change.freed)
         flush()
-        self._cache[use] = np.concatenate(parts) if parts else np.zeros(0, np.int64), live
+        return np.concatenate(parts) if parts else np.zeros(0, np.int64), live

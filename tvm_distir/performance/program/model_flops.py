@@ -15,7 +15,7 @@ from tvm_distir.core.ir.attributes import REPEAT_ATTR, param_names, training_not
 from tvm_distir.core.ops import TENSOR_CLASSES, is_packed_call, work_of
 from tvm_distir.core.plan import Pipeline
 from tvm_distir.core.rewriting import all_bindings, canonical
-from tvm_distir.support import Steps, unrolled
+from tvm_distir.support import Steps, memoized_steps, unrolled
 
 
 class ProductFlops(NamedTuple):
@@ -119,19 +119,14 @@ class _Counter:
     def __init__(self, mod: ir.IRModule) -> None:
         self._mod = mod
         self._functions = {str(gv.name_hint): fn for gv, fn in relax_functions(mod)}
-        self._cache: dict[tuple[str, tuple[bool, ...]], ProductFlops] = {}
 
     def of(self, name: str, trained: tuple[bool, ...]) -> ProductFlops:
         """Count the products of a function, of which some parameters are differentiable."""
         return unrolled(self._of(name, trained))
 
+    @memoized_steps
     def _of(self, name: str, trained: tuple[bool, ...]) -> Steps[ProductFlops]:
-        key = name, trained
-        if key not in self._cache:
-            self._cache[key] = yield from self._count(self._functions[name], trained)
-        return self._cache[key]
-
-    def _count(self, fn: relax.Function, trained: tuple[bool, ...]) -> Steps[ProductFlops]:
+        fn = self._functions[name]
         differentiable = {handle(param) for param, yes in zip(fn.params, trained) if yes}
 
         def depends(expr: Any) -> bool:

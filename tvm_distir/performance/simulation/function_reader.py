@@ -11,7 +11,7 @@ from tvm_distir.performance.event_loop.function_summaries import COMM_PORT, COMP
 from tvm_distir.performance.program.checks import call_order
 from tvm_distir.performance.program.parts import Op, reached
 from tvm_distir.performance.program.program import Program
-from tvm_distir.support import Steps, unrolled
+from tvm_distir.support import Steps, memoized_steps, unrolled
 
 from .device_results import Branch
 from .lowering import LoweredFunction, Lowering, SimulatedStep, flags_of
@@ -44,7 +44,7 @@ def read_functions(
     reader = _Reader(into, program, costs)
     needed = reached(program.functions, roots)
     return {
-        name: unrolled(reader.number(name))
+        name: unrolled(reader.number(name, 0))
         for name in call_order(program.functions)
         if name in needed
     }
@@ -55,15 +55,7 @@ class _Reader:
 
     def __init__(self, into: Lowering, program: Program, costs: OpCosts) -> None:
         self.into, self.program, self.costs = into, program, costs
-        self._numbers: dict[tuple[str, int], int] = {}
         self._rows: dict[tuple[str, int], int] = {}
-
-    def number(self, name: str, gates: int = 0) -> Steps[int]:
-        """Number of a function that waits for so many conditions."""
-        key = name, gates
-        if key not in self._numbers:
-            self._numbers[key] = yield from self._function(name, gates)
-        return self._numbers[key]
 
     def _row(self, name: str, position: int) -> int:
         key = name, position
@@ -84,7 +76,9 @@ class _Reader:
         if row >= 0:
             yield SimulatedStep(row, -1, self.into.rows[row].op.name, conditions, [])
 
-    def _function(self, name: str, gates: int) -> Steps[int]:
+    @memoized_steps
+    def number(self, name: str, gates: int) -> Steps[int]:
+        """Return the number of a function that waits for so many conditions."""
         fn = self.program.functions[name]
         params = len(fn.params) + gates
         conditions = list(range(len(fn.params), params))

@@ -19,7 +19,7 @@ from tvm_distir.performance.memory.planned import ALLOCATORS, entry_number, plan
 from tvm_distir.performance.memory.reserved import reserved_account
 from tvm_distir.performance.program.exporter import export
 from tvm_distir.performance.program.program import Program
-from tvm_distir.support import SimulationError, Stopwatch, UsageError, nearest
+from tvm_distir.support import SimulationError, Stopwatch, check_choice
 
 from .device_results import DeviceGroupResult, DeviceMemory
 from .flat import simulate_flat
@@ -105,11 +105,7 @@ def simulate(
     if not isinstance(program, Program):
         program = export(program)
     system = System.required(system)
-    if allocator not in ALLOCATORS:
-        raise UsageError(
-            "DIST0152", f'there is no allocator "{allocator}"',
-            location="simulate", remedy=nearest(allocator, ALLOCATORS),
-        )  # fmt: skip
+    check_choice(allocator, "allocator", ALLOCATORS, "simulate")
     watch = Stopwatch()
     with watch.stage("kernels"):
         profile = Profile.resolve(system.kernels if kernels is None else kernels)

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from tvm import ir
 
 from tvm_distir.core.plan import PlanLike, as_plan
-from tvm_distir.support import UsageError, nearest
+from tvm_distir.support import check_choice
 from tvm_distir.transforms import fused_for
 
 from .axis_uses import describe
@@ -76,11 +76,7 @@ def export_plan(mod: ir.IRModule, plan: PlanLike, form: str) -> str:
     --micro-batch-size 8
     --global-batch-size 16
     """
-    if form not in PLAN_FORMATS:
-        raise UsageError(
-            "DIST0152", f'there is no format "{form}"',
-            location="export_plan", remedy=nearest(form, PLAN_FORMATS),
-        )  # fmt: skip
+    check_choice(form, "format", PLAN_FORMATS, "export_plan")
     facts, plan = placed if form == "jax" else describe, as_plan(plan, mod)
     mod = fused_for(mod, plan)
     return PLAN_FORMATS[form](mod, facts(mod, plan))

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tvm_distir.core.plan import Plan
-from tvm_distir.support import UsageError, nearest, shortened
+from tvm_distir.support import UsageError, check_choice
 
 EQUAL, ANY = "equal", "any"
 """Whether all stages have meshes alike, or may have different ones."""
@@ -55,11 +55,7 @@ class Constraints:
     stage_devices: str = EQUAL
 
     def __post_init__(self) -> None:
-        if self.stage_devices not in (EQUAL, ANY):
-            raise UsageError(
-                "DIST0152", f'"{shortened(self.stage_devices)}" is neither {EQUAL} nor {ANY}',
-                location="stage_devices", remedy=nearest(self.stage_devices, (EQUAL, ANY)),
-            )  # fmt: skip
+        check_choice(self.stage_devices, "value", (EQUAL, ANY), "stage_devices")
         if self.stage_devices == ANY and self.keep is not None:
             problem = "a fixed plan names placements on a single mesh, and stages may have several"
             remedy = f'Remove the plan, or choose "{EQUAL}".'
@@ -72,8 +68,4 @@ class Constraints:
             ("keep", fixed),
         ):
             for name in names:
-                if name not in self.axes:
-                    raise UsageError(
-                        "DIST0152", f'there is no axis "{name}" among {", ".join(self.axes)}',
-                        location=option, remedy=nearest(name, self.axes),
-                    )  # fmt: skip
+                check_choice(name, "axis", self.axes, option)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from tvm_distir.core.ir import lift_branches
 from tvm_distir.core.propagation import MemoryMeter, propagate
-from tvm_distir.support import DistIRError, InternalError
+from tvm_distir.support import REFUSALS
 from tvm_distir.transforms import is_training_step
 
 from .candidate_row import SOLVED
@@ -114,9 +114,7 @@ def _start(
         return full
     try:
         params, peak = _estimated_bytes(trials, name, full)
-    except InternalError:
-        raise
-    except DistIRError:  # the strategy is not for this model, or not for so many devices
+    except REFUSALS:  # the strategy is not for this model, or not for so many devices
         return None
     if params > trials.limit:
         return None
@@ -157,9 +155,7 @@ def _simulated(trials: Trials, name: str, candidate: Candidate) -> FoundPlan | N
     maker = StrategyMaker(name, None if candidate.schedule is None else candidate.micro_batches)
     try:
         return trials.simulated_strategy(name, maker, dict(candidate.axes), candidate.recompute)
-    except InternalError:
-        raise
-    except DistIRError:  # it is not for this model, or not for so many devices
+    except REFUSALS:  # it is not for this model, or not for so many devices
         return None
 
 

@@ -22,7 +22,7 @@ from tvm_distir.core.propagation import Instance
 from tvm_distir.core.rewriting import all_bindings
 from tvm_distir.hardware import System, shard_bytes
 from tvm_distir.performance import Profile
-from tvm_distir.support import DistIRError, InternalError
+from tvm_distir.support import REFUSALS
 
 from .auto_sharding import ShardedCandidate, auto_shard
 from .candidates import BATCH, Candidate
@@ -111,9 +111,7 @@ class LayerTables:
         try:
             step = self.source.module(schedule, recompute)
             labelled = auto_shard(step, MeshSpec("mesh0", mesh), self.system, gap=ROUGH)
-        except InternalError:
-            raise
-        except DistIRError:  # what cannot be cut so, or refuses these devices, has no table
+        except REFUSALS:  # what cannot be cut so, or refuses these devices, has no table
             return None
         key = (micro_batches, recompute, cuts)
         if key not in self._functions:

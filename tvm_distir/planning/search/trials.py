@@ -14,7 +14,7 @@ from tvm_distir.hardware import MeshCostCache, System, TooLargeError
 from tvm_distir.performance import Profile, Result
 from tvm_distir.planning.strategies.training_parts import with_updates
 from tvm_distir.planning.study import Study, with_attention
-from tvm_distir.support import DistIRError, InternalError, UsageError
+from tvm_distir.support import REFUSALS, DistIRError, UsageError
 
 from .auto_sharding import LimitedLabeller, ShardedCandidate, labeller_of
 from .candidate_row import MEMORY, REFUSED, SOLVED, CandidateRow
@@ -237,9 +237,7 @@ class Trials:
         for mesh in meshes:
             try:
                 plan = self.simulated_strategy(name, make, mesh, policy)
-            except InternalError:
-                raise
-            except DistIRError as error:
+            except REFUSALS as error:
                 refusals.append(error)
                 continue
             is_compared = True

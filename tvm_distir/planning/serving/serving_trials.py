@@ -13,7 +13,7 @@ import numpy as np
 from tvm_distir.hardware import PICOSECONDS, System
 from tvm_distir.models import serving_step
 from tvm_distir.planning.lighter_weights import remedy_of
-from tvm_distir.support import DistIRError, InternalError, SimulationError
+from tvm_distir.support import REFUSALS, SimulationError
 
 from .batching import SchedulerOptions
 from .engine_loop import Replicas
@@ -65,9 +65,7 @@ class ServingTrials:
             try:
                 engine = ServingEngine.of(served, self.options[0])
                 largest = engine.largest_batch(self.work)
-            except InternalError:
-                raise
-            except DistIRError as error:
+            except REFUSALS as error:
                 self.result.cuts.append(CutChoice(name, str(error)))
                 continue
             if largest < 1:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from tvm_distir.core.ir import R, mesh_devices, static_shape, tensor_type
 from tvm_distir.core.plan import MeshSpec, OpenLabels, Plan, PlanRule, data_positions
 from tvm_distir.support import PlanError
 
-from .model_info import Parameter, entries, same_size, tensor_parameters
+from .model_info import Parameter, entries, mesh_on, same_size, tensor_parameters
 from .stage_division import StageDivision, unfit
 
 STAGE = "stage"
@@ -65,64 +65,56 @@ def forward_stages(
     name, fn, rule_name = named[0]
     stages = _stage_meshes(mesh, axis, others)
     division = StageDivision(mod, fn, len(stages), layers)
-    rules = _Rules(division, stages, tensor_parameters(name, fn, rule_name), rule_name)
-    data = data_positions(fn, name)
-    placed = rules.parameters(data, others) + rules.calls(data, others)
-    if others is None:
-        return Plan(tuple(stages), tuple(placed))
-    return replace(others, meshes=tuple(stages), rules=(*placed, *rules.values(others)))
+    parameters, data = tensor_parameters(name, fn, rule_name), data_positions(fn, name)
+    plan = others or Plan(tuple(stages))
+    rules = _Rules(division, stages, parameters, rule_name, data, plan.rules)
+    placed = (*rules.parameters(), *rules.calls(), *rules.values())
+    return replace(plan, meshes=tuple(stages), rules=placed)
 
 
 def _stage_meshes(mesh: MeshSpec, axis: str, others: Plan | None) -> list[MeshSpec]:
     """Return the meshes of the stages, whose axes are those of the plan of other strategies."""
     ids = np.moveaxis(mesh_devices(mesh.device_mesh()), mesh.axis_number(axis), 0)
     axes: Mapping[str, int] = {axis: 1} if others is None else others.meshes[0].axes
-    result = []
-    for number, row in enumerate(ids):
-        devices = tuple(int(i) for i in row.ravel())
-        in_order = devices == tuple(range(devices[0], devices[0] + len(devices)))
-        where: Any = {"start": devices[0]} if in_order else {"device_ids": devices}
-        result.append(MeshSpec(f"{STAGE}{number}", axes, **where))
-    return result
+    return [mesh_on(row.ravel().tolist(), f"{STAGE}{k}", axes) for k, row in enumerate(ids)]
 
 
+@dataclass(eq=False)
 class _Rules:
-    """Writer of the rules of a plan on the meshes of stages."""
+    """Writer of the rules of a plan on the meshes of stages, beside those of other strategies."""
 
-    def __init__(
-        self,
-        division: StageDivision,
-        stages: Sequence[MeshSpec],
-        parameters: Sequence[Parameter],
-        rule_name: str | None,
-    ) -> None:
-        self.division, self.stages, self._rule_name = division, stages, rule_name
-        self._parameters = parameters
-        self._open: OpenLabels = (None,) * len(stages[0].axes)
+    division: StageDivision
+    stages: Sequence[MeshSpec]
+    all_parameters: Sequence[Parameter]
+    rule_name: str | None
+    data: Sequence[int]
+    others: Sequence[PlanRule]
 
-    def parameters(self, data: Sequence[int], others: Plan | None) -> list[PlanRule]:
+    def __post_init__(self) -> None:
+        self._open: OpenLabels = (None,) * len(self.stages[0].axes)
+        self._placed = {rule.name: rule for rule in self.others if rule.kind == "param"}
+
+    def parameters(self) -> list[PlanRule]:
         """Return the rules of the parameters."""
-        like = {r.name: r for r in (others.rules if others else ()) if r.kind == "param"}
         rules = []
-        for parameter in self._parameters:
+        for parameter in self.all_parameters:
             var = self.division.fn.params[parameter.position]
             stage = self.stages[self.division.first_reader(var)].name
             title = glob.escape(parameter.name)
             replicated = (R,) * len(self._open)
-            stationary = parameter.position not in data
+            stationary = parameter.position not in self.data
             rule = PlanRule("param", title, replicated, stage, stationary, parameter.function)
-            other = like.get(title)
+            other = self._placed.get(title)
             rules.append(rule if other is None else replace(other, mesh=stage))
         return rules
 
-    def _activation(self, data: Sequence[int], others: Plan | None) -> Callable[[Any], OpenLabels]:
+    def _activation(self) -> Callable[[Any], OpenLabels]:
         """Return the function from the type of an activation to its labels, as of the first data.
 
         It is sharded as its dims of the same place and size are.
         """
-        rules = {r.name: r for r in (others.rules if others else ()) if r.kind == "param"}
-        first = next((p for p in self._parameters if p.position in data), None)
-        rule = None if first is None else rules.get(glob.escape(first.name))
+        first = next((p for p in self.all_parameters if p.position in self.data), None)
+        rule = None if first is None else self._placed.get(glob.escape(first.name))
         if first is None or rule is None or first.shape is None:
             return lambda ty: self._open
         sizes, placement = first.shape, rule.placement
@@ -134,15 +126,11 @@ class _Rules:
 
         return labels
 
-    def calls(self, data: Sequence[int], others: Plan | None) -> list[PlanRule]:
+    def calls(self) -> list[PlanRule]:
         """Return rules that put the arguments of the layers of a stage on its mesh."""
-        like = {
-            (r.name, r.index, r.arg): r.placement
-            for r in (others.rules if others else ())
-            if r.kind == "call"
-        }
+        like = {(r.name, r.index, r.arg): r.placement for r in self.others if r.kind == "call"}
         params = {var: self.division.first_reader(var) for var in self.division.fn.params}
-        activation = self._activation(data, others)
+        activation = self._activation()
         rules = []
         for at, callee, number in self.division.calls:
             stage = self.division.stage_of[at]
@@ -156,22 +144,22 @@ class _Rules:
                 rules.append(
                     PlanRule(
                         "call", callee, labels or self._open, self.stages[stage].name,
-                        function=self._rule_name, index=number, arg=i,
+                        function=self.rule_name, index=number, arg=i,
                     )
                 )  # fmt: skip
         return rules
 
-    def values(self, others: Plan) -> list[PlanRule]:
+    def values(self) -> list[PlanRule]:
         """Return the rules of values of other strategies, on the meshes of their stages."""
         stage_of = {
             glob.escape(str(b.var.name)): stage
             for b, stage in zip(self.division.bindings, self.division.stage_of, strict=True)
         }
         rules = []
-        for rule in others.rules:
+        for rule in self.others:
             if rule.kind != "value":
                 continue
-            if rule.function != self._rule_name or rule.name not in stage_of:
+            if rule.function != self.rule_name or rule.name not in stage_of:
                 raise PlanError(
                     "DIST0232",
                     f"another strategy places {rule.title} inside of a layer, which several "

@@ -70,12 +70,16 @@ def as_mesh_spec(mesh: MeshLike) -> MeshSpec:
     if isinstance(mesh, MeshSpec):
         return mesh
     if isinstance(mesh, DeviceMesh):
-        devices = mesh_devices(mesh).ravel().tolist()
         axes = {str(i): n for i, n in enumerate(mesh_shape(mesh))}
-        if devices == list(range(devices[0], devices[0] + len(devices))):
-            return MeshSpec(DEFAULT_MESH, axes, start=devices[0])
-        return MeshSpec(DEFAULT_MESH, axes, device_ids=tuple(devices))
+        return mesh_on(mesh_devices(mesh).ravel().tolist(), DEFAULT_MESH, axes)
     return MeshSpec(DEFAULT_MESH, mesh)
+
+
+def mesh_on(devices: Sequence[int], name: str, axes: Mapping[str, int]) -> MeshSpec:
+    """Return the mesh of these devices, which has no list of them where they are in order."""
+    if [*devices] == list(range(devices[0], devices[0] + len(devices))):
+        return MeshSpec(name, axes, start=devices[0])
+    return MeshSpec(name, axes, device_ids=tuple(devices))
 
 
 def mesh_axis(mesh: MeshSpec, axis: str, strategy: str, option: str = "axis") -> int:

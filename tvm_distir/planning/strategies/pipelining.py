@@ -22,7 +22,7 @@ from tvm_distir.support import PlanError, UsageError, shortened
 from .forward_stages import forward_stages
 from .model_info import MeshLike, as_mesh_spec, mesh_axis
 from .registry import StrategySpec, checked, plan_maker
-from .stage_division import slashed_numbers
+from .stage_division import slashed_numbers, unfit
 
 PIPELINE = "pipeline"
 """Name of the strategy: it takes an axis away, and all others work on the mesh of a stage."""
@@ -118,12 +118,10 @@ def is_forward(mod: ir.IRModule) -> bool:
 def check_forward(schedule: Schedule) -> None:
     """Refuse (PlanError DIST0233) a schedule of several micro-batches for a forward pass."""
     if not is_single_pass(schedule):
-        raise PlanError(
-            "DIST0233",
+        raise unfit(
             f"the module is not a training step, and the strategy divides it into "
             f"{schedule.micro_batches} micro-batches and {schedule.chunks} stages per rank",
-            location=f'strategy "{PIPELINE}"',
-            remedy="Use the options axis and layers only, or create a training step with --train, "
+            "Use the options axis and layers only, or create a training step with --train, "
             "or train_step(..., schedule=...).",
         )
 
@@ -131,13 +129,8 @@ def check_forward(schedule: Schedule) -> None:
 def check_layers(layers: str) -> None:
     """Refuse (PlanError DIST0233) numbers of layers for a training step."""
     if layers:
-        raise PlanError(
-            "DIST0233",
-            f'layers="{shortened(layers)}" divides forward passes, and the module is a training '
-            "step",
-            location=f'strategy "{PIPELINE}"',
-            remedy='Create the step with the "cuts" of a schedule.',
-        )  # fmt: skip
+        problem = f'layers="{shortened(layers)}" divides forward passes, not training steps'
+        raise unfit(problem, 'Create the step with the "cuts" of a schedule.')
 
 
 def is_single_pass(schedule: Schedule) -> bool:
@@ -238,24 +231,20 @@ def on_stages(mod: ir.IRModule, mesh: MeshSpec, target_schedule: Schedule, axis:
     """Return a plan without rules that has the mesh of a stage and the schedule."""
     pipeline = Pipeline.of(mod)
     if pipeline is None:
-        problem = "the module is not a pipelined training step"
         remedy = "Create it with --train, or train_step(..., schedule=...)."
-        raise PlanError("DIST0233", problem, location=f'strategy "{PIPELINE}"', remedy=remedy)
+        raise unfit("the module is not a pipelined training step", remedy)
     schedule = pipeline.schedule
     sizes = [(s.stages, s.micro_batches, s.chunks) for s in (schedule, target_schedule)]
     if sizes[0] != sizes[1]:
-        raise PlanError(
-            "DIST0233",
+        raise unfit(
             f"the step has {schedule.stages} stages, {schedule.micro_batches} micro-batches and "
             f"{schedule.chunks} chunks, the strategy requires {target_schedule.stages}, "
             f"{target_schedule.micro_batches} and {target_schedule.chunks}",
-            location=f'strategy "{PIPELINE}"',
-            remedy="Create the step with the schedule that the strategy requires.",
+            "Create the step with the schedule that the strategy requires.",
         )
     if target_schedule.stash and not schedule.stash:
         problem = "the step sums gradients over all micro-batches, the strategy requires stash"
-        remedy = "Create the step with a schedule that sets stash."
-        raise PlanError("DIST0233", problem, location=f'strategy "{PIPELINE}"', remedy=remedy)
+        raise unfit(problem, "Create the step with a schedule that sets stash.")
     stage, devices = _stage_mesh(mesh, axis)
     if schedule.kind != "custom":
         schedule = replace(target_schedule, cuts=schedule.cuts, stash=schedule.stash)

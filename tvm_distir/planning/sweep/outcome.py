@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm_distir.performance import Result, simulate
-from tvm_distir.support import DistIRError, InternalError
+from tvm_distir.support import REFUSALS, DistIRError
 
 from .configuration import Configuration
 from .pipeline import ProgramPipeline
@@ -57,9 +57,7 @@ def through_pipeline(pipeline: ProgramPipeline, row: Configuration) -> RowOutcom
     try:
         result = simulate(pipeline.program(row), pipeline.system)
         return RowOutcome(OK, ROW, result.time_s, result.peak_memory_bytes, bound_by(result))
-    except InternalError:
-        raise
-    except DistIRError as error:
+    except REFUSALS as error:
         return RowOutcome(reason(error))
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from tvm_distir.planning.serving.served_model import ServedModel
 from tvm_distir.planning.serving.surface import Surface
 from tvm_distir.planning.workers import Workers
-from tvm_distir.support import DistIRError, InternalError, SimulationError
+from tvm_distir.support import REFUSALS, SimulationError, lists_by_key
 
 from .outcome import reason
 from .serving_pipeline import PAST, ServedRow, ServingPipeline
@@ -70,9 +70,7 @@ class ServingSweep:
                     )
                     continue
                 matches = list(self._predicted(group, step))
-            except InternalError:
-                raise
-            except DistIRError as error:
+            except REFUSALS as error:
                 why = reason(error)
                 if isinstance(error, SimulationError):
                     self.notes.append(f"{group.size} rows one by one: {why}")
@@ -89,9 +87,7 @@ class ServingSweep:
         columns += [*table.words.values()]
         numbers = [c.tolist() for name, c in table.numbers.items() if name != "micro_batch"]
         keys = list(zip(*columns, *numbers, strict=True))
-        by_key: dict[tuple[object, ...], list[int]] = {}
-        for row in rows.tolist():
-            by_key.setdefault(keys[row], []).append(row)
+        by_key = lists_by_key((keys[row], row) for row in rows.tolist())
         yield from (np.array(members, np.int64) for members in by_key.values())
 
     def _predicted(self, rows: Ints, step: ServedRow) -> Iterator[TemplateMatch]:

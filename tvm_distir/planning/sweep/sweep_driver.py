@@ -17,7 +17,7 @@ from tvm_distir.hardware import System
 from tvm_distir.performance import Profile, check_products
 from tvm_distir.planning.weight_types import with_weights
 from tvm_distir.planning.workers import Workers
-from tvm_distir.support import UsageError, nearest
+from tvm_distir.support import UsageError, check_choice
 
 from .configuration_table import grid_table, read_table, record_table
 from .pipeline import CUTS, DECIDE, ProgramPipeline, check_model_given
@@ -119,10 +119,8 @@ def sweep(
     >>> [(row["tp"], row["status"]) for row in result.to_dicts()]
     [(1, 'ok'), (2, 'ok')]
     """
-    for option, word, words in (("cuts", cuts, CUTS), ("decide", decide, DECIDE)):
-        if word not in words:
-            problem = f'"{word}" is not one of {", ".join(words)}'
-            raise UsageError("DIST0152", problem, location=option, remedy=nearest(word, words))
+    check_choice(cuts, "value", CUTS, "cuts")
+    check_choice(decide, "value", DECIDE, "decide")
     resolved = with_weights(System.required(system), quantize, model if train is None else None)
     check_products(Profile.resolve(resolved.kernels), resolved)
     check_model_given(model, dims or {})

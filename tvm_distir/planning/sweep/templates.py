@@ -14,7 +14,7 @@ import numpy.typing as npt
 from tvm_distir.hardware import PICOSECONDS
 from tvm_distir.performance import Profile, Program, grouped
 from tvm_distir.planning.workers import KILLED, Lookahead, Workers
-from tvm_distir.support import DistIRError, InternalError, SimulationError
+from tvm_distir.support import REFUSALS, SimulationError, lists_by_key
 
 from .outcome import BOUNDS, OK, STRUCTURE, RowOutcome, reason
 from .partition import RowGroup, TemplateLearner
@@ -154,9 +154,7 @@ class StructureSweep:
 
     def run(self, rows: Ints, workers: Workers) -> Iterator[TemplateMatch]:
         """Predict rows; the remaining rows have no structure, or are impossible."""
-        by_key: dict[Hashable, list[int]] = {}
-        for row in rows.tolist():
-            by_key.setdefault(self.symbols.keys[row], []).append(row)
+        by_key = lists_by_key((self.symbols.keys[row], row) for row in rows.tolist())
         groups = [np.array(members, np.int64) for members in by_key.values()]
         lookahead = Lookahead(workers, learn, self.pipeline)
         tasks: dict[int, LearningTask] = {}
@@ -220,9 +218,7 @@ def learn(pipeline: ProgramPipeline, task: LearningTask) -> Learned:
         """Return the program of a row, grouped into kernels; None where it is impossible."""
         try:
             program = pipeline.program(task.table.row(row))
-        except InternalError:
-            raise
-        except DistIRError as error:
+        except REFUSALS as error:
             refusals.append((row, reason(error)))
             return None
         return grouped(program, profile)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Interval, MinLen
 
@@ -82,12 +82,16 @@ class Check:
             raise InvalidValue(error.what, error.remedy, error) from None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Keys:
-    """Constraint of a mapping: its keys, each with the type of its value; some may be missing."""
+    """Constraint of a mapping: its keys, each with the type of its value; some may be missing.
+
+    Other keys are refused, or ignored where ``others`` says so.
+    """
 
     types: Mapping[str, object]
     optional: Collection[str] = ()
+    others: Literal["forbid", "ignore"] = "forbid"
 
     def __get_pydantic_core_schema__(
         self, source: object, handler: GetCoreSchemaHandler
@@ -99,7 +103,7 @@ class Keys:
             for key, kind in self.types.items()
         }
         numbers: CoreConfig = {"strict": True, "allow_inf_nan": False}
-        return typed_dict_schema(fields, extra_behavior="forbid", config=numbers)
+        return typed_dict_schema(fields, extra_behavior=self.others, config=numbers)
 
 
 @dataclass(frozen=True)

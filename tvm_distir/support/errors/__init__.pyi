@@ -3,6 +3,7 @@
 
 from .codes import CODES as CODES
 from .collector import Faults as Faults
+from .tree import REFUSALS as REFUSALS
 from .tree import DependencyError as DependencyError
 from .tree import DistIRError as DistIRError
 from .tree import EngineError as EngineError
@@ -24,6 +25,7 @@ from .tree import WrongProgramError as WrongProgramError
 from .tree import register_with_ffi as register_with_ffi
 from .user_input import MAX_DEVICES as MAX_DEVICES
 from .user_input import MAX_INT as MAX_INT
+from .user_input import check_choice as check_choice
 from .user_input import nearest as nearest
 from .user_input import parse_float as parse_float
 from .user_input import parse_int as parse_int

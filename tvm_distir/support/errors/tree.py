@@ -236,27 +236,13 @@ class InternalError(DistIRError):
     exit_code = 70
 
 
-_TREE = (
-    DistIRError,
-    DependencyError,
-    UsageError,
-    OutputError,
-    MeshError,
-    PlanError,
-    ModelError,
-    PropagationError,
-    LevelError,
-    LoweringError,
-    EngineError,
-    MismatchError,
-    WrongProgramError,
-    HardwareError,
-    SimulationError,
-    InfeasibleError,
-    InternalError,
+_TREE: tuple[type[DistIRError], ...] = tuple(
+    kind
+    for kind in list(globals().values())
+    if isinstance(kind, type) and issubclass(kind, DistIRError)
 )
-
-
+REFUSALS = tuple(kind for kind in _TREE if kind not in (DistIRError, InternalError))
+"""The errors that refuse an input: all but :class:`InternalError`, which is a bug."""
 _BY_NAME = {cls.__name__: cls for cls in _TREE}
 
 

@@ -9,6 +9,8 @@ import math
 import re
 from collections.abc import Iterable
 
+from tvm_distir.support.errors.tree import UsageError
+
 MAX_INT = 2**31 - 1
 """The largest size of an axis, a dim or a batch that is read: TVM keeps extents in 64 bits, and
 bytes are products of several."""
@@ -44,6 +46,24 @@ def nearest(name: str, known: Iterable[str]) -> str:
     if close is not None:
         return f'Did you mean "{close}"?'
     return f"Known: {', '.join(names)}." if names else "None is known."
+
+
+def check_choice(word: str, kind: str, choices: Iterable[str], location: str) -> None:
+    """Refuse a word that is none of the choices (UsageError DIST0152).
+
+    ``kind``: what the choices are, as in ``there is no form "toml"``.
+
+    Examples
+    --------
+    >>> check_choice("toml", "form", ("json",), "-o")
+    Traceback (most recent call last):
+    ...
+    tvm_distir.support.errors.tree.UsageError: DIST0152 -o: there is no form "toml" [Known: json.]
+    """
+    known = tuple(choices)
+    if word not in known:
+        problem = f'there is no {kind} "{shortened(word)}"'
+        raise UsageError("DIST0152", problem, location=location, remedy=nearest(word, known))
 
 
 def parse_int(text: str, least: int = 0, most: int = MAX_INT) -> int | None:

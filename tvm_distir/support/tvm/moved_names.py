@@ -13,33 +13,24 @@ from typing import TypeVar
 
 from tvm import ir
 
-__all__ = [
-    "HAS_GENERIC_CONST",
-    "IF_THEN_ELSE",
-    "Analyzer",
-    "GenericConst",
-    "SBlock",
-    "SBlockRealize",
-    "StringImm",
-    "TensorLoad",
-    "node_kind",
-    "takes_bits",
-    "visits_constants",
-]
-
 HAS_GENERIC_CONST = hasattr(ir, "GenericConst")
 """Whether TVM is 0.27, which moved constants, tuples and loads from its dialects to ``tvm.ir``."""
 
 if HAS_GENERIC_CONST:
-    from tvm.ir import GenericConst, StringImm, TensorLoad
-    from tvm.s_tir import SBlock, SBlockRealize
-    from tvm.sym import Analyzer
+    from tvm.ir import GenericConst as GenericConst
+    from tvm.ir import StringImm as StringImm
+    from tvm.ir import TensorLoad as TensorLoad
+    from tvm.s_tir import SBlock as SBlock
+    from tvm.s_tir import SBlockRealize as SBlockRealize
+    from tvm.sym import Analyzer as Analyzer
 else:
-    from tvm.arith import Analyzer
+    from tvm.arith import Analyzer as Analyzer
     from tvm.relax import Constant as GenericConst
-    from tvm.relax import StringImm
+    from tvm.relax import StringImm as StringImm
     from tvm.tirx import BufferLoad as TensorLoad
-    from tvm.tirx import BufferRegion, SBlock, SBlockRealize
+    from tvm.tirx import BufferRegion
+    from tvm.tirx import SBlock as SBlock
+    from tvm.tirx import SBlockRealize as SBlockRealize
 
     GenericConst.value = property(lambda constant: constant.data)
     TensorLoad.source = property(lambda load: load.buffer)

@@ -15,7 +15,7 @@ from tvm_distir.core.ir import is_private, mesh_key, relax_functions, unpack
 from tvm_distir.core.ir.attributes import IO_ATTR
 from tvm_distir.core.ir.operators import COLLECTIVES, call_axes, collective_op
 from tvm_distir.core.rewriting import all_bindings, callee_of, variables
-from tvm_distir.support import Steps, unrolled
+from tvm_distir.support import Steps, memoized_steps, unrolled
 
 _LAYOUT = (
     *("astype", "concat", "expand_dims", "flatten", "nn.pad", "permute_dims", "reshape"),
@@ -58,7 +58,6 @@ class CallSites:
                     self.of[callee].append((gv, binding.value))
                     if binding.var not in plain:
                         self.barred.add(callee)
-        self._early: dict[ir.GlobalVar, set[Var]] = {}
 
     @property
     def callees(self) -> dict[str, list[Any]]:
@@ -84,25 +83,21 @@ class CallSites:
         if self.weights is not None and not is_private(fn):
             early.intersection_update(self.weights.get(str(gv.name_hint), ()))
         for caller, call in self.of[gv] if is_private(fn) else ():
-            known = self._early.get(caller)
-            if known is None:
-                known = unrolled(self._early_values(caller))
-            args = unpack(call.args)
+            known, args = unrolled(self._early_values(caller)), unpack(call.args)
             early = {n for n in early if args[n] in known}
         return early
 
+    @memoized_steps
     def _early_values(self, gv: ir.GlobalVar) -> Steps[set[Any]]:
         """Return the values of a function that are early, after those of its callers."""
-        if gv not in self._early:
-            fn = self.functions[gv]
-            for caller, _ in self.of[gv] if is_private(fn) else ():
-                yield self._early_values(caller)
-            known = {fn.params[n] for n in self.early_params(gv)}
-            for binding in all_bindings(fn.body):
-                if laid_out(getattr(binding, "value", None), known):
-                    known.add(binding.var)
-            self._early[gv] = known
-        return self._early[gv]
+        fn = self.functions[gv]
+        for caller, _ in self.of[gv] if is_private(fn) else ():
+            yield self._early_values(caller)
+        known = {fn.params[n] for n in self.early_params(gv)}
+        for binding in all_bindings(fn.body):
+            if laid_out(getattr(binding, "value", None), known):
+                known.add(binding.var)
+        return known
 
 
 def axes_of(values: Iterable[Any]) -> set[tuple[Any, tuple[int, ...]]]:

@@ -10,7 +10,7 @@ from tvm import ir
 
 from tvm_distir.core.passes import Rewrite, module_pass
 from tvm_distir.core.rewriting.native import Readings
-from tvm_distir.support import UsageError, nearest
+from tvm_distir.support import check_choice
 
 from .binding_rewriter import FunctionStep, stepped
 from .fuse import FUSE
@@ -54,9 +54,7 @@ def OptimizeCollectives(*, without: Sequence[str] = ()) -> Rewrite:
         DIST0152 for a name that is no pass.
     """
     for name in without:
-        if name not in NAMES:
-            problem = f'there is no pass "{name}"'
-            raise UsageError("DIST0152", problem, location="without", remedy=nearest(name, NAMES))
+        check_choice(name, "pass", NAMES, "without")
     steps = [step for name, step in STEPS.items() if name not in without]
 
     def optimize_collectives(mod: ir.IRModule) -> ir.IRModule:

@@ -168,7 +168,7 @@ def test_more_micro_batches_of_a_fixed_batch_are_more_samples(tmp_path, capsys):
 
 def test_no_way_of_judging(capsys):
     assert main([*TWO, "--advice", "all"]) == 2
-    assert 'DIST0152 --advice: "all" is not an advice mode' in capsys.readouterr().err
+    assert 'DIST0152 --advice: there is no advice mode "all"' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("batch", "advised"), [(2, []), (4, ["--mesh dp=4,tp=2"])])

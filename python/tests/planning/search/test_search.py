@@ -576,7 +576,7 @@ class TestStageDevices:
         assert candidate.schedule.meshes == ("mesh2", "mesh0", "mesh1", "mesh2")
 
     def test_other_words_are_refused(self):
-        with pytest.raises(UsageError, match='DIST0152 stage_devices: "all"'):
+        with pytest.raises(UsageError, match='DIST0152 stage_devices: there is no value "all"'):
             Constraints(stage_devices="all")
         keep = Plan.from_dict({"schema_version": 1, "mesh": {"tp": 4}, "rules": []})
         with pytest.raises(UsageError, match="DIST0151 stage_devices"):

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from tvm_distir.core.plan import Recomputation, Runs
-from tvm_distir.support import InfeasibleError
+from tvm_distir.support import InfeasibleError, lists_by_key
 from tvm_distir.transforms.step_faults import wrong_argument
 from tvm_distir.transforms.training.recompute.choice import Auto
 from tvm_distir.transforms.training.step.recipe import Recipe
@@ -80,9 +80,8 @@ def decided(trial: TrainStepWriter, auto: Auto) -> Recomputation:
     chosen = least_time(links, gaps, bound)
     if chosen is None:
         raise too_little(least_bytes(links, gaps), bound)
-    policies: dict[str, list[str]] = {}
-    for position, option in zip(chain.positions, chosen, strict=True):
-        policies.setdefault(position.call.pair.name, []).append(option.policy)
+    pairs = zip(chain.positions, chosen, strict=True)
+    policies = lists_by_key((x.call.pair.name, option.policy) for x, option in pairs)
     return Recomputation(tuple((name, Runs.of(choices)) for name, choices in policies.items()))
 
 

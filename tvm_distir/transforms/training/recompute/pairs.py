@@ -20,7 +20,7 @@ from tvm_distir.core.ir import is_private, known_shape
 from tvm_distir.core.plan import ATTENTION, CHECKPOINT, MEGATRON, NONE, Recomputation, plain_name
 from tvm_distir.core.rewriting import callee_of, op_name, tuple_of, variables
 from tvm_distir.core.rewriting.native import is_pure
-from tvm_distir.support import ModelError, Steps, unrolled, warn
+from tvm_distir.support import ModelError, Steps, memoized_steps, unrolled, warn
 from tvm_distir.transforms.training.autodiff.function_table import (
     NamedFunctions,
     only_read,
@@ -82,7 +82,6 @@ class Differentiator:
         self._recomputed_ops = recomputed_ops
         self._masks = MaskKernels(functions)
         self._drafts: dict[tuple[str, Differentiated], DraftPair] = {}
-        self._pairs: dict[tuple[str, Differentiated, str], ForwardBackward] = {}
         self.leading: dict[str, int] = {}
         self.inside: dict[str, Mapping[str, str]] = {}
         self._open: list[str] = []
@@ -120,8 +119,7 @@ class Differentiator:
 
     def pair_with(self, name: str, flags: Differentiated, policy: str) -> ForwardBackward:
         """Return the pair of a function under a policy; it raises as :meth:`pair` does."""
-        pair = self._pairs.get((name, flags, policy))
-        return unrolled(self._pair_with(name, flags, policy)) if pair is None else pair
+        return unrolled(self._pair_with(name, flags, policy))
 
     def draft(self, name: str, flags: Differentiated) -> DraftPair:
         """Return both passes of a function; it raises as :meth:`pair` does."""
@@ -131,16 +129,12 @@ class Differentiator:
         policy = self.recompute.of(name).of_call(number)
         return self.inside.get(self._open[-1], {}).get(label, policy) if self._open else policy
 
+    @memoized_steps
     def _pair_with(self, name: str, flags: Differentiated, policy: str) -> Steps[ForwardBackward]:
-        key = (name, flags, policy)
-        if key not in self._pairs:
-            if policy == CHECKPOINT:
-                inner = yield self._pair_with(name, flags, NONE)
-                pair = checkpointed(inner, self.functions) if inner.saves else inner
-            else:
-                pair = self._written(name, flags, policy, (yield self._draft(name, flags)))
-            self._pairs[key] = pair
-        return self._pairs[key]
+        if policy == CHECKPOINT:
+            inner = yield self._pair_with(name, flags, NONE)
+            return checkpointed(inner, self.functions) if inner.saves else inner
+        return self._written(name, flags, policy, (yield self._draft(name, flags)))
 
     def _draft(self, name: str, flags: Differentiated) -> Steps[DraftPair]:
         """Write both passes of a function, after the pairs of all that it calls."""
