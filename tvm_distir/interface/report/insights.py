@@ -34,7 +34,9 @@ def _pipeline(analysis: Analysis) -> list[str]:
 
 
 def _memory(analysis: Analysis) -> list[str]:
-    fullest = max(analysis.devices, key=lambda d: d.peak_memory_bytes)
+    fullest = max(
+        analysis.devices, key=lambda d: d.peak_memory_bytes / (d.memory_capacity_bytes or 1)
+    )
     peak, weight_bytes = fullest.peak_memory_bytes, fullest.param_bytes
     parts = f"peak {units.size(peak)}, of which {units.size(weight_bytes)} parameters"
     capacity = analysis.capacity_bytes
