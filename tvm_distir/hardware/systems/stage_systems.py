@@ -13,7 +13,7 @@ from .faults import unequal
 Joined = TypeVar("Joined", bound=Any)
 """The class of systems, which imports this module."""
 _MEANS = "price_per_hour", "watts"
-_LINKS = ("intra_node", "inter_node", "outer_tiers", "graph", "host_link")
+LINKS = "intra_node", "inter_node", "outer_tiers", "graph"
 
 
 def joined(stages: Sequence[Joined], location: str, name: str = "") -> Joined:
@@ -71,10 +71,3 @@ def _mean(numbers: Sequence[float | None]) -> float | None:
     """Return the mean of numbers, or None where one is not known."""
     known = [value for value in numbers if value is not None]
     return sum(known) / len(known) if len(known) == len(numbers) else None
-
-
-def share_network(stages: Sequence[object]) -> bool:
-    """Return whether all stages have the same links."""
-    return all(
-        getattr(stage, part) == getattr(stages[0], part) for stage in stages for part in _LINKS
-    )

@@ -28,7 +28,7 @@ from .links import far_time_s, near_time_s
 from .network import GroupLayout, Groups, GroupTopology, layout_of, spread
 from .network_graph import NetworkGraph
 from .rates import Rate, RooflineTime, law_rate, rate
-from .stage_systems import joined, share_network
+from .stage_systems import LINKS, joined
 from .system_display import draw_system, system_headline, system_tables
 from .system_reader import load, parse
 from .tiers import Crossing, curve_time_s, tiered_time_s
@@ -177,7 +177,8 @@ class System(Displayed):
     @property
     def has_one_network(self) -> bool:
         """Return whether all devices are on the same network."""
-        return share_network(self.stages)
+        links = [[getattr(stage, part) for part in LINKS] for stage in self.stages]
+        return all(each == links[0] for each in links)
 
     def of_ranks(self, sizes: Sequence[int]) -> list[System]:
         """Return the system of each rank of a pipeline, whose numbers of devices are ``sizes``.

@@ -41,15 +41,14 @@ def _memory(analysis: Analysis) -> list[str]:
     parts = f"peak {units.size(peak)}, of which {units.size(weight_bytes)} parameters"
     capacity = analysis.capacity_bytes
     if not capacity:
-        return [f"Device {fullest.id} has the highest peak memory: {parts}."]
+        return [f"Device {fullest.id} is the fullest: {parts}."]
     if peak > capacity:
         return [
             f"Device {fullest.id} exceeds its memory by {units.size(peak - capacity)}: {parts}. "
             f"{verdict_words(analysis)[-1] if analysis.verdict else ''}".strip()
         ]
     return [
-        f"Device {fullest.id} has the highest peak memory, with {units.size(capacity - peak)} to "
-        f"spare: {parts}."
+        f"Device {fullest.id} is the fullest, with {units.size(capacity - peak)} to spare: {parts}."
     ]
 
 

@@ -72,9 +72,7 @@ def test_devices_with_equal_numbers_are_one_type(kind: str) -> None:
         assert len(mixed.stages) == 2 and mixed.has_one_network
         assert _figures(td.simulate(_program(kind), mixed)) == _figures(plain)
     # Ranks of a node each: the message between systems crosses nodes, as in one system.
-    host = {"host_link": {"name": "PCIe", "bandwidth_GBps": 25}}
-    first = _system(one, per_node=2)
-    other = td.System.from_dict(_data(two, host))
+    first, other = _system(one, per_node=2), td.System.from_dict(_data(two))
     apart = td.System.required([first, other])
     assert not apart.has_one_network
     assert _figures(td.simulate(_program(kind), apart)) == _figures(
@@ -82,12 +80,13 @@ def test_devices_with_equal_numbers_are_one_type(kind: str) -> None:
     )
 
 
-def _data(device: Mapping[str, Any], network: Mapping[str, Any]) -> dict[str, Any]:
-    links = {
+def _data(device: Mapping[str, Any]) -> dict[str, Any]:
+    """A system like the others, with another name of its network."""
+    network = {
         "intra_node": {"name": "link", "devices_per_node": 2, "bandwidth_GBps": 150},
-        "inter_node": {"name": "fabric", "nics_per_node": 4, "bandwidth_per_nic_GBps": 25},
+        "inter_node": {"name": "other", "nics_per_node": 4, "bandwidth_per_nic_GBps": 25},
     }
-    return {"schema_version": 2, "name": "b", "device": device, "network": {**links, **network}}
+    return {"schema_version": 2, "name": "b", "device": device, "network": network}
 
 
 def test_equal_systems_alone_are_one_system() -> None:
@@ -183,7 +182,7 @@ def test_a_message_takes_as_long_as_on_the_slower_network() -> None:
 
 def test_unequal_systems_share_no_node() -> None:
     """Two ranks of a device each, which are neighbours in a node of one system."""
-    near, far = _system(_device("one", FAST)), td.System.from_dict(_data(_device("b", FAST), {}))
+    near, far = _system(_device("one", FAST)), td.System.from_dict(_data(_device("b", FAST)))
     program = _program(tp=1)
     inside = td.simulate(program, near)
     crossing = td.simulate(program, td.System.required([near, far]))
