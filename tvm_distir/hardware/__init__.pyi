@@ -37,6 +37,7 @@ from .systems.provenance import SourcedNumber as SourcedNumber
 from .systems.provenance import StepUse as StepUse
 from .systems.provenance import sourced_numbers as sourced_numbers
 from .systems.system import System as System
+from .systems.system import Systems as Systems
 from .systems.system_reader import system_aliases as system_aliases
 from .systems.system_reader import system_names as system_names
 from .systems.system_writer import to_data as to_data

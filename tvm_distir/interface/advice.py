@@ -109,18 +109,23 @@ def _with_other_hardware(analysis: Analysis, study: Study) -> Iterator[TriedChan
         ]
         yield from sorted(tried, key=lambda trial: trial.time_s)[:1]
     if shares["communication"] >= LEAST:
-        near, far = system.intra_node, system.inter_node
-        faster = replace(
-            system,
-            intra_node=replace(near, bandwidth_GBps=2 * near.bandwidth_GBps),
-            inter_node=replace(far, bandwidth_per_nic_GBps=2 * far.bandwidth_per_nic_GBps),
-            graph=system.graph and system.graph.scaled(2),
-        )
-        resimulated = _simulated(study, faster, study.kernels)
+        resimulated = _simulated(study, _with_faster_links(system), study.kernels)
         if resimulated is not None:
             yield _trial(
                 analysis, "communication", "--system with twice the link bandwidth", resimulated
             )
+
+
+def _with_faster_links(system: System) -> System:
+    """Return a system with twice the bandwidth between all devices."""
+    near, far = system.intra_node, system.inter_node
+    return replace(
+        system,
+        intra_node=replace(near, bandwidth_GBps=2 * near.bandwidth_GBps),
+        inter_node=replace(far, bandwidth_per_nic_GBps=2 * far.bandwidth_per_nic_GBps),
+        graph=system.graph and system.graph.scaled(2),
+        stages=tuple(map(_with_faster_links, system.stages)),
+    )
 
 
 def _appends_to_caches(program: Program) -> bool:
@@ -149,7 +154,6 @@ def _trial(analysis: Analysis, part: str, words: str, result: Result, per: int =
     """Return the gain of a change; ``per`` times as many samples are in a step."""
     from tvm_distir.interface.report.model import TriedChange
 
-    peak, capacity = result.peak_memory_bytes, analysis.capacity_bytes
     return TriedChange(
         part=part,
         change=words,
@@ -157,8 +161,8 @@ def _trial(analysis: Analysis, part: str, words: str, result: Result, per: int =
         gain=per * analysis.time_s / result.time_s if result.time_s > 0 else 1.0,
         samples=per,
         devices=len(result.devices),
-        peak_memory_bytes=peak,
-        fits=None if capacity is None else peak <= capacity,
+        peak_memory_bytes=result.peak_memory_bytes,
+        fits=None if analysis.capacity_bytes is None else result.fits,
     )
 
 

@@ -67,7 +67,7 @@ def answer(options: AnalysisOptions, devices: int, named: str = "") -> Answer:
     DistIRError
         What the stages raise.
     """
-    system = System.required(options.system)
+    system = System.required(options.system, "the short answer")
     most = min(devices, system.intra_node.devices_per_node)
     degrees = [n for n in DEGREES if n <= most and devices % n == 0]
     causes: list[DistIRError] = []

@@ -72,10 +72,10 @@ def with_lighter_weights(report: Analysis, study: Study) -> Analysis:
     for kind in lighter_kinds(system):
         kernels = kernels_for(study.kernels or system.kernels, kind, None, system)
         options = {**study.passed_to("simulate"), "kernels": kernels}
-        peak = simulate(study.program, system, **options).peak_memory_bytes
-        if peak < report.peak_memory_bytes:
-            remedies.append(Remedy(f"--quantize {kind}", peak))
-            if peak <= system.memory_capacity_bytes:
+        result = simulate(study.program, system, **options)
+        if result.peak_memory_bytes < report.peak_memory_bytes:
+            remedies.append(Remedy(f"--quantize {kind}", result.peak_memory_bytes))
+            if result.fits:
                 chosen = chosen or remedies[-1].name
     verdict = replace(verdict, remedies=tuple(remedies), chosen=chosen)
     return replace(report, verdict=verdict)

@@ -131,7 +131,8 @@ class Stack:
             for name, constant in self.constants.items()
             if name in known and known[name].source.lower().startswith(ASSUMED)
         }
-        return replace(system, constants={**known, **pinned}) if pinned else system
+        stages = tuple(map(self.on, system.stages))
+        return replace(system, constants={**known, **pinned}, stages=stages)
 
     def policy(self, recompute: str | Mapping[str, str]) -> str | dict[str, str]:
         """Return recomputation with the policies of the stack in the place of its words.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tvm import ir
 
     from tvm_distir.core.plan import PlanLike, Schedule
-    from tvm_distir.hardware import System
+    from tvm_distir.hardware import System, Systems
     from tvm_distir.models import Model
     from tvm_distir.performance import Profile
 
@@ -113,9 +113,9 @@ class StepOptions:
         Set the tokens of a sample of hf:NAME, config.json or zoo:NAME (as the key seq).
     entry : str, optional
         Select the function of a module with several entry points, e.g. prefill.
-    system : System or str, optional
-        A system of `tvm-distir systems`, such as h100, or a .json file. Its times determine the
-        placements that the plan leaves open.
+    system : System or str, or list, optional
+        A system of `tvm-distir systems`, such as h100, a .json file, or those of the stages of a
+        pipeline, such as h100,a100. Its times determine the placements that the plan leaves open.
     stack : Stack or str, optional
         Pin what a trainer does but for stated options: megatron-core, megatron-lm, torch-fsdp,
         torch-eager, deepspeed, xla, best (nothing) or a .json file.
@@ -174,7 +174,7 @@ class StepOptions:
     )
     seq: int | None = option(LOAD, "N", _count_of_tokens, frequent=True)
     entry: str | None = option(LOAD, "NAME", to=(LOAD,))
-    system: System | str | None = option(PLAN, "S", frequent=True)
+    system: Systems | None = option(PLAN, "S", frequent=True)
     stack: Stack | str | None = option(PLAN, "NAME", frequent=True)
     decide: str = "times"
     train: Mapping[str, Any] | TrainingOptions | bool | None = option(

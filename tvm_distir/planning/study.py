@@ -93,8 +93,7 @@ class Study(StepOptions):
 
     def __post_init__(self) -> None:
         with self.watch.stage("load"):
-            if isinstance(self.system, str):
-                object.__setattr__(self, "system", System.load(self.system))
+            object.__setattr__(self, "system", System.resolve(self.system))
             for name, value in self.stack_values().items():
                 object.__setattr__(self, name, value)
         self._set_weights()

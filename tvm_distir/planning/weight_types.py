@@ -9,7 +9,14 @@ from pathlib import Path
 
 from tvm_distir.hardware import System
 from tvm_distir.models import Model, StoredWeights, stored_weights
-from tvm_distir.performance import KINDS, WEIGHTS, Profile, multiplies, weight_quantization
+from tvm_distir.performance import (
+    KINDS,
+    WEIGHTS,
+    Profile,
+    check_products,
+    multiplies,
+    weight_quantization,
+)
 from tvm_distir.support import check_choice
 
 PLAIN = "none"
@@ -46,6 +53,13 @@ def with_weights(system: System, weights: str | None, model: object = None) -> S
     if text == PLAIN:
         return replace(system, kernels=base)
     return replace(system, kernels=f"{base}{WEIGHTS}{_computable(text, system)}")
+
+
+def equal_devices(system: System | str, purpose: str, weights: str | None, model: object) -> System:
+    """Return a system of equal devices, whose products have peaks; as :func:`with_weights`."""
+    known = with_weights(System.required(system, purpose), weights, model)
+    check_products(Profile.resolve(known.kernels), known)
+    return known
 
 
 def drafted(system: System, model: str, draft: str) -> System:

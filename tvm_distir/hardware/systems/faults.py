@@ -22,9 +22,11 @@ def no_json(location: str, problem: str, remedy: str) -> HardwareError:
     return HardwareError("DIST0702", problem, location=location, remedy=remedy)
 
 
-def unequal(location: str, problem: str) -> HardwareError:
-    """Make the error of devices of several types in one system."""
-    remedy = "Name the slowest of them, with the least memory: no stage of the step takes longer."
+SLOWEST = "Name the slowest of them, with the least memory: no stage of the step takes longer."
+
+
+def unequal(location: str, problem: str, remedy: str = SLOWEST) -> HardwareError:
+    """Make the error of devices of several types in one job."""
     return HardwareError("DIST0706", problem, location=location, remedy=remedy)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from numbers import Real
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy.typing as npt
 
@@ -20,17 +20,21 @@ from tvm_distir.support import DataTable, Displayed, HardwareError, UsageError, 
 
 from .constants import Constant, value_of
 from .efficiency import LIKE
+from .faults import SLOWEST, unequal
 from .hardware import Device, HostLink, InterNode, IntraNode, OuterTier, of_dtype
 from .kernel_tables import KernelSizes, KernelTable, KernelTables, load_tables
 from .links import far_time_s, near_time_s
 from .network import GroupLayout, Groups, GroupTopology, layout_of, spread
 from .network_graph import NetworkGraph
 from .rates import Rate, RooflineTime, law_rate, rate
+from .stage_systems import LINKS, joined
 from .system_display import draw_system, system_headline, system_tables
 from .system_reader import load, parse
 from .tiers import Crossing, curve_time_s, tiered_time_s
 
 Amount = TypeVar("Amount", float, npt.NDArray[Any])
+Systems: TypeAlias = "System | str | Path | Sequence[System | str | Path]"
+"""A system, its name or path, or a list of those of the stages of a pipeline."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ class System(Displayed):
     ----------
     name, description : str
     device : Device
-        The device; all devices are equal.
+        The device; of several types of devices the slowest one, as :mod:`.stage_systems` says.
     intra_node : IntraNode
     inter_node : InterNode
     sources : mapping of str to str
@@ -67,6 +71,8 @@ class System(Displayed):
         The links between devices of different nodes, from which ``inter_node`` is made then.
     kernel_tables : str
         The name or file of tables of measured kernels (:mod:`.kernel_tables`); empty: none.
+    stages : tuple of System
+        Of unequal devices, the systems of equal numbers of pipeline stages, in order.
 
     Examples
     --------
@@ -87,6 +93,7 @@ class System(Displayed):
     outer_tiers: tuple[OuterTier, ...] = ()
     kernel_tables: str = ""
     graph: NetworkGraph | None = None
+    stages: tuple[System, ...] = ()
 
     @staticmethod
     def load(name_or_path: str | Path) -> System:
@@ -94,40 +101,50 @@ class System(Displayed):
 
         Names are those of the files in ``hardware/systems/data``, their aliases in
         ``data/aliases/systems.json``, which the system has as its name then, and those that other
-        packages offer by the entry point group ``tvm_distir.systems``.
+        packages offer by the entry point group ``tvm_distir.systems``. Several, joined by ``,``,
+        are those of the stages of a pipeline.
 
         Raises
         ------
         HardwareError
             DIST0701 for a name that is none, DIST0702 for a file that is no JSON, DIST0703 for an
-            unknown, missing or wrong value.
+            unknown, missing or wrong value, DIST0706 for devices that are not to be joined.
         DependencyError
             DIST0114 where another package offers the name and has no such system.
         """
+        names = str(name_or_path).split(",")
+        if len(names) > 1 and not Path(name_or_path).exists():
+            return System.required(names)
         return load(name_or_path, System)
 
     @staticmethod
-    def resolve(system: System | str | None) -> System | None:
+    def resolve(system: Systems | None) -> System | None:
         """Return the system that is given, by name or path too, or None for none."""
         return None if system is None else System.required(system)
 
     @staticmethod
-    def required(system: System | str | Path | None) -> System:
-        """Return the system that is given, by name or path too.
+    def required(system: Systems | None, equal_for: str = "") -> System:
+        """Return the system that is given, by name or path too, or joined of a list of stages.
+
+        ``equal_for``: what has no answer on unequal devices, as the error says.
 
         Raises
         ------
         UsageError
             DIST0155 for what is no system.
         HardwareError
-            The errors of :meth:`load`.
+            The errors of :meth:`load`; DIST0706 for unequal devices with ``equal_for``.
         """
         if isinstance(system, (str, Path)):
-            return System.load(system)
+            system = System.load(system)
+        elif isinstance(system, (list, tuple)) and system:
+            system = joined([System.required(stage) for stage in system], "system")
         if not isinstance(system, System):
             problem = f"the argument is of type {type(system).__name__}, and a system is required"
             remedy = 'Give a System, or the name or path of one, such as "h100".'
             raise UsageError("DIST0155", problem, location="system", remedy=remedy)
+        if equal_for and system.stages:
+            raise unequal("system", f"{equal_for} is for equal devices, unlike {system.name}")
         return system
 
     @staticmethod
@@ -155,6 +172,31 @@ class System(Displayed):
             remedy = "Give the price of a device and an hour, such as 2.5."
             raise UsageError("DIST0152", problem, location="price", remedy=remedy)
         return replace(self, device=replace(self.device, price_per_hour=float(price)))
+
+    @property
+    def has_one_network(self) -> bool:
+        """Return whether all devices are on the same network."""
+        links = [[getattr(stage, part) for part in LINKS] for stage in self.stages]
+        return all(each == links[0] for each in links)
+
+    def of_ranks(self, sizes: Sequence[int]) -> list[System]:
+        """Return the system of each rank of a pipeline, whose numbers of devices are ``sizes``.
+
+        Raises
+        ------
+        HardwareError
+            DIST0706 where unequal devices have no equal numbers of equal ranks.
+        """
+        count, parts = len(sizes), len(self.stages)
+        if not parts:
+            return [self] * count
+        if count % parts or len(set(sizes)) > 1:
+            what = "equal numbers of pipeline ranks of equal size"
+            has = f"the step has {count} of {' and '.join(map(str, sorted(set(sizes))))} devices"
+            example = f'such as "--strategy pipeline --mesh pp={parts}"'
+            remedy = f"Give a plan with a multiple of {parts} ranks, {example}. {SLOWEST}"
+            raise unequal("system", f"{parts} types of devices require {what}; {has}", remedy)
+        return [self.stages[rank * parts // count] for rank in range(count)]
 
     def _headline(self) -> str:
         return system_headline(self)

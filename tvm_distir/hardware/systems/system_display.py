@@ -28,14 +28,16 @@ def system_headline(system: Any) -> str:
 
 
 def system_tables(system: Any) -> list[DataTable]:
-    """Return the numbers of a system with their sources."""
+    """Return the numbers of a system with their sources, of each of its stages if it has any."""
+    if system.stages:
+        return [table for stage in system.stages for table in system_tables(stage)]
     columns = (Column("name", "name"), Column("value", "value"), Column("unit", "unit"),
                Column("source", "source"))  # fmt: skip
     rows = [
         [number.name, _short(number.value), number.unit or None, number.source]
         for number in sourced_numbers(system)
     ]
-    return [DataTable(f"{len(rows)} numbers", columns, rows)]
+    return [DataTable(f"{len(rows)} numbers of {system.name}", columns, rows)]
 
 
 def _short(value: Any) -> Any:

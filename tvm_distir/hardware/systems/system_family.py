@@ -11,8 +11,9 @@ The file of a system is of the form ::
      "constants": {"hop_us": {"value": 7.5, "source": "..."}}, "sources": {...}}
 
 ``device`` and ``network`` are names of files in ``data/devices`` and ``data/networks``, or the
-content of such a file. What a data sheet does not state has a default, whose source begins with
-"assumed"; everything but ``name``, ``device`` and ``network`` may be omitted.
+content of such a file; a list of devices is those of equal numbers of pipeline stages, in order.
+What a data sheet does not state has a default, whose source begins with "assumed"; everything but
+``name``, ``device`` and ``network`` may be omitted.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ from .constants import Constant, Constants
 from .curve_checks import needed_algorithm
 from .device_reader import SCHEMA_VERSION as DEVICE_VERSION
 from .device_reader import load_device, parse_device
-from .faults import faults_of, unequal, wrong
+from .faults import faults_of, wrong
 from .hardware import ASSUMED, Curve, Device
 from .network_reader import SCHEMA_VERSION as NETWORK_VERSION
 from .network_reader import Network, load_network, read_network
+from .stage_systems import joined
 
 SCHEMA_VERSION = 2
 KERNELS = "fused"
@@ -90,6 +92,8 @@ def compose(data: Any, location: str, make: Callable[..., Made]) -> Made:
         DIST0701 for an unknown device or network, DIST0703 for an unknown, missing or wrong value.
     """
     content = check_version(data, location, wrong, SCHEMA_VERSION)
+    if isinstance(content.get("device"), (list, tuple)) and content["device"]:
+        return _of_stages(data, location, make)
     faults, library = faults_of(location), content.get("library")
     with faults.gathered():
         if "device" in content:
@@ -117,12 +121,24 @@ def compose(data: Any, location: str, make: Callable[..., Made]) -> Made:
     )
 
 
+def _of_stages(data: Mapping[str, Any], location: str, make: Callable[..., Made]) -> Made:
+    """Return the system of several devices on a network, each for equal numbers of stages."""
+    if "kernel_tables" in data:
+        problem = "tables of measured kernels are those of one device"
+        raise wrong(f"{location}/kernel_tables", problem, "Remove the key, or list one device.")
+    devices = data["device"]
+    names = [str(each.get("name", "")) if isinstance(each, Mapping) else each for each in devices]
+    parts = [
+        compose({**data, "device": device, "name": name}, location, make)
+        for device, name in zip(devices, names, strict=True)
+    ]
+    return joined(parts, f"{location}/device", str(data.get("name", "")))
+
+
 def _device(data: Any, location: str) -> Device:
     """Return a device by name, or of the numbers of a data sheet."""
     if data and isinstance(data, str):
         return load_device(data)
-    if isinstance(data, (list, tuple)):
-        raise unequal(location, f"there are {len(data)} devices, and all of a job are equal")
     if isinstance(data, Mapping):
         data = {"schema_version": DEVICE_VERSION, **data}
     return parse_device(data, location)

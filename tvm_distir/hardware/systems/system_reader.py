@@ -17,7 +17,7 @@ from tvm_distir.support import Positive, Text, check_version, read_json
 
 from .constants import KERNEL_TIME_MODELS, AllConstants, value_of
 from .efficiency import Efficiency
-from .faults import no_json, unequal, unknown_name, wrong
+from .faults import SLOWEST, no_json, unequal, unknown_name, wrong
 from .hardware import Device, HostLink, Peaks
 from .network_reader import LinkKeys, read_linked
 from .offered import offered, offered_names
@@ -100,9 +100,11 @@ def load(name_or_path: str | Path, make: Callable[..., Made]) -> Made:
             data, location = source
             return parse(data, location, make)
         path = source
-    parts = [re.sub(r"^\d+x", "", part) for part in re.split(r"[,+]", text)]
+    parts = [re.sub(r"^\d+x", "", part) for part in text.split("+")]
     if len(parts) > 1 and {*parts} <= {*system_names(), *system_aliases()}:
-        raise unequal("system", f'"{text}" names several types of devices, and a job has one')
+        problem = f'"{text}" names several types of devices, but no stages of them'
+        how = f'Name those of equal numbers of pipeline stages, in order: "{",".join(parts)}"'
+        raise unequal("system", problem, f"{how}. {SLOWEST}")
     if not os.path.exists(path):
         problem = f"there is no system {text!r}, nor a file of that name"
         remedy = "Or give the path of a JSON file; the numbers of a data sheet are enough."

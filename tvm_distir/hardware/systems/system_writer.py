@@ -20,7 +20,9 @@ def to_data(system: System) -> dict[str, Any]:
     A system whose device has forms of kernels has schema version 2, with the device and the
     network written out.
     """
+    System.required(system, equal_for="the file of a fitted system")
     data = {"schema_version": SCHEMA_VERSION, **dataclasses.asdict(system)}
+    del data["stages"]
     for key in ("kernel_times", "constants", "sources", "price_per_hour", "watts"):
         if not data["device"][key]:
             del data["device"][key]

@@ -13,7 +13,7 @@ from .options import asked_by, named_by_options
 from .progress import enter_stage
 
 if TYPE_CHECKING:
-    from tvm_distir.hardware import System
+    from tvm_distir.hardware import System, Systems
     from tvm_distir.planning import Study
 
 STRATEGY_FAULTS = ("DIST0230", "DIST0231", "DIST0235")
@@ -26,7 +26,7 @@ def stopwatch() -> Stopwatch:
 
 
 def load_system(
-    name: System | str | None, watch: Stopwatch, price: float | None = None
+    name: Systems | None, watch: Stopwatch, price: float | None = None
 ) -> System | None:
     """Load the system of ``--system`` with the price of ``--price``; return None without it."""
     if name is None:

@@ -65,6 +65,7 @@ def analysis_of(
         peak_memory_bytes=result.peak_memory_bytes,
         hardware=hardware_of(
             system,
+            result.memory_capacity_bytes,
             _products(result) or {main_dtype(program): 1},
             _step_use(result, links),
             (busiest.compute_s, busiest.exposed_comm_s, busiest.idle_s) if busiest else (0, 0, 0),
@@ -112,7 +113,7 @@ def _assumptions(result: Result) -> tuple[str, ...]:
 
 def _verdict(result: Result, program: Program) -> Verdict | None:
     """Return the verdict on the fullest devices if they do not fit."""
-    lane = max(result.lanes, key=lambda lane: lane.account.peak_bytes)
+    lane = max(result.lanes, key=lambda lane: lane.account.peak_bytes / lane.memory_capacity_bytes)
     number = entry_number(program, lane.devices[0])
     return verdict(program, number, lane.account, result.memory_capacity_bytes)
 
@@ -125,6 +126,7 @@ def _lane(lane: DeviceGroupResult) -> ReportLane:
         memory=tuple(lane.memory),
         account=lane.account,
         events_total=lane.events_total,
+        capacity_bytes=lane.memory_capacity_bytes,
     )
 
 

@@ -4,9 +4,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from statistics import fmean
 
-from tvm_distir.hardware import StepUse, System
+from tvm_distir.hardware import SourcedNumber, StepUse, System
 from tvm_distir.performance import Op, Program
 from tvm_distir.support.display import units
 
@@ -32,6 +33,7 @@ def _counts(op: Op) -> bool:
 
 def hardware_of(
     system: System,
+    capacity_bytes: int,
     products: Mapping[str, int],
     use: StepUse,
     spent_s: tuple[float, float, float],
@@ -41,6 +43,8 @@ def hardware_of(
     Parameters
     ----------
     system : System
+    capacity_bytes : int
+        The memory of the fullest device.
     products : mapping of str to int
         FLOPs of products by the type of their arithmetic. The peak is that of matrix units for this
         type, of several types all FLOPs over the time that they take at the peaks of their types.
@@ -49,16 +53,16 @@ def hardware_of(
     spent_s : tuple of float
         Seconds in which the busiest device computes, only communicates, and idles.
     """
-    peaks = {dtype: system.peak_flops_per_s(dtype) for dtype in products}
+    parts = system.stages or (system,)
+    peaks = {name: fmean(part.peak_flops_per_s(name) for part in parts) for name in products}
     peak = sum(products.values()) / sum(products[dtype] / peaks[dtype] for dtype in products)
     dtype = " and ".join(sorted(products, key=lambda name: (-products[name], name)))
     near, far = system.intra_node, system.inter_node
-    numbers = use.numbers(system)
-    of_kernels, of_links = use.assumed_shares(system.device, numbers)
+    numbers, of_kernels, of_links = _numbers_of(parts, use)
     computes_s, moves_s, _ = spent_s
     assumed_s = of_kernels * computes_s + of_links * moves_s
     bandwidth = system.memory_bandwidth_bytes_per_s
-    capacity = units.size(system.memory_capacity_bytes)
+    capacity = units.size(capacity_bytes)
     facts = [
         ("device", f"{system.device.name}, {near.devices_per_node} per node"),
         ("peak compute", f"{units.count(peak, 'FLOP/s')} in {dtype} (matrix units)"),
@@ -79,7 +83,7 @@ def hardware_of(
         facts.insert(0, ("description", system.description))
     return Hardware(
         name=system.name,
-        memory_capacity_bytes=system.memory_capacity_bytes,
+        memory_capacity_bytes=capacity_bytes,
         peak_flops=peak,
         roof_flops=max(peaks.values()),
         memory_bandwidth_bytes_per_s=bandwidth,
@@ -90,3 +94,21 @@ def hardware_of(
         price_per_device_hour_usd=system.device.price_per_hour,
         watts_per_device=system.device.watts,
     )
+
+
+def _numbers_of(
+    parts: Sequence[System], use: StepUse
+) -> tuple[tuple[SourcedNumber, ...], float, float]:
+    """Return the numbers that a step uses, and the shares of kernels and links that are assumed.
+
+    Of several systems the numbers have their names before them, and the shares are means.
+    """
+    known = {part.name: (part, use.numbers(part)) for part in parts}
+    numbers = tuple(
+        number._replace(name=f"{name}: {number.name}" if len(known) > 1 else number.name)
+        for name, (_, listed) in known.items()
+        for number in listed
+    )
+    shares = [use.assumed_shares(part.device, listed) for part, listed in known.values()]
+    of_kernels, of_links = map(fmean, zip(*shares, strict=True))
+    return numbers, of_kernels, of_links

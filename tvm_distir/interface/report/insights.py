@@ -34,20 +34,21 @@ def _pipeline(analysis: Analysis) -> list[str]:
 
 
 def _memory(analysis: Analysis) -> list[str]:
-    fullest = max(analysis.devices, key=lambda d: d.peak_memory_bytes)
+    fullest = max(
+        analysis.devices, key=lambda d: d.peak_memory_bytes / (d.memory_capacity_bytes or 1)
+    )
     peak, weight_bytes = fullest.peak_memory_bytes, fullest.param_bytes
     parts = f"peak {units.size(peak)}, of which {units.size(weight_bytes)} parameters"
     capacity = analysis.capacity_bytes
     if not capacity:
-        return [f"Device {fullest.id} has the highest peak memory: {parts}."]
+        return [f"Device {fullest.id} is the fullest: {parts}."]
     if peak > capacity:
         return [
             f"Device {fullest.id} exceeds its memory by {units.size(peak - capacity)}: {parts}. "
             f"{verdict_words(analysis)[-1] if analysis.verdict else ''}".strip()
         ]
     return [
-        f"Device {fullest.id} has the highest peak memory, with {units.size(capacity - peak)} to "
-        f"spare: {parts}."
+        f"Device {fullest.id} is the fullest, with {units.size(capacity - peak)} to spare: {parts}."
     ]
 
 

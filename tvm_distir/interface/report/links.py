@@ -11,13 +11,13 @@ node; those of an outer tier are the share of a device in what leaves its domain
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from tvm_distir.core.collectives import sent_bytes
 from tvm_distir.core.plan import FETCH, STORE
 from tvm_distir.hardware import GroupTopology, System, pair_up
-from tvm_distir.performance import CollectiveTotal, Program
+from tvm_distir.performance import CollectiveTotal, OpCosts, Program
 from tvm_distir.support import align
 from tvm_distir.support.display import units
 
@@ -37,7 +37,24 @@ class _Moved(NamedTuple):
 def links_of(
     collectives: Iterable[CollectiveTotal], program: Program, system: System
 ) -> tuple[LinkUse, ...]:
-    """Return the use of each tier by the mesh that sends most over it."""
+    """Return the use of each tier by the mesh that sends most over it, network by network."""
+    costs = OpCosts(program, system)
+    numbers = {mesh.name: number for number, mesh in enumerate(program.meshes)}
+    networks: dict[Hashable, tuple[System, list[CollectiveTotal]]] = {}
+    for total in collectives:
+        source = numbers.get(total.mesh_axis.partition("->")[0], numbers[total.mesh])
+        known = costs.link_clock(source, numbers[total.mesh]).system
+        key = known.intra_node, known.inter_node
+        networks.setdefault(key, (known, []))[1].append(total)
+    return tuple(
+        use for known, some in networks.values() for use in _uses(some, costs.program, known)
+    )
+
+
+def _uses(
+    collectives: Iterable[CollectiveTotal], program: Program, system: System
+) -> Iterator[LinkUse]:
+    """Yield the use of each tier of a network."""
     near, far = system.intra_node, system.inter_node
     tiers = {
         f"intra-node ({near.name})": ("intra_node", "device"),
@@ -58,7 +75,6 @@ def links_of(
         for tier, moved in by_tier.items():
             if moved.bytes:
                 parts.setdefault((tier, collective.mesh), []).append(moved)
-    uses = []
     for tier, (part, per) in tiers.items():
         by_mesh = [moves for (name, _), moves in parts.items() if name == tier]
         most: Sequence[_Moved] = max(by_mesh, key=_bytes, default=())
@@ -66,8 +82,7 @@ def links_of(
             kinds = sorted({f"{moved.total.kind} over {moved.total.mesh_axis}" for moved in most})
             time_s = sum(moved.total.time_s for moved in most)
             rate = max(moved.rate_bytes_per_s for moved in most)
-            uses.append(LinkUse(tier, part, per, tuple(kinds), _bytes(most), time_s, rate))
-    return tuple(uses)
+            yield LinkUse(tier, part, per, tuple(kinds), _bytes(most), time_s, rate)
 
 
 def _bytes(some: Sequence[_Moved]) -> int:

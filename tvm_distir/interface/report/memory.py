@@ -22,7 +22,7 @@ def memory_lines(analysis: Analysis, paint: Painter) -> list[str]:
         sizes = (
             f"{units.size(d.peak_memory_bytes)}, of which parameters {units.size(d.param_bytes)}"
         )
-        capacity = analysis.capacity_bytes
+        capacity = d.memory_capacity_bytes
         if not capacity:
             lines.append(f"  {ranges(ids)}: {sizes}")
             continue
@@ -46,9 +46,13 @@ def memory_lines(analysis: Analysis, paint: Painter) -> list[str]:
 
 
 def fullest(analysis: Analysis) -> ReportLane | None:
-    """Return the lane with the highest peak memory; None without memory statistics."""
-    known = [lane for lane in analysis.timelines if lane.account is not None]
-    return max(known, key=lambda lane: lane.account.peak_bytes if lane.account else 0, default=None)
+    """Return the lane whose peak takes the most of its memory; None without memory statistics."""
+    known = [
+        (lane.account.peak_bytes / (lane.capacity_bytes or 1), -number, lane)
+        for number, lane in enumerate(analysis.timelines)
+        if lane.account is not None
+    ]
+    return max(known, default=(0.0, 0, None))[-1]
 
 
 def verdict_words(analysis: Analysis) -> list[str]:

@@ -64,6 +64,7 @@ class ReportLane:
     memory: tuple[tuple[float, int], ...]
     events_total: int = 0
     account: MemoryAccount | None = None
+    capacity_bytes: int | None = None
 
 
 @dataclass(frozen=True)

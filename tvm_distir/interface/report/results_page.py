@@ -124,7 +124,8 @@ def _steps(path: Path, label: str) -> list[dict[str, object]] | None:
         return [_served(data, label)]
     if {"choices", "cuts"} <= data.keys():
         return [*_searched(data, label)]
-    return [] if "schema_version" in data else None  # a plan, a program, a system
+    settings = path.name.endswith(".csv.sweep.json")
+    return [] if settings or "schema_version" in data else None  # a plan, a program, a system
 
 
 def _searched(data: Mapping[str, Any], label: str) -> Iterator[dict[str, object]]:

@@ -22,7 +22,7 @@ from tvm_distir.performance.simulation.pipeline.rank_arrays import StageSteps
 from tvm_distir.performance.simulation.pipeline.rank_classes import axes_used, layout_key
 
 from .batched_costs import BOUNDS, BatchCosts, main_bound
-from .op_costs import COMM, COMPUTE
+from .op_costs import COMM, COMPUTE, OpCosts
 
 Ints = npt.NDArray[np.int64]
 
@@ -79,7 +79,8 @@ class Batch:
         """Return, per rank, the first rank with the same layout."""
         shape = meshes[0].shape
         if shape not in self._lying:
-            keys = layout_key(self._axes, meshes, self.system)
+            costs = OpCosts(dataclasses.replace(self.program, meshes=tuple(meshes)), self.system)
+            keys = layout_key(self._axes, costs)
             self._lying[shape] = tuple(map(keys.index, keys))
         return self._lying[shape]
 

@@ -39,6 +39,8 @@ class DeviceResult:
     peak_memory_bytes, param_bytes : int
         Most live bytes; bytes of weights and constants.
     flops : int
+    memory_capacity_bytes : int
+        Its memory.
     """
 
     id: int
@@ -50,6 +52,7 @@ class DeviceResult:
     peak_memory_bytes: int
     param_bytes: int
     flops: int
+    memory_capacity_bytes: int
 
     def to_dict(self) -> dict[str, Any]:
         """Give the fields by name."""
@@ -230,6 +233,8 @@ class DeviceGroupResult:
         arithmetic.
     products_s : float
         The time of these on each device.
+    memory_capacity_bytes : int
+        The memory of each device.
     """
 
     mesh: str
@@ -241,6 +246,7 @@ class DeviceGroupResult:
     kernels: Mapping[tuple[str, str], float] = field(default_factory=dict)
     products: Mapping[str, int] = field(default_factory=dict)
     products_s: float = 0.0
+    memory_capacity_bytes: int = 0
 
     @property
     def ops(self) -> tuple[OpTime, ...]:

@@ -45,6 +45,7 @@ class DeviceWork(NamedTuple):
             memory.account.peak_bytes,
             memory.param_bytes,
             self.flops,
+            lane.memory_capacity_bytes,
         )
 
 

@@ -12,8 +12,9 @@ from tvm_distir.performance.event_loop.schedule import schedule
 from tvm_distir.performance.memory.caching_allocator import CachingAllocator
 from tvm_distir.performance.memory.ranks import RankMemories, RankMemory
 from tvm_distir.performance.memory.residents import weight_bytes
+from tvm_distir.performance.program.parts import reached
 from tvm_distir.performance.program.program import Program
-from tvm_distir.support import Stopwatch
+from tvm_distir.support import SimulationError, Stopwatch
 
 from .device_results import DeviceMemory
 from .module_times import ModuleNames
@@ -34,7 +35,9 @@ def simulate_flat(
 ) -> Result:
     """Predict a step without stages: see :func:`.simulator.simulate`."""
     with watch.stage("build"):
-        graph = build_graph(program, OpCosts(program, system), fold_devices, blocking)
+        costs = OpCosts(program, system)
+        _check_devices(program, system, costs)
+        graph = build_graph(program, costs, fold_devices, blocking)
     lowering = graph.lowering
     with watch.stage("schedule"):
         start, end = schedule(graph.tasks, TaskNames(program, graph))
@@ -64,5 +67,17 @@ def simulate_flat(
             times = start[tasks], end[tasks]
             timeline = Timeline(part.devices[0], entry_tasks, lowering, graph.maps, *times, modules)
             memory = functools.partial(held, part.entry, timeline)
-            account.add(program.location_of(entry), part.devices, timeline, memory, {})
+            mesh, of_devices = program.location_of(entry), costs.systems[entry.mesh]
+            account.add(mesh, part.devices, timeline, memory, {}, of_devices)
         return account.result(watch.timings_s)
+
+
+def _check_devices(program: Program, system: System, costs: OpCosts) -> None:
+    """Refuse a function that unequal devices run, since its ops have one time."""
+    for entry in program.entries if system.stages else ():
+        for name in reached(program.functions, [entry.function]):
+            if costs.systems[program.functions[name].mesh] != costs.systems[entry.mesh]:
+                raise SimulationError(
+                    "DIST0723", f'devices of several types run the function "{name}"',
+                    location="program", remedy="Create the step with a schedule.",
+                )  # fmt: skip

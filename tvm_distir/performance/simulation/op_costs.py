@@ -4,14 +4,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tvm_distir.core.collectives import sent_bytes
 from tvm_distir.hardware import Clock, GroupLayout, System, picoseconds
+from tvm_distir.performance.program.mesh import Mesh
 from tvm_distir.performance.program.parts import Function, Op
 from tvm_distir.performance.program.pipeline_program import Edge
 from tvm_distir.performance.program.program import Program
@@ -109,10 +111,25 @@ def launched(fn: Function) -> Iterator[int]:
 
 
 class OpCosts:
-    """Costs of the ops of a program on a system, by its clock."""
+    """Costs of the ops of a program on a system.
+
+    Attributes
+    ----------
+    program : Program
+        The program, on whose meshes systems of different networks share no node.
+    systems : list of System
+        The system of each mesh.
+    clocks : list of Clock
+        Their clocks.
+    """
 
     def __init__(self, program: Program, system: System) -> None:
-        self.program, self.clock = program, Clock(system)
+        self.systems = system.of_ranks([len(mesh.device_ids) for mesh in program.meshes] or [1])
+        if not system.has_one_network:
+            program = replace(program, meshes=_on_own_nodes(program.meshes, self.systems))
+        self.program = program
+        clocks = {id(known): Clock(known) for known in self.systems}
+        self.clocks = [clocks[id(known)] for known in self.systems]
 
     def row(self, function: str, number: int) -> OpRow:
         """Return the cost of the op ``number`` of a function (not a call or view)."""
@@ -121,7 +138,7 @@ class OpCosts:
         if op.kind == "collective":
             sent = sent_bytes(op.collective, op.payload_bytes, op.group_size)
             layout = self.layout(op.mesh, op.mesh_axes)
-            slowest = self.clock.collective_ps(
+            slowest = self.clocks[op.mesh].collective_ps(
                 op.collective, op.payload_bytes, layout, location, op.kernel_class == GRADIENTS
             )
             return OpRow(function, op, COMM, slowest, "network", sent)
@@ -143,7 +160,7 @@ class OpCosts:
         collective ends are as late as with a lower speed meanwhile, and kernels that wait for it
         earlier are not late: they wait for its end anyway.
         """
-        delay_ps = int(overlap_delay_ps(self.clock.system, started.duration_ps))
+        delay_ps = int(overlap_delay_ps(self.systems[started.op.mesh], started.duration_ps))
         if not delay_ps:
             return None
         op = started.op._replace(
@@ -154,8 +171,8 @@ class OpCosts:
     def _kernel(self, function: str, op: Op, location: str) -> tuple[int, str]:
         """Return the time of a compute op, as measured where it was, and its bound."""
         moved = op.bytes_read + op.bytes_written
-        sizes = None
-        if self.clock.system.kernel_tables:
+        sizes, clock = None, self.clocks[self.program.functions[function].mesh]
+        if clock.system.kernel_tables:
             values = self.program.functions[function].values
             sizes = sizes_of(
                 op,
@@ -164,15 +181,16 @@ class OpCosts:
                 [values[v].shape for v in op.outputs],
                 [values[v].dtype for v in op.inputs],
             )
-        time = self.clock.kernel(op.flops, moved, op.kernel_class, op.dtype, location, sizes)
+        time = clock.kernel(op.flops, moved, op.kernel_class, op.dtype, location, sizes)
         return op.measured_ps or time.duration_ps, time.bound_by
 
     def _host_ps(self, function: str, op: Op, location: str) -> int:
         """Return the time of the host beyond that of the kernels that it launches."""
-        spent_ps = picoseconds(host_time_s(self.clock.system, op.kernel_class, op.flops), location)
+        fn = self.program.functions[function]
+        spent_s = host_time_s(self.systems[fn.mesh], op.kernel_class, op.flops)
+        spent_ps = picoseconds(spent_s, location)
         if op.kernel_class != HOST:
             return spent_ps
-        fn = self.program.functions[function]
         busy_ps = sum(
             self._kernel(function, fn.ops[number], location)[0] for number in launched(fn)
         )
@@ -181,14 +199,20 @@ class OpCosts:
     def group_durations_ps(self, op: Op, location: str) -> tuple[int, ...]:
         """Return the duration of a collective in each group of its mesh, all running at once."""
         layout = self.layout(op.mesh, op.mesh_axes)
-        return self.clock.group_durations_ps(op.collective, op.payload_bytes, layout, location)
+        clock = self.clocks[op.mesh]
+        return clock.group_durations_ps(op.collective, op.payload_bytes, layout, location)
 
     def edge_ps(self, edge: Edge, first: int, second: int) -> tuple[int, int]:
         """Return the durations of the two ends of a message between ranks of a pipeline."""
         location = f"edge {edge.source} to {edge.target}"
         ends = self.message_steps(edge.wire_bytes, edge.bytes[1], edge.split, first, second)
+        link, inside = self.link_clock(first, second), self.clocks[second]
         sent, received = (
-            sum(self.clock.transfer_ps(*step, location) for step in steps) for steps in ends
+            sum(
+                (inside if step.kind == "all_gather" else link).transfer_ps(*step, location)
+                for step in steps
+            )
+            for steps in ends
         )
         return sent, received
 
@@ -216,28 +240,47 @@ class OpCosts:
             sends.append(MessageStep("all_gather", result_bytes, layout))
         return sends, [MessageStep("recv", received, self.pair_layout(target, source))]
 
-    def host_copy_ps(self, size_bytes: int, location: str) -> int:
-        """Return the duration of a copy between a device and the memory of its host."""
-        return picoseconds(self.clock.system.host_copy_time_s(size_bytes), location)
+    def host_copy_ps(self, size_bytes: int, mesh: int, location: str) -> int:
+        """Return the duration of a copy between a device of a mesh and its host's memory."""
+        return picoseconds(self.systems[mesh].host_copy_time_s(size_bytes), location)
+
+    @memoized
+    def link_clock(self, mesh: int, peer: int) -> Clock:
+        """Return the clock of messages between meshes: of the slower network, if they differ."""
+        clocks = self.clocks[mesh], self.clocks[peer]
+        return min(clocks, key=lambda clock: clock.system.node_bandwidth_bytes_per_s(1, 1))
 
     @memoized
     def layout(self, mesh: int, axes: tuple[int, ...]) -> GroupLayout:
         """Return the layout on the nodes of groups along axes of a mesh."""
-        return self.clock.system.layout(self.program.meshes[mesh].group_table(axes))
+        return self.systems[mesh].layout(self.program.meshes[mesh].group_table(axes))
 
     @memoized
     def parts_layout(self, mesh: int, parts: int) -> GroupLayout:
         """Return the layout of devices of a mesh that gather so many parts of a message."""
         ids = self.program.meshes[mesh].device_ids
-        return self.clock.system.layout([ids[k : k + parts] for k in range(0, len(ids), parts)])
+        return self.systems[mesh].layout([ids[k : k + parts] for k in range(0, len(ids), parts)])
 
     @memoized
     def pair_layout(self, mesh: int, peer: int) -> GroupLayout:
         """Return the layout of the devices of two meshes, paired with each other."""
         source, target = (self.program.meshes[number].device_ids for number in (mesh, peer))
-        return self.clock.transfer_layout(source, target)
+        return self.link_clock(mesh, peer).transfer_layout(source, target)
 
     def _transfer_ps(self, op: Op, location: str) -> int:
         """Return the duration of a transfer in which devices of two meshes are paired."""
         layout = self.pair_layout(op.mesh, op.peer_mesh)
-        return self.clock.transfer_ps(op.collective, op.wire_bytes, layout, location)
+        clock = self.link_clock(op.mesh, op.peer_mesh)
+        return clock.transfer_ps(op.collective, op.wire_bytes, layout, location)
+
+
+def _on_own_nodes(meshes: Sequence[Mesh], systems: Sequence[System]) -> tuple[Mesh, ...]:
+    """Return meshes of which those of another system than the one before begin with a node."""
+    per_node = math.lcm(*(system.intra_node.devices_per_node for system in systems))
+    shift, result = 0, list(meshes[:1])
+    for number, mesh in enumerate(meshes[1:], 1):
+        if systems[number] != systems[number - 1]:
+            node = max(result[-1].device_ids) // per_node + 1
+            shift = node * per_node - min(mesh.device_ids)
+        result.append(replace(mesh, device_ids=tuple(id + shift for id in mesh.device_ids)))
+    return tuple(result)

@@ -17,7 +17,7 @@ from tvm_distir.performance.traces.perfetto import write_perfetto
 from tvm_distir.performance.traces.records import Event
 from tvm_distir.support import Displayed, UsageError
 
-from .device_results import Branch, CollectiveTotal, DeviceGroupResult
+from .device_results import Branch, CollectiveTotal, DeviceGroupResult, DeviceResult
 from .devices import Devices
 from .result_display import draw_result, result_headline, result_tables
 
@@ -59,8 +59,6 @@ class Result(Displayed):
         Name of the system.
     time_s : float
         The time from the start to the end of the last task.
-    memory_capacity_bytes : int
-        The memory of a device of the system.
     devices : sequence of DeviceResult
         The results of all devices, by id; they are computed, with their memory, when they are asked
         for.
@@ -82,7 +80,6 @@ class Result(Displayed):
 
     system: str
     time_s: float
-    memory_capacity_bytes: int
     devices: Devices
     collectives: tuple[CollectiveTotal, ...]
     unmodelled_ops: tuple[str, ...]
@@ -93,9 +90,20 @@ class Result(Displayed):
     pipeline: PipelineResult | None = None
 
     @property
+    def fullest(self) -> DeviceResult:
+        """Return the device whose peak takes the largest share of its memory."""
+        devices = self.devices.distinct
+        return max(devices, key=lambda d: d.peak_memory_bytes / d.memory_capacity_bytes)
+
+    @property
     def peak_memory_bytes(self) -> int:
         """Return the peak memory of the fullest device."""
-        return max(device.peak_memory_bytes for device in self.devices.distinct)
+        return self.fullest.peak_memory_bytes
+
+    @property
+    def memory_capacity_bytes(self) -> int:
+        """Return the memory of the fullest device."""
+        return self.fullest.memory_capacity_bytes
 
     @property
     def fits(self) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from tvm import ir
 
 from tvm_distir.core.rewriting import gc_paused
-from tvm_distir.hardware import System
+from tvm_distir.hardware import System, Systems
 from tvm_distir.performance.fusion.grouped import grouped
 from tvm_distir.performance.fusion.profile import Profile
 from tvm_distir.performance.fusion.quantization import check_products
@@ -30,7 +30,7 @@ from .result import Result
 @gc_paused()
 def simulate(
     program: Program | ir.IRModule,
-    system: System | str,
+    system: Systems,
     *,
     fold_devices: bool = True,
     blocking: bool = False,
@@ -53,8 +53,8 @@ def simulate(
     ----------
     program : Program or IRModule
         A module at level 5 is exported (:func:`tvm_distir.export`).
-    system : System or str
-        A system, its name or its path.
+    system : System or str, or list
+        A system, its name or its path; of unequal devices, a list of those of the stages.
     fold_devices : bool
         Whether a single device stands for all devices of its mesh, which run the same program.
         False simulates each of them, with the members of collectives tied together.
@@ -109,9 +109,12 @@ def simulate(
     watch = Stopwatch()
     with watch.stage("kernels"):
         profile = Profile.resolve(system.kernels if kernels is None else kernels)
-        check_products(profile, system)
+        for part in system.stages or (system,):
+            check_products(profile, part)
         source, program, blocking = program, grouped(program, profile), blocking or profile.blocking
         modules = ModuleNames(program, source)
+    if contention and not system.has_one_network:
+        System.required(system, equal_for="contention of several networks")
     if program.staged is not None:
         if not fold_devices:
             raise SimulationError(

@@ -92,6 +92,7 @@ class StepAccount:
         timeline: DeviceTimeline,
         memory_of: Callable[[], DeviceMemory],
         traffic: Traffic,
+        system: System,
         collective_mesh: Mesh | None = None,
     ) -> None:
         """Add devices that do the same.
@@ -106,13 +107,15 @@ class StepAccount:
         traffic : Traffic
             Messages and copies that are no ops. Where groups of devices share a mesh, whose ops may
             differ, the most of each counts.
+        system : System
+            The system of these devices.
         collective_mesh : Mesh, optional
             The mesh on which collectives run, where ops do not name it.
         """
         counts = timeline.counts()
         ops = self._ops(counts)
         compute_ps, comm_ps, both_ps = timeline.busy()
-        slowed_ps = self._slowed_ps(ops.delay_ps, both_ps)
+        slowed_ps = _slowed_ps(overlap_slowdown(system), ops.delay_ps, both_ps)
         unused_ps = ops.delay_ps - slowed_ps
         share = slowed_ps / ops.delay_ps if ops.delay_ps else 1.0
         timed = self.modules, ops.rows, ops.counts, share
@@ -127,6 +130,7 @@ class StepAccount:
                 {key: seconds(spent_ps) for key, spent_ps in ops.kernels.items()},
                 ops.products,
                 seconds(ops.product_ps),
+                system.memory_capacity_bytes,
             )
         )
         work = compute_ps - unused_ps, comm_ps, both_ps - unused_ps
@@ -138,15 +142,6 @@ class StepAccount:
         for kind, table in traffic.items():
             most = self._traffic.get(kind, table)
             self._traffic[kind] = [max(pair) for pair in zip(most, table, strict=True)]
-
-    def _slowed_ps(self, delay_ps: int, both_ps: int) -> int:
-        """Return the time that kernels lose, of delays in ``both_ps`` of overlap.
-
-        In the time that is left, kernels run beside collectives. Where these are fewer than a
-        collective could slow, the stream waits for its end, in which part of the delay lies.
-        """
-        lost = overlap_slowdown(self.system) - 1.0
-        return min(delay_ps, round(lost * max(both_ps - delay_ps, 0)))
 
     def _ops(self, counts: Ints) -> _Ops:
         """Return the ops of devices that run each row so often; equal rows are computed once."""
@@ -202,7 +197,6 @@ class StepAccount:
         return Result(
             system=self.system.name,
             time_s=seconds(self.finish),
-            memory_capacity_bytes=self.system.memory_capacity_bytes,
             devices=Devices(self._lanes, self.works),
             collectives=tuple(
                 CollectiveTotal(kind, mesh, axes, size, count, payload, sent, seconds(duration))
@@ -219,6 +213,15 @@ class StepAccount:
             meshes=self.program.meshes,
             pipeline=pipeline,
         )
+
+
+def _slowed_ps(slowdown: float, delay_ps: int, both_ps: int) -> int:
+    """Return the time that kernels lose, of delays in ``both_ps`` of overlap.
+
+    In the time that is left, kernels run beside collectives. Where these are fewer than a
+    collective could slow, the stream waits for its end, in which part of the delay lies.
+    """
+    return min(delay_ps, round((slowdown - 1.0) * max(both_ps - delay_ps, 0)))
 
 
 def memory_over_time(

@@ -96,7 +96,7 @@ def calibrate(
     >>> 0 < result.values["nic_efficiency"] <= 1
     True
     """
-    known = system if isinstance(system, System) else System.load(system)
+    known = System.required(system, "calibration")
     measured = list(rows) if not isinstance(rows, str | Path) else read_rows(rows)
     _refuse_unfit(known, measured, fit_also)
     with Workers(workers, executor) as pool:

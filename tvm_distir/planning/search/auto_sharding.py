@@ -166,7 +166,7 @@ def labeller_of(
 
     ``mesh_costs`` are the costs on meshes of the system, shared with solvers of other modules.
     """
-    resolved = System.required(system)
+    resolved = System.required(system, "automatic sharding")
     plan = on_stages(mod, fixed or Plan(_specs(mesh)))
     with gc_paused():
         annotated = lift_branches(AnnotateSharding(plan)(mod))

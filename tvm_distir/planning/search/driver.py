@@ -17,9 +17,9 @@ from tvm_distir.core.plan import Plan
 from tvm_distir.core.rewriting import gc_paused
 from tvm_distir.hardware import System, main_dtype
 from tvm_distir.models import load_model
-from tvm_distir.performance import Profile, check_products
+from tvm_distir.performance import Profile
 from tvm_distir.planning.error_band import StepKind, bits_of
-from tvm_distir.planning.weight_types import weights_line, with_weights
+from tvm_distir.planning.weight_types import equal_devices, weights_line
 from tvm_distir.planning.workers import Workers
 from tvm_distir.support import UsageError
 
@@ -133,8 +133,7 @@ def search(
     >>> result.complete, result.plans[0].plan.meshes[0].device_count
     (True, 2)
     """
-    resolved = with_weights(System.required(system), quantize, model if train is None else None)
-    check_products(Profile.resolve(resolved.kernels), resolved)
+    resolved = equal_devices(system, "a search", quantize, model if train is None else None)
     if isinstance(model, (str, Path)):
         text = str(model)
         model = load_model(text).mod if batch is None else partial(_load, text)

@@ -205,7 +205,7 @@ def search_fleet(
     work = work if rate_per_s is None else work.at_rate(rate_per_s)
     result = FleetResult(model, work, levels)
     for named in systems:
-        system = System.required(named)
+        system = System.required(named, "serve")
         trials = FleetTrials(model, devices, system, work, levels, options, True, router, stages)
         for kind, kv_dtype in itertools.product(weights, kv_dtypes):
             trials.engines(with_weights(system, kind, model), kv_dtype, speculation)

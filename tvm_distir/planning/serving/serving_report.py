@@ -239,7 +239,7 @@ def serve_analyze(
     >>> report.summary.requests
     8
     """
-    resolved = System.required(system)
+    resolved = System.required(system, "serve")
     resolved = with_weights(resolved, weights, model)
     work = Workload.parse(workload) if isinstance(workload, str) else workload
     options, filling = (
@@ -256,7 +256,7 @@ def serve_analyze(
     if prefill_mesh is not None:
         filling_system = resolved
         if prefill_system:
-            filling_system = with_weights(System.required(prefill_system), weights, model)
+            filling_system = with_weights(System.required(prefill_system, "serve"), weights, model)
         filler = ServingEngine.of(
             ServedModel(model, strategy, prefill_mesh, filling_system, kv_dtype), filling
         )

@@ -104,7 +104,7 @@ def search_serving(
     >>> result.strategy
     'megatron'
     """
-    resolved = System.required(system)
+    resolved = System.required(system, "serve")
     work, options = searched_workload(workload, schedulers)
     search = ServingTrials(model, devices, resolved, work, levels, options, bounds, router, stages)
     systems = [with_weights(resolved, kind, model) for kind in weights]

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -78,12 +78,12 @@ class ProgramPipeline:
 
     @cached_property
     def identity(self) -> tuple[object, ...]:
-        """Return all that programs depend on beside their rows."""
+        """Return all that programs depend on beside their rows and the times of the system."""
         path = model_file(self.model)
         content = hashlib.sha256(Path(path).read_bytes()).hexdigest() if path else ""
         train = None if self.train is None else sorted(self.train.items())
         dims = sorted(self.dims.items())
-        settings = (self.strategy, self.cuts, self.decide, repr(self.system))
+        settings = self.strategy, self.cuts, self.decide
         kernels = Profile.resolve(self.system.kernels)
         of_kernels = (kernels.attention, kernels.recomputed_ops)
         return self.model, content, train, dims, *settings, of_kernels
@@ -142,8 +142,8 @@ class ProgramPipeline:
 
     @cached_property
     def _memo(self) -> StageMemo:
-        """Return the latest models and steps: rows that differ in their plans only share them."""
-        return StageMemo(RECENT, ("model", "forward", "train"))
+        """Return the latest models, steps and programs, which rows share."""
+        return StageMemo(RECENT, ("model", "forward", "train", "program"))
 
     def __getstate__(self) -> dict[str, object]:
         """Return the state without modules, for workers."""
@@ -181,12 +181,29 @@ class ProgramPipeline:
     def program(self, row: Configuration) -> Program:
         """Return the program of a row, read from disk where it was made before.
 
+        GPipe and 1F1B run the same units in another order, so their rows share a program.
+
         Raises
         ------
         DistIRError
             As :meth:`study`.
         """
-        return kept_program((self.identity, row), lambda: self.study(row).program, self.cache)
+        shared = replace(row, schedule="1f1b") if row.schedule == "gpipe" else row
+        subject = self.identity, repr(self.system) if self._reads_times(row) else "", shared
+        program = self._memo.result(
+            "program", subject,
+            lambda: kept_program(subject, lambda: self.study(shared).program, self.cache),
+        )  # fmt: skip
+        if shared is row or program.staged is None:
+            return program
+        schedule = replace(program.staged.schedule, kind=row.schedule)
+        return replace(program, staged=replace(program.staged, schedule=schedule))
+
+    def _reads_times(self, row: Configuration) -> bool:
+        """Return whether the times of the system may decide something in the program of a row."""
+        known = self.zoo is not None and self.zoo[0] in TRANSFORMERS
+        chosen = self.cuts, self.decide, self.strategy, row.recompute
+        return not known or chosen != ("layers", "bytes", "megatron", "none")
 
     def _schedule(self, row: Configuration, model: ir.IRModule) -> dict[str, Any]:
         """Return the schedule of a row, with the cuts between equally many layers."""

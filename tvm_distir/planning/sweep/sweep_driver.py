@@ -14,8 +14,7 @@ import numpy.typing as npt
 
 from tvm_distir.core.rewriting import gc_paused
 from tvm_distir.hardware import System
-from tvm_distir.performance import Profile, check_products
-from tvm_distir.planning.weight_types import with_weights
+from tvm_distir.planning.weight_types import equal_devices
 from tvm_distir.planning.workers import Workers
 from tvm_distir.support import UsageError, check_choice
 
@@ -121,8 +120,7 @@ def sweep(
     """
     check_choice(cuts, "value", CUTS, "cuts")
     check_choice(decide, "value", DECIDE, "decide")
-    resolved = with_weights(System.required(system), quantize, model if train is None else None)
-    check_products(Profile.resolve(resolved.kernels), resolved)
+    resolved = equal_devices(system, "a sweep", quantize, model if train is None else None)
     check_model_given(model, dims or {})
     if serves(model) and train is not None:
         raise UsageError(

@@ -173,13 +173,23 @@ def test_vector_peaks_of_a_data_sheet_default_to_a_share_of_the_matrix_peak() ->
     assert system.sources["device.vector_TFLOPs"].startswith("assumed")
 
 
-@pytest.mark.parametrize("name", ["h100,a100", "h100+4xa100", "b200+dgx-h100"])
-def test_devices_of_several_types_are_refused_by_name(name: str) -> None:
-    with pytest.raises(HardwareError, match=r"DIST0706.*several types of devices.*slowest"):
+@pytest.mark.parametrize("name", ["h100+4xa100", "b200+dgx-h100"])
+def test_devices_of_several_types_without_stages_are_refused_by_name(name: str) -> None:
+    with pytest.raises(HardwareError, match=r"DIST0706.*several types of devices.*in order: \""):
         td.System.load(name)
 
 
-def test_a_file_names_one_device() -> None:
+def test_devices_of_several_types_are_those_of_stages() -> None:
+    system = td.System.load("h100,a100-40gb")
+    assert [stage.name for stage in system.stages] == ["h100", "a100-40gb"]
+    assert system.memory_capacity_bytes == td.System.load("a100-40gb").memory_capacity_bytes
+    assert system.name == "h100,a100-40gb" and not system.has_one_network
+
+
+def test_a_file_lists_the_devices_of_stages() -> None:
     mixed = {"schema_version": 2, "name": "mixed", "device": ["h100-sxm", "a100-sxm"]}
-    with pytest.raises(HardwareError, match=r"DIST0706.*there are 2 devices"):
-        td.System.from_dict({**mixed, "network": "hgx-h100"})
+    system = td.System.from_dict({**mixed, "network": "hgx-h100"})
+    assert system.name == "mixed" and system.has_one_network
+    assert [stage.device.name for stage in system.stages] == ["H100-SXM5-80GB", "A100-SXM4-80GB"]
+    with pytest.raises(HardwareError, match="DIST0703"):
+        td.System.from_dict({**mixed, "device": [], "network": "hgx-h100"})

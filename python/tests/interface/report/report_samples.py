@@ -45,7 +45,16 @@ def sample(
     """Two by two devices; each layer computes 4 ms and communicates 1 ms, nothing overlaps."""
     devices = tuple(
         DeviceResult(
-            i, "mesh0", 4e-3 * layers, 1e-3 * layers, 1e-3 * layers, 0.0, peak_bytes, GIB, 10**9
+            i,
+            "mesh0",
+            4e-3 * layers,
+            1e-3 * layers,
+            1e-3 * layers,
+            0.0,
+            peak_bytes,
+            GIB,
+            10**9,
+            capacity_bytes or 0,
         )
         for i in range(4)
     )

@@ -10,6 +10,7 @@ at 1 GB/s (1000 bytes per us). Between nodes: 1 adapter per device of the same s
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from tvm_distir.hardware.systems.system import System
 from tvm_distir.performance.program.mesh import Mesh
@@ -24,7 +25,7 @@ def us(time_us):
     return round(time_us * 1e6)
 
 
-def round_system(wires=1, latency=1, **device):
+def round_system(wires: float = 1, latency: float = 1, **device: Any) -> System:
     """The system; its networks' bandwidths and latencies times a factor."""
     return System.from_dict(
         {

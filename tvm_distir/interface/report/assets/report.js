@@ -72,7 +72,7 @@
       lane = i < 0 ? null : data.lanes[i];
       if (lane && !lane.spans) lane.spans = spans(lane);
       shown = lane ? [lane] : data.lanes;
-      document.querySelector("[data-scale]").hidden = !lane || !data.capacity;
+      document.querySelector("[data-scale]").hidden = !lane || !lane.capacity;
       const total = shown.reduce((n, l) => n + l.total, 0);
       $("tl-note").textContent = shown.some((l) => l.joined)
         ? `${total} events; adjacent events shorter than a pixel are merged.`
@@ -228,11 +228,11 @@
     }
     function memoryTop() {
       const peak = lane.memory.reduce((m, s) => Math.max(m, s[1]), 1);
-      const cap = data.capacity;
+      const cap = lane.capacity;
       return { peak, top: cap && !close && cap < peak * 50 ? Math.max(cap, peak) * 1.08 : peak * 1.25 };
     }
     function drawMemory(g, r, x, width) {
-      const { peak, top } = memoryTop(), cap = data.capacity;
+      const { peak, top } = memoryTop(), cap = lane.capacity;
       const y = (b) => r.y + r.h - (b / top) * r.h;
       g.fillStyle = colours["--shade"];
       g.fillRect(0, r.y, width, r.h);

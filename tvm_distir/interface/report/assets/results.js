@@ -64,6 +64,7 @@
       line.append(first, ...row.map((cell, i) => {
         const value = make("td", cell[2] ? undefined : cell[1], data.columns[i]);
         value.dataset.title = data.columns[i].title;
+        value.classList.toggle("none", cell[0] === null);
         if (cell[2]) value.append(Object.assign(make("a", cell[1]), { href: cell[2] }));
         return value;
       }));

@@ -125,7 +125,7 @@ class StageLoads:
         ids = meshes[source].device_ids, meshes[target].device_ids
         size = edge.part_bytes[0]
         layout = self.costs.pair_layout(source, target)
-        lead = min(self.costs.clock.collective_ps("send", 0, layout), duration)
+        lead = min(self.costs.clocks[source].collective_ps("send", 0, layout), duration)
         used: dict[Hashable, float] = {}
         crossing: dict[tuple[str, int, int], int] = {}
         for pair in pair_up(*ids):

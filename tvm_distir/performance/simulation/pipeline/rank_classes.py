@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass
 
 from tvm_distir.hardware import System
@@ -16,7 +16,6 @@ from tvm_distir.performance.event_loop.function_summaries import (
     FunctionSummaries,
 )
 from tvm_distir.performance.event_loop.maps import summarize_functions
-from tvm_distir.performance.program.mesh import Mesh
 from tvm_distir.performance.program.pipeline_program import PipelineProgram
 from tvm_distir.performance.program.program import Program
 from tvm_distir.performance.program.unit_phases import once_slots
@@ -75,16 +74,15 @@ def axes_used(program: Program) -> set[tuple[int, ...]]:
     return {op.mesh_axes for fn in program.functions.values() for op in fn.ops if op.mesh_axes}
 
 
-def layout_key(
-    axes: Collection[tuple[int, ...]], meshes: Sequence[Mesh], system: System
-) -> list[Hashable]:
+def layout_key(axes: Collection[tuple[int, ...]], costs: OpCosts) -> list[Hashable]:
     """Return the layout key of groups along mesh axes: equal keys are equally fast."""
     result: list[Hashable] = []
-    for mesh in meshes:
+    for number, mesh in enumerate(costs.program.meshes):
         fitting = sorted(a for a in axes if all(n < len(mesh.shape) for n in a))
-        layouts = [system.layout(mesh.group_table(a)) for a in fitting]
+        layouts = [costs.layout(number, a) for a in fitting]
         lie = tuple((layout.kinds, layout.sharing) for layout in layouts)
-        result.append((mesh.axes, mesh.shape, lie))
+        system = costs.systems.index(costs.systems[number])
+        result.append((mesh.axes, mesh.shape, lie, system))
     return result
 
 
@@ -109,7 +107,7 @@ class RankClasses:
         self, program: Program, staged: PipelineProgram, system: System, blocking: bool
     ) -> None:
         self.staged, self.lowering = staged, Lowering(blocking)
-        keys = layout_key(axes_used(program), program.meshes, system)
+        keys = layout_key(axes_used(program), OpCosts(program, system))
         stage_kinds: dict[Hashable, set[int]] = {}
         for stage, rank in zip(staged.stages, staged.schedule.rank_of, strict=True):
             stage_kinds.setdefault(keys[rank], set()).add(stage.role)

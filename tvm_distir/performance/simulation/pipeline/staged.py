@@ -81,7 +81,8 @@ def simulate_stages(
         for rank, mesh in enumerate(program.meshes):
             timeline = StageTimeline.of(rank, ran)
             memory, traffic = functools.partial(held, rank, timeline), _traffic(timeline)
-            account.add(mesh.name, mesh.device_ids, timeline, memory, traffic, mesh)
+            part = steps.costs.systems[rank]
+            account.add(mesh.name, mesh.device_ids, timeline, memory, traffic, part, mesh)
         bubble = _bubble(account.works, seconds(ran.finish))
         numbers = (schedule.stages, schedule.chunks, schedule.micro_batches)
         return account.result(watch.timings_s, PipelineResult(schedule.kind, *numbers, bubble))

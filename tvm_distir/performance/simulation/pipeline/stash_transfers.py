@@ -86,7 +86,7 @@ class OffloadTransfers:
                 continue
             self._cell[stage] = (cells, 1)
             cells += staged.schedule.micro_batches + 1
-            duration = costs.host_copy_ps(size, f"stage {stage}")
+            duration = costs.host_copy_ps(size, staged.schedule.rank_of[stage], f"stage {stage}")
             for kind in (STORE, FETCH):
                 self._number[stage, kind] = edges + len(self.moves)
                 self.moves.append(StashTransfer(stage, kind, size, duration))
