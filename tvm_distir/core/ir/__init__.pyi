@@ -14,6 +14,7 @@ from .mesh import NAMES_ATTR as NAMES_ATTR
 from .mesh import axis_groups as axis_groups
 from .mesh import device_coordinates as device_coordinates
 from .mesh import device_mesh as device_mesh
+from .mesh import groups_by_axes as groups_by_axes
 from .mesh import mesh_axes as mesh_axes
 from .mesh import mesh_devices as mesh_devices
 from .mesh import mesh_index as mesh_index
@@ -44,7 +45,9 @@ from .types import TENSOR_TYPES as TENSOR_TYPES
 from .types import FieldLeaves as FieldLeaves
 from .types import as_dtensor as as_dtensor
 from .types import carries_value as carries_value
+from .types import element_type as element_type
 from .types import flat_types as flat_types
+from .types import is_number as is_number
 from .types import is_object as is_object
 from .types import is_private as is_private
 from .types import known_shape as known_shape

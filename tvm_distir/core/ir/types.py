@@ -106,6 +106,13 @@ def as_dtensor(ty: ir.Type, mesh: DeviceMesh, labels: Sequence[int]) -> DTensorT
     return _DTENSOR_TYPE(tensor_type(ty), mesh, placement_of(labels), None)
 
 
+def plain_type(ty: ir.Type) -> ir.Type:
+    """Return a type with plain tensors in place of those on a mesh."""
+    if isinstance(ty, relax.TupleType):
+        return relax.TupleType([plain_type(field) for field in ty.fields])
+    return ty.tensor_ty if isinstance(ty, DTensorType) else ty
+
+
 def static_shape(ty: ir.Type) -> tuple[Any, ...] | None:
     """Return the dims of a (D)Tensor type, ints or symbolic expressions; None if unknown."""
     tensor = tensor_type(ty)
@@ -118,6 +125,18 @@ def known_shape(ty: ir.Type) -> tuple[int, ...] | None:
     """Return the dims of a (D)Tensor type; None where some are symbolic, or it is no tensor."""
     shape = static_shape(ty)
     return None if shape is None or not all(isinstance(n, int) for n in shape) else shape
+
+
+def element_type(ty: ir.Type) -> str:
+    """Return the element type of a tensor type."""
+    tensor: Any = tensor_type(ty)
+    return str(tensor.dtype)
+
+
+def is_number(ty: ir.Type) -> bool:
+    """Return whether it is the type of a float without dims."""
+    tensor = tensor_type(ty)
+    return tensor is not None and int(tensor.ndim) == 0 and "float" in str(tensor.dtype)
 
 
 def is_private(fn: relax.Function) -> bool:

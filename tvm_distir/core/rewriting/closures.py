@@ -20,14 +20,14 @@ from __future__ import annotations
 from typing import Any
 
 from tvm import ir, relax
-from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_distir.core.ir.handles import handle
 from tvm_distir.core.ir.types import relax_functions
 from tvm_distir.support import PropagationError
 
-from .calls import called_name, field_of
-from .functions import with_functions
+from .calls import field_of
+from .functions import calls_op, with_functions
+from .replacing import replaced_calls
 from .scopes import all_bindings
 
 _MAKE, _INVOKE = "relax.make_closure", ("relax.invoke_closure", "relax.invoke_pure_closure")
@@ -49,18 +49,13 @@ def without_closures(mod: ir.IRModule) -> ir.IRModule:
         for gv, fn in relax_functions(mod):
             _refuse_recursion(str(gv.name_hint), fn)
         mod = relax.transform.LambdaLift()(mod)
-    makers = [
-        (gv, fn)
-        for gv, fn in relax_functions(mod)
-        if any(_makes(b.value) for b in all_bindings(fn.body))
-    ]
-    if not makers:
+    if not calls_op(mod, (_MAKE,)):
         return mod
-    replaced = dict(mod.functions)
-    for gv, fn in makers:
-        direct = relax.analysis.remove_all_unused(_Caller(mod).visit_expr(fn))
-        _refuse_escapes(str(gv.name_hint), direct)
-        replaced[gv] = direct
+    replaced = dict(replaced_calls(mod, dict.fromkeys(_INVOKE, _called)).functions)
+    for gv, fn in relax_functions(mod):
+        if any(_makes(b.value) for b in all_bindings(fn.body)):
+            replaced[gv] = relax.analysis.remove_all_unused(replaced[gv])
+            _refuse_escapes(str(gv.name_hint), replaced[gv])
     return with_functions(mod, replaced)
 
 
@@ -97,21 +92,15 @@ def _refuse_escapes(name: str, fn: relax.Function) -> None:
         )
 
 
-@mutator
-class _Caller(PyExprMutator):  # type: ignore[misc,unused-ignore]
-    """Replaces calls of closures that the same function makes."""
-
-    def visit_call_(self, call: ir.Call) -> ir.Expr:
-        call = super().visit_call_(call)
-        if called_name(call) not in _INVOKE:
-            return call
-        maker: Any = call.args[0]
-        while isinstance(maker, ir.Var):
-            maker = self.lookup_binding(maker)
-        if type(maker) is not ir.Call or called_name(maker) != _MAKE:
-            return call
-        target, captures = maker.args
-        return ir.Call(target, [*_fields(call.args[1]), *_fields(captures)])
+def _called(builder: relax.BlockBuilder, call: ir.Call) -> ir.Call | None:
+    """Return the call of the function of a closure that the same function makes."""
+    maker: Any = call.args[0]
+    while isinstance(maker, ir.Var):
+        maker = builder.lookup_binding(maker)
+    if not _makes(maker):
+        return None
+    target, captures = maker.args
+    return ir.Call(target, [*_fields(call.args[1]), *_fields(captures)])
 
 
 def _fields(value: ir.Expr) -> list[ir.Expr]:

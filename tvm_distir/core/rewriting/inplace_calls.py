@@ -19,14 +19,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tvm import ir, s_tir, tirx
-from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm import ir, relax, s_tir, tirx
 
-from tvm_distir.core.ir.types import relax_functions
 from tvm_distir.support import PropagationError, SBlock, SBlockRealize
 
-from .calls import called_name
-from .functions import calls_op, with_functions
+from .functions import calls_op
+from .replacing import replaced_calls
 
 _INPLACE = "relax.call_tir_inplace"
 
@@ -41,29 +39,15 @@ def without_inplace_calls(mod: ir.IRModule) -> ir.IRModule:
     """
     if not calls_op(mod, (_INPLACE,)):
         return mod
-    writer = _Writer(mod)
-    for gv, fn in relax_functions(mod):
-        writer.builder_.update_func(gv, writer.visit_expr(fn))
-    return with_functions(mod, dict(writer.builder_.get().functions))
 
-
-@mutator
-class _Writer(PyExprMutator):  # type: ignore[misc,unused-ignore]
-    """Writer of the calls of a module."""
-
-    def __init__(self, mod: ir.IRModule) -> None:
-        super().__init__(mod)
-        self._mod = mod
-
-    def visit_call_(self, call: ir.Call) -> ir.Expr:
-        call = super().visit_call_(call)
-        if called_name(call) != _INPLACE:
-            return call
+    def written(builder: relax.BlockBuilder, call: ir.Call) -> ir.Call:
         target = call.args[0]
         indices = [int(i) for i in call.attrs.inplace_indices]
-        kernel = copying(self._mod[target], len(call.args[1].fields), indices, target.name_hint)
-        copy = self.builder_.add_func(kernel, f"{target.name_hint}_copy")
+        kernel = copying(mod[target], len(call.args[1].fields), indices, target.name_hint)
+        copy = builder.add_func(kernel, f"{target.name_hint}_copy")
         return ir.Call(ir.Op.get("relax.call_tir"), [copy, *call.args[1:]], None, call.ty_args)
+
+    return replaced_calls(mod, {_INPLACE: written})
 
 
 def copying(

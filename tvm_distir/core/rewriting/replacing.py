@@ -10,10 +10,13 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from .functions import map_functions
+from tvm_distir.core.ir.types import relax_functions
+
+from .functions import with_functions
 
 Replacements = Mapping[str, Callable[[relax.BlockBuilder, ir.Call], Any]]
-"""Functions that return what replaces the call of an op, or None, by the op's name."""
+"""Functions that return what replaces the call of an op, or None, by the op's name; they may add
+functions to the module of the builder."""
 
 
 @mutator
@@ -35,5 +38,10 @@ class _CallReplacer(PyExprMutator):  # type: ignore[misc,unused-ignore]
 
 
 def replaced_calls(mod: ir.IRModule, table: Replacements) -> ir.IRModule:
-    """Return the module with the calls of its Relax functions replaced."""
-    return map_functions(mod, lambda fn: _CallReplacer(mod, table).visit_expr(fn))
+    """Return the module with the calls of its Relax functions replaced; it is not changed."""
+    result = mod
+    for gv, fn in relax_functions(mod):
+        replacer = _CallReplacer(result, table)
+        replacer.builder_.update_func(gv, replacer.visit_expr(fn))
+        result = replacer.builder_.get()
+    return with_functions(mod, dict(result.functions))

@@ -23,17 +23,14 @@ from typing import Any
 
 import numpy as np
 from tvm import ir, relax, tirx
-from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_distir.core.ir.handles import handle
 from tvm_distir.core.ir.types import relax_functions, static_shape
 from tvm_distir.support import GenericConst
 
-from .calls import called_name
+from .functions import with_functions
+from .replacing import Replacements, replaced_calls
 from .scopes import all_bindings
-
-_OPS = ("relax.shape_of", "relax.shape_to_tensor", "relax.tensor_to_shape")
-_HANDLES = frozenset(handle(ir.Op.get(name)) for name in _OPS)
 
 
 def fold_shapes(mod: ir.IRModule) -> ir.IRModule:
@@ -43,15 +40,13 @@ def fold_shapes(mod: ir.IRModule) -> ir.IRModule:
     types of what is computed from such shapes are inferred again. A ``match_cast`` that only names
     sizes which its operand states is removed.
     """
-    changed = {gv: fn for gv, fn in relax_functions(mod) if _computes_shapes(fn)}
+    changed = [gv for gv, fn in relax_functions(mod) if _computes_shapes(fn)]
     if not changed:
         return mod
-    result = ir.IRModule(dict(mod.functions), attrs=mod.attrs, global_infos=mod.global_infos)
-    for gv, fn in changed.items():
-        result[gv] = _ShapeFolder(result).visit_expr(fn)
-    casts = {gv: result[gv] for gv in changed if any(map(_is_cast, all_bindings(result[gv].body)))}
-    result.update(relax.transform.CanonicalizeBindings()(ir.IRModule(casts)))
-    return result
+    folded = replaced_calls(mod, _FOLDED)
+    casts = {gv: folded[gv] for gv in changed if any(map(_is_cast, all_bindings(folded[gv].body)))}
+    cast_free = relax.transform.CanonicalizeBindings()(ir.IRModule(casts))
+    return with_functions(mod, {**folded.functions, **cast_free.functions})
 
 
 def _computes_shapes(fn: relax.Function) -> bool:
@@ -65,33 +60,27 @@ def _is_cast(binding: relax.Binding) -> bool:
     return type(binding) is relax.MatchCast
 
 
-@mutator
-class _ShapeFolder(PyExprMutator):  # type: ignore[misc,unused-ignore]
-    """Replaces calls of the ops on shapes."""
+def _bound(builder: relax.BlockBuilder, expr: ir.Expr) -> Any:
+    """Return the value that a variable is bound to, through other variables."""
+    while isinstance(expr, relax.Var) and (value := builder.lookup_binding(expr)) is not None:
+        expr = value
+    return expr
 
-    def visit_call_(self, call: ir.Call) -> ir.Expr:
-        call = super().visit_call_(call)
-        name = called_name(call)
-        if name == "relax.shape_of":
-            shape = static_shape(call.args[0].ty)
-            return call if shape is None else relax.ShapeExpr(list(shape))
-        if name == "relax.shape_to_tensor":
-            sizes = _sizes(self._bound(call.args[0]))
-            return call if sizes is None else relax.const(np.asarray(sizes), "int64")
-        if name == "relax.tensor_to_shape":
-            value = self._bound(call.args[0])
-            if isinstance(value, GenericConst):
-                return relax.ShapeExpr([int(n) for n in value.value.numpy()])
-        return call
 
-    def _bound(self, expr: ir.Expr) -> Any:
-        """Return the value that a variable is bound to, through other variables."""
-        while isinstance(expr, relax.Var):
-            value = self.lookup_binding(expr)
-            if value is None:
-                return expr
-            expr = value
-        return expr
+def _shape(_: relax.BlockBuilder, call: ir.Call) -> ir.Expr | None:
+    shape = static_shape(call.args[0].ty)
+    return None if shape is None else relax.ShapeExpr(list(shape))
+
+
+def _tensor(builder: relax.BlockBuilder, call: ir.Call) -> ir.Expr | None:
+    sizes = _sizes(_bound(builder, call.args[0]))
+    return None if sizes is None else relax.const(np.asarray(sizes), "int64")
+
+
+def _shape_of_rows(builder: relax.BlockBuilder, call: ir.Call) -> ir.Expr | None:
+    value = _bound(builder, call.args[0])
+    known = isinstance(value, GenericConst)
+    return relax.ShapeExpr([int(n) for n in value.value.numpy()]) if known else None
 
 
 def _sizes(shape: Any) -> list[int] | None:
@@ -100,3 +89,11 @@ def _sizes(shape: Any) -> list[int] | None:
         return None
     sizes = list(shape.values)
     return [int(n) for n in sizes] if all(isinstance(n, tirx.IntImm) for n in sizes) else None
+
+
+_FOLDED: Replacements = {
+    "relax.shape_of": _shape,
+    "relax.shape_to_tensor": _tensor,
+    "relax.tensor_to_shape": _shape_of_rows,
+}
+_HANDLES = frozenset(handle(ir.Op.get(name)) for name in _FOLDED)

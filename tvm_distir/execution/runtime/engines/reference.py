@@ -12,7 +12,6 @@ import tvm
 import tvm_ffi
 from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
-from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_distir.core.ir import is_object, named_leaves, relax_functions
 from tvm_distir.core.ops import input_index_ranges
@@ -21,7 +20,7 @@ from tvm_distir.core.rewriting import (
     called_name,
     entry_of,
     location_of,
-    map_functions,
+    replaced_calls,
 )
 from tvm_distir.execution.runtime.program.compiled import SHARED, LibraryCache
 from tvm_distir.execution.runtime.program.input_faults import index_fault
@@ -35,19 +34,9 @@ _LIBRARIES = LibraryCache(4, SHARED)
 because a library holds the constants."""
 
 
-@mutator
-class _Strip(PyExprMutator):  # type: ignore[misc,unused-ignore]
-    """Replaces ``annotate_sharding(x)`` by ``x``."""
-
-    def visit_call_(self, call: ir.Call) -> relax.Expr:
-        if isinstance(call.op, ir.Op) and str(call.op.name) == "relax.dist.annotate_sharding":
-            return self.visit_expr(call.args[0])
-        return super().visit_call_(call)
-
-
 def strip_annotations(mod: ir.IRModule) -> ir.IRModule:
     """Return the module without its annotations: level 2 to level 1. The input is not changed."""
-    return map_functions(mod, lambda fn: _Strip(mod).visit_expr(fn))
+    return replaced_calls(mod, {"relax.dist.annotate_sharding": lambda _, call: call.args[0]})
 
 
 def _argument(ty: ir.Type, arrays: Iterator[Array]) -> Any:
