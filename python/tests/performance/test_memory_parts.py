@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.performance.simulation.hand_programs import SYSTEM, Build, program
+from tests.performance.simulation.hand_stages import Sizes, stages
 from tvm_distir.core.plan import RankStep, Schedule
 from tvm_distir.core.plan.schedules.programs import programs
 from tvm_distir.performance.memory.account import Label, LiveBuffer, MemoryAccount, holders
@@ -52,9 +53,19 @@ def test_a_branch_holds_the_most_of_either_side(then: int, other: int) -> None:
     account = simulate(made, SYSTEM).lanes[0].account
     assert account.peak_bytes == (1 + 2 + 1 + max(then, other) + 3) * BLOCK
     assert sum(account.at_peak.values()) == account.peak_bytes
+    assert account.most == account.at_peak  # x and z are held throughout
     assert sum(group.bytes for group in account.holders) == account.peak_bytes
     assert max(group.bytes for group in account.holders) == max(then, other) * BLOCK
     assert account.moment.startswith("main/" + ("then" if then >= other else "other"))
+
+
+def test_blocks_of_one_size_leave_no_gap() -> None:
+    """Best fit puts each in a place that another of its size has left."""
+    sizes = Sizes(kept=BLOCK, weights=BLOCK)
+    for schedule in (Schedule("1f1b", 3, 6), Schedule("gpipe", 2, 4)):
+        accounts = [lane.account for lane in simulate(stages(schedule, sizes), SYSTEM).lanes]
+        assert max(account.peak_bytes for account in accounts) > 3 * BLOCK
+        assert all(account.fragmentation_bytes == 0 for account in accounts)
 
 
 AT_PEAK = {"weights": 800, "states": 1600, "gradients": 800, "stashes": 400, "inputs": 100}

@@ -121,11 +121,13 @@ def simulate(
                 "DIST0723", "a pipelined step is simulated with a single device per mesh",
                 location="program", remedy="Expand it with ExpandSchedule, then export it.",
             )  # fmt: skip
-        from tvm_distir.performance.simulation.pipeline.staged import simulate_stages
+        from .pipeline.optimizer_overlap import with_optimizer_overlap
+        from .pipeline.staged import simulate_stages
 
-        result = simulate_stages(
-            program, system, blocking, contention, overlap_optimizer, watch, modules
-        )
+        if overlap_optimizer:
+            with watch.stage("build"):
+                program = with_optimizer_overlap(program)
+        result = simulate_stages(program, system, blocking, contention, watch, modules)
         return result if allocator == "framework" else _with_allocator(result, program, allocator)
     if contention:
         raise SimulationError(

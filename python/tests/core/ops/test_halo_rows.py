@@ -10,7 +10,7 @@ import pytest
 from tvm import relax, tirx
 
 from tvm_distir.core.ops.lookup import rule_of
-from tvm_distir.core.ops.windows.halo import Window, fetching
+from tvm_distir.core.ops.windows.halo import Window, fetching, most_blocks, windows
 from tvm_distir.core.ops.windows.spatial import suits_map
 
 
@@ -97,3 +97,20 @@ def test_separate_windows_are_split_evenly_where_many_devices_divide_them() -> N
     pairs = Window(2, 2, 1, 0, 0)
     assert [n for n in range(1, 13) if suits_map(pairs, n)] == [1, 2, 4, 8, 12]
     assert suits_map(pairs, tirx.Var("n", "int64")) is True
+
+
+@pytest.mark.parametrize(
+    ("extent", "result", "blocks"),
+    [(6, 6, 6), (7, 14, 7), (14, 7, 7), (16, 24, 8), (9, 12, 7), (13, 12, 11), (12, 13, 11)],
+)
+def test_blocks_are_the_common_divisor_or_a_prime(extent: int, result: int, blocks: int) -> None:
+    """A divisor counts from 8 on, or where it is one of the extents; both hold the prime."""
+    assert most_blocks(extent, result) == blocks
+
+
+@pytest.mark.parametrize("padding", [(1,), (1, 1), (1, 1, 1, 1)])
+def test_paddings_of_gradients_of_pools_are_completed(padding: tuple[int, ...]) -> None:
+    """TVM completes those of other ops."""
+    grad, x = (relax.Var(name, relax.TensorType([1, 2, 8, 8], "float32")) for name in ("grad", "x"))
+    call = relax.op.grad.max_pool2d_backward(grad, x, (3, 3), (1, 1), padding)
+    assert windows(call.attrs, (3, 3)) == [Window(3, 1, 1, 1, 1)] * 2

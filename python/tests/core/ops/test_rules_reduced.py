@@ -39,6 +39,11 @@ CALLS = {
     "topk": (op.topk(var(N, M), 3, 1), (1,), "stat"),
     "nll_loss": (nn.nll_loss(var(N, M), var(N, dtype="int64")), (0, 0), "stat"),
     "nll_loss of classes": (nn.nll_loss(var(N, M), var(N, dtype="int64")), (1, None), "sum"),
+    "nll_loss_backward of samples": (
+        op.grad.nll_loss_backward(var(N), var(N, M), var(N, dtype="int64"), reduction="none"),
+        (0, 0, 0),
+        "map",
+    ),
     "take_backward": (
         op.grad.take_backward(var(N, 4), var(M, 4), var(N, dtype="int64"), 0),
         (None, 0, None),

@@ -64,6 +64,29 @@ def test_sum_over_padding_that_an_op_filled():
     assert "R.where" in local.script()
 
 
+def test_padding_along_a_later_mesh_axis_is_masked():
+    """The first axis shards what stays, the second what is summed."""
+    body = [
+        "a = R.nn.softplus(x)",
+        "b = R.equal(a, a)",
+        'c = R.astype(b, "float32")',
+        f"d: {D((4,), 'S[0], R')} = R.sum(c, axis=[1])",
+    ]
+    params = [f"x: {D((4, 5), 'S[0], S[1]')}"]
+    _, got = lower_and_run(module(params, body, "d", "(2, 2)", 4, '"a", "b"'), *draw((4, 5)))
+    np.testing.assert_array_equal(got, np.full(4, 5, "float32"))
+
+
+@pytest.mark.parametrize("largest", [True, False])
+def test_padding_is_never_among_the_best_integers(largest):
+    best = f'R.topk(x, 3, 0, "values", {largest}, "int32")'
+    params = [f"x: {D((6,), 'S[0]', 'int32')}"]
+    mod = module(params, [f"d: {D((3,), 'R', 'int32')} = {best}"], "d")
+    values = np.array([4, -3, 9, 7, -8, 5], np.int32)
+    _, got = lower_and_run(mod, values)
+    np.testing.assert_array_equal(got, sorted(values, reverse=largest)[:3])
+
+
 def test_zero_padding_needs_no_mask():
     mod = module(
         [f"x: {D((7, 3), 'S[0]')}"],

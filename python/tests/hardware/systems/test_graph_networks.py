@@ -12,7 +12,7 @@ import pytest
 
 import tvm_distir as td
 from tvm_distir.hardware.systems.network_graph import Dragonfly, FatTree, RailOptimized, Torus, made
-from tvm_distir.hardware.systems.routing import Routes
+from tvm_distir.hardware.systems.routing import Routes, _between
 from tvm_distir.hardware.systems.system import System
 from tvm_distir.hardware.systems.system_writer import to_data
 from tvm_distir.support import HardwareError
@@ -85,6 +85,17 @@ def test_a_torus(height: int, width: int) -> None:
         / count
     )
     assert full.exchange >= mean_hops * count / (4 * count) / LINK * (1 - 1e-9)
+
+
+@pytest.mark.parametrize(("first", "last"), [(4, 2), (2, 4), (3, 2), (1, 1)])
+def test_all_devices_of_two_nodes_exchange_what_one_sends_the_other(first: int, last: int) -> None:
+    """Of the node with more devices each sends, or receives, the same."""
+    demands = list(_between(range(first), range(10, 10 + last), 0.5))
+    for at, devices in enumerate((range(first), range(10, 10 + last))):
+        parts = [sum(demand[2] for demand in demands if demand[at] == k) for k in devices]
+        assert sum(parts) == pytest.approx(0.5) and min(parts) > 0
+        if len(devices) == max(first, last):
+            assert parts == pytest.approx([0.5 / len(devices)] * len(devices))
 
 
 def test_groups_share_the_links_on_which_they_meet() -> None:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +14,7 @@ from tests.performance.native.kernels import KERNELS, using
 from tests.performance.simulation.hand_programs import MICRO, SYSTEM, Build, program, random_program
 from tests.performance.simulation.hand_stages import Sizes, stages
 from tvm_distir.core.plan.schedules.schedule import Schedule
+from tvm_distir.performance.fusion.host_launches import without_wrappers
 from tvm_distir.performance.simulation.op_costs import OpCosts
 from tvm_distir.performance.simulation.simulator import simulate
 
@@ -46,6 +48,30 @@ def test_launches_bound_short_ops(host, kernels):
         build.compute(name, before, time_us)
     result = simulate(program((("x",), (1,)), main=build.done("d")), SYSTEM)
     assert starts_us(result) == [4, 8, 12, 32]
+
+
+def test_a_function_that_only_calls_has_the_ops_of_its_callees():
+    """Each in its place, reading and making the values of the caller; others stay calls."""
+    inner = Build().param("p").compute("q", "p", 3).compute("r", "q", 5)
+    wrapper = Build().param("a").view("b", "a").call("c", "b", "inner").view("d", "c")
+    wrapper = wrapper.call("e", "d", "inner")
+    mixed = Build().param("a").compute("b", "a", 1).call("c", "b", "inner")
+    main = Build().param("x").call("y", "x", "wrapper").call("z", "y", "mixed")
+    functions = {"inner": inner, "wrapper": wrapper, "mixed": mixed, "main": main}
+    results = {"inner": "r", "wrapper": "e", "mixed": "c", "main": "z"}
+    made = {name: build.done(results[name]) for name, build in functions.items()}
+    before = program((("x",), (1,)), **made)
+    after = without_wrappers(before)
+    ops = after.functions["wrapper"].ops
+    assert [op.kind for op in ops] == ["view", "compute", "compute"] * 2
+    assert [op.flops for op in ops if op.kind == "compute"] == [
+        op.flops for op in before.functions["inner"].ops * 2
+    ]
+    for op, later in itertools.pairwise(ops):
+        assert op.outputs == later.inputs
+    assert after.functions["wrapper"].results == ops[-1].outputs
+    for name in ("inner", "mixed", "main"):
+        assert after.functions[name] == before.functions[name]
 
 
 @pytest.mark.parametrize("fold", [True, False])

@@ -17,6 +17,7 @@ from tvm_distir.planning.serving import serving_run
 from tvm_distir.planning.serving.batching import SCHEDULERS, SchedulerOptions, StepTimes
 from tvm_distir.planning.serving.engine_loop import ROUTERS, ServedRequests
 from tvm_distir.planning.serving.latency import Latency
+from tvm_distir.planning.serving.lengths import Lengths
 from tvm_distir.planning.serving.levels import (
     ServiceLevels,
     ServiceSummary,
@@ -24,6 +25,7 @@ from tvm_distir.planning.serving.levels import (
     summarize,
 )
 from tvm_distir.planning.serving.served_model import ServedModel
+from tvm_distir.planning.serving.serving_causes import causes_of
 from tvm_distir.planning.serving.serving_report import ServingReport
 from tvm_distir.planning.serving.serving_run import ServingSetup, run_deployment
 from tvm_distir.planning.serving.size_order import SizeOrder, ranges_of
@@ -250,7 +252,7 @@ def test_the_text_of_a_plan_names_what_is_not_usual() -> None:
 # Reports ---------------------------------------------------------------------------------------
 
 
-def report(**changes: object) -> list[str]:
+def summary_of(**changes: object) -> ServiceSummary:
     known = Latency(1.0, 1.0, 2.0, 4.0, 0.1, 0.4)
     latencies = {name: known for name in ("ttft", "tpot", "e2e", "queue")}
     numbers = {
@@ -258,7 +260,11 @@ def report(**changes: object) -> list[str]:
         "requests_per_s": 1.0, "goodput_per_s": 1.0, "decoding": 1.0, "utilization": 0.5,
         "used_pages": 1.0, "peak_pages": 1, "preemptions": 0,
     }  # fmt: skip
-    summary = ServiceSummary(**{**latencies, **numbers, **changes})
+    return ServiceSummary(**{**latencies, **numbers, **changes})
+
+
+def report(**changes: object) -> list[str]:
+    summary = summary_of(**changes)
     made = ServingReport(
         "m", "s", "p", "w", "c", 2, summary, ServiceLevels(ttft_s=1.5, tpot_s=9.0), 1, 1, 1, 0.1,
         0.01, None, (), (),
@@ -312,6 +318,53 @@ def test_a_summary_counts_by_hand() -> None:
     assert summary.utilization == pytest.approx(4 / 5) and summary.peak_pages == 4
     assert summary.decoding == pytest.approx(3 / 5)
     assert summary.used_pages == pytest.approx((2 + 8 + 1) / 5)
+
+
+@pytest.mark.parametrize(
+    ("levels", "alone_s", "changes", "cause", "advice"),
+    [
+        ({"ttft_s": 1.0}, (0.1, 0.1), {"overloaded": True, "offered_per_s": 6.0,
+                                       "capacity_per_s": 2.0}, "3 times as fast", "3 times the"),
+        ({"ttft_s": 1.5}, (1.6, 0.1), {}, "a prompt alone takes 1600 ms", "a larger tp"),
+        ({"ttft_s": 1.5}, (0.1, 0.1), {}, "for 100% of the time", "add replicas"),
+        ({"ttft_s": 1.5}, (0.1, 0.1), {"queue": Latency(0.0, 0.0, 0.0, 0.0)}, "share steps",
+         "raise the tokens"),
+        ({"tpot_s": 1.5}, (0.1, 1.6), {}, "for one request takes 1600.0 ms", "narrower type"),
+        ({"tpot_s": 1.5}, (0.1, 0.1), {}, "take 50% of the time per token", "lower the tokens"),
+        ({"tpot_s": 1.5}, (0.1, 0.1), {"tpot": Latency(0.5, 1.0, 2.0, 4.0)}, "1 requests decode",
+         "lower the requests"),
+        ({}, (0.1, 0.1), {"preemptions": 3}, "3 requests gave up", "float8"),
+        ({"e2e_s": 1.5}, (0.1, 0.1), {}, "time to the last token", "lower the time per token"),
+    ],
+)  # fmt: skip
+def test_each_cause_has_its_advice(
+    levels: dict[str, float],
+    alone_s: tuple[float, float],
+    changes: dict[str, object],
+    cause: str,
+    advice: str,
+) -> None:
+    """Percentiles are 2 s; steps that decode take 0.5 s of the mean of 1 s."""
+    causes, advised = causes_of(
+        SimpleNamespace(), ServiceLevels(**levels), summary_of(**changes), *alone_s, 0.5
+    )
+    assert len(causes) == len(advised) == 1
+    assert cause in causes[0] and advice in advised[0]
+
+
+def test_uniform_lengths_have_both_ends_and_nothing_beyond() -> None:
+    drawn = Lengths.parse("uniform:3-5").draw(1000, np.random.default_rng(0))
+    assert sorted(set(drawn.tolist())) == [3, 4, 5]
+
+
+@pytest.mark.parametrize(("dense", "few"), [(0, 2), (2, 4)])
+def test_layers_repeat_behind_those_without_experts(dense: int, few: int) -> None:
+    """At least two of the layers that repeat remain; each of the others is a period."""
+    model = f"zoo:deepseek?size=tiny,layers=9,dense_layers={dense}"
+    served = ServedModel(model, "megatron", {"tp": 1}, System.load("dgx-h100"))
+    assert served.repeated is not None
+    least, more, times = served.repeated
+    assert (least.layers, more.layers, times) == (few, few + 1, (9 - few,))
 
 
 def test_memory_of_a_decoder_is_counted_by_hand() -> None:

@@ -33,7 +33,6 @@ from tvm_distir.performance.simulation.step_account import (
 from tvm_distir.support import Stopwatch
 
 from .loads import StageLoads
-from .optimizer_overlap import with_optimizer_overlap
 from .rank_arrays import StageSteps
 from .runs import StageRuns
 from .stage_timelines import StageTimeline
@@ -44,14 +43,11 @@ def simulate_stages(
     system: System,
     blocking: bool,
     contention: bool,
-    overlap_optimizer: bool,
     watch: Stopwatch,
     modules: ModuleNames,
 ) -> Result:
     """Predict a pipelined step: see :func:`.simulator.simulate`."""
     with watch.stage("build"):
-        if overlap_optimizer:
-            program = with_optimizer_overlap(program)
         steps = StageSteps.of(program, system, blocking)
     lowering, schedule = steps.kinds.lowering, steps.schedule
     with watch.stage("schedule"):
