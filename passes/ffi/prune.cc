@@ -1,8 +1,7 @@
 // Licensed under the Apache License, Version 2.0; see LICENSE.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Walks over bindings by what they read: drops those that nobody needs, and finds the functions of
-// the module that a function mentions.
+// Drops the bindings that nobody reads.
 
 #include <tvm/ffi/any.h>
 #include <tvm/ffi/container/array.h>
@@ -30,15 +29,11 @@ using tvm::ffi::Shape;
 
 // Getters of the fields read here, found once.
 struct Fields {
-  FieldGetter body{"relax.expr.Function", "body"}, blocks{"relax.expr.SeqExpr", "blocks"};
-  FieldGetter bindings{"relax.expr.BindingBlock", "bindings"};
   FieldGetter var{"relax.expr.Binding", "var"}, value{"relax.expr.VarBinding", "value"};
   FieldGetter cast_value{"relax.expr.MatchCast", "value"};
   FieldGetter op{"ir.Call", "op"}, args{"ir.Call", "args"}, fields{"ir.Tuple", "fields"};
   FieldGetter whole{"ir.TupleGetItem", "tuple_value"};
-  int32_t function = TypeIndex("relax.expr.Function"), sequence = TypeIndex("relax.expr.SeqExpr");
   int32_t cast = TypeIndex("relax.expr.MatchCast"), call = TypeIndex("ir.Call");
-  int32_t op_node = TypeIndex("ir.Op"), global = TypeIndex("ir.GlobalVar");
   int32_t tuple = TypeIndex("ir.Tuple"), item = TypeIndex("ir.TupleGetItem");
   int32_t variable = TypeIndex("ir.Var"), hidden = TypeIndex("relax.expr.DataflowVar");
   int32_t branch = TypeIndex("relax.expr.If");
@@ -129,37 +124,7 @@ Array<Any> Prune(const Array<Array<Any>>& blocks, const Shape& dataflow, const A
   return Pruner(std::move(is_pure), std::move(variables)).Run(blocks, dataflow, result);
 }
 
-// The functions of the module that the bindings of a function call, or hand to an op as its first
-// argument, each once.
-Array<Any> Mentioned(const ObjectRef& function) {
-  const Fields& fields = Fields::Get();
-  const Any body = function->type_index() == fields.function ? fields.body(function) : Any();
-  if (TypeOf(Node(body)) != fields.sequence) {
-    TVM_FFI_THROW(TypeError) << "a relax.Function with a sequence of bindings is needed";
-  }
-  Array<Any> found;
-  std::unordered_set<const Object*> known;
-  for (const Any& block : fields.blocks(Node(body)).cast<Array<Any>>()) {
-    for (const Any& binding : fields.bindings(Node(block)).cast<Array<Any>>()) {
-      const Any value = fields.Value(Node(binding));
-      if (TypeOf(Node(value)) != fields.call) continue;
-      Any callee = fields.op(Node(value));
-      if (TypeOf(Node(callee)) == fields.op_node) {
-        const Array<Any> args = fields.args(Node(value)).cast<Array<Any>>();
-        if (args.empty()) continue;
-        callee = args[0];
-      }
-      if (TypeOf(Node(callee)) == fields.global && known.insert(Node(callee)).second) {
-        found.push_back(callee);
-      }
-    }
-  }
-  return found;
-}
-
 }  // namespace
 }  // namespace tvm_distir
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(prune, tvm_distir::Prune);
-
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(mentioned, tvm_distir::Mentioned);

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 
 from tvm import ir, relax
 
@@ -27,23 +27,24 @@ def public_functions(mod: ir.IRModule) -> list[str]:
     return [str(gv.name_hint) for gv, fn in relax_functions(mod) if not is_private(fn)]
 
 
-def reached_from(mod: ir.IRModule, names: Sequence[str]) -> dict[ir.GlobalVar, ir.BaseFunc]:
-    """Return the functions of these names and all that they call, kernels included, by name."""
-    result: dict[ir.GlobalVar, ir.BaseFunc] = {}
-    todo = [mod.get_global_var(name) for name in names]
+def names_reached(functions: Mapping[str, ir.BaseFunc], roots: Iterable[str]) -> set[str]:
+    """Return the names of some functions and of all that these mention, kernels included."""
+    reached = set(roots)
+    todo = list(reached)
     while todo:
-        gv = todo.pop()
-        if gv in result:
-            continue
-        fn = result[gv] = mod[gv]
+        fn = functions[todo.pop()]
         if isinstance(fn, relax.Function):
+            used = {str(gv.name_hint) for gv in relax.analysis.all_global_vars(fn)} - reached
+            reached |= used
+            todo += used
+    return reached
 
-            def visit(node: object) -> None:
-                if isinstance(node, ir.GlobalVar):
-                    todo.append(node)
 
-            relax.analysis.post_order_visit(fn, visit)
-    return dict(sorted(result.items(), key=lambda item: str(item[0].name_hint)))
+def reached_from(mod: ir.IRModule, names: Iterable[str]) -> dict[ir.GlobalVar, ir.BaseFunc]:
+    """Return the functions of these names and all that they mention, ordered by name."""
+    variables = {str(gv.name_hint): gv for gv in mod.functions}
+    reached = names_reached({name: mod[gv] for name, gv in variables.items()}, names)
+    return {variables[name]: mod[variables[name]] for name in sorted(reached)}
 
 
 def entry_of(mod: ir.IRModule) -> str:

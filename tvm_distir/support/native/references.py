@@ -19,7 +19,6 @@ REFERENCES: dict[str, str] = {
     "joined_classes": f"{_NODES}.python_writing:union_find",
     "make_ports": f"{_NODES}.python_writing:make_ports",
     "make_variables": f"{_NODES}.python_writing:make_variables",
-    "mentioned": f"{_NODES}.python_writing:mentioned",
     "prune": f"{_NODES}.python_writing:prune",
     "rewriter": f"{_NODES}.python_writing:rewriter",
     "tables": "tvm_distir.core.solver.python_tables:tables",

@@ -1,15 +1,15 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Native walks over bindings: what nobody reads, and the functions that a function mentions."""
+"""A native walk over bindings drops those that nobody reads."""
 
 from __future__ import annotations
 
 import pytest
-from tvm import ir, relax
+from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
 
-from tvm_distir.core.rewriting.native.pruning import mentioned, pruned, pruned_bindings
+from tvm_distir.core.rewriting.native.pruning import pruned, pruned_bindings
 from tvm_distir.support.native.loader import load_library
 
 pytestmark = pytest.mark.usefixtures("kernels")
@@ -85,20 +85,8 @@ def test_blocks_that_are_needed_keep_their_bindings(main: relax.Function) -> Non
     assert all(a.same_as(b) for a, b in zip(blocks[0].bindings, first.bindings, strict=True))
 
 
-def test_functions_that_are_mentioned(main: relax.Function) -> None:
-    """Those called, and those handed to ``call_tir``."""
-    assert mentioned(main) == {"double"}
-    assert mentioned(Module["double"]) == set()
-    x = relax.Var("x", relax.TensorType((4,), "float32"))
-    call = relax.Call(ir.Op.get("relax.call_tir"), [ir.GlobalVar("kernel"), relax.Tuple([x])])
-    block = relax.BindingBlock([relax.VarBinding(relax.Var("y", x.ty), call)])
-    assert mentioned(relax.Function([x], relax.SeqExpr([block], x), x.ty)) == {"kernel"}
-
-
 @pytest.mark.parametrize("kernels", ["native"], indirect=True)
 def test_arguments_are_checked(main: relax.Function) -> None:
-    """A flag for each block; a function with bindings."""
+    """A flag for each block."""
     with pytest.raises(ValueError, match="a flag for each block"):
         load_library()["prune"]([[]], (), main.body.body, lambda _: True, lambda _: [])
-    with pytest.raises(TypeError, match="sequence of bindings"):
-        load_library()["mentioned"](main.body)

@@ -35,6 +35,7 @@ from tvm_distir.core.ir.branches import branch_calls, branch_of
 from tvm_distir.core.ir.operators.names import free_name
 from tvm_distir.core.ir.types import relax_functions
 from tvm_distir.core.rewriting.calls import typed
+from tvm_distir.core.rewriting.entries import names_reached
 from tvm_distir.core.rewriting.functions import retyped
 from tvm_distir.core.rewriting.substitute import substitute
 from tvm_distir.core.rewriting.writer import merged_blocks
@@ -104,9 +105,9 @@ class _Sinker:
         }
         for variants in self.variants.values():
             functions_by_name.update({str(gv.name_hint): (gv, fn) for gv, fn in variants})
-        functions = dict(
-            functions_by_name[name] for name in sorted(self._reached(functions_by_name))
-        )
+        known = {name: fn for name, (_, fn) in functions_by_name.items()}
+        needed = names_reached(known, [n for n, fn in known.items() if branch_of(fn) is None])
+        functions = dict(functions_by_name[name] for name in sorted(needed))
         return ir.IRModule(functions, attrs=self.mod.attrs, global_infos=self.mod.global_infos)
 
     def finds(self) -> bool:
@@ -114,23 +115,6 @@ class _Sinker:
         return any(
             sunk.removed for _, fn in relax_functions(self.mod) for sunk in self._plans(fn).values()
         )
-
-    @staticmethod
-    def _reached(functions: dict[str, tuple[Any, Any]]) -> set[str]:
-        """Return all functions but branches that no call needs."""
-        reached = {name for name, (_, fn) in functions.items() if branch_of(fn) is None}
-        pending = sorted(reached)
-        while pending:
-            fn = functions[pending.pop()][1]
-            if not isinstance(fn, relax.Function):
-                continue
-            for block in fn.body.blocks:
-                for b in block.bindings:
-                    op = b.value.op if isinstance(b.value, ir.Call) else None
-                    if isinstance(op, ir.GlobalVar) and str(op.name_hint) not in reached:
-                        reached.add(str(op.name_hint))
-                        pending.append(str(op.name_hint))
-        return reached
 
     # callers ---------------------------------------------------------------------------
 

@@ -24,10 +24,10 @@ from tvm_distir.core.passes.branches.restore import restore_branches
 from tvm_distir.core.passes.declaration import Rewrite, module_pass
 from tvm_distir.core.passes.legalize.local_view import has_local_view
 from tvm_distir.core.rewriting.calls import typed
-from tvm_distir.core.rewriting.functions import has_dtensor, retyped
+from tvm_distir.core.rewriting.entries import reached_from
+from tvm_distir.core.rewriting.functions import has_dtensor, retyped, with_functions
 from tvm_distir.core.rewriting.native.function_index import Member, read_module
 from tvm_distir.core.rewriting.native.making import make_ports
-from tvm_distir.core.rewriting.native.pruning import mentioned
 from tvm_distir.support import LevelError, LoweringError
 
 from .context import Context
@@ -262,17 +262,5 @@ def _without_unused(mod: ir.IRModule) -> ir.IRModule:
         if not (isinstance(fn, relax.Function) and is_private(fn))
         and "global_symbol" in (fn.attrs or {})
     ]
-    by_name = {str(gv.name_hint): fn for gv, fn in mod.functions.items()}
-    if len(roots) == len(by_name):
-        return mod
-    reached, pending = set(roots), sorted(roots)
-    while pending:
-        fn = by_name[pending.pop()]
-        if not isinstance(fn, relax.Function):
-            continue
-        for used in mentioned(fn):
-            if used not in reached:
-                reached.add(used)
-                pending.append(used)
-    functions = {gv: fn for gv, fn in mod.functions.items() if str(gv.name_hint) in reached}
-    return ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+    reached = reached_from(mod, roots)
+    return with_functions(mod, {gv: fn for gv, fn in mod.functions.items() if gv in reached})

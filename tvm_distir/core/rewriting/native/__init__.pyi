@@ -16,7 +16,6 @@ from .function_index import Readings as Readings
 from .function_index import read_functions as read_functions
 from .function_index import read_module as read_module
 from .pruning import is_pure as is_pure
-from .pruning import mentioned as mentioned
 from .pruning import pruned as pruned
 from .pruning import pruned_bindings as pruned_bindings
 from .union_find import union_find as union_find

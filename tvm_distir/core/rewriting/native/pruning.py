@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Drop unused bindings and find the functions a function mentions, in native walks."""
+"""Drop the bindings that nobody reads, in a native walk."""
 
 from __future__ import annotations
 
@@ -86,8 +86,3 @@ def pruned_bindings(
 def _questions() -> tuple[Any, Any]:
     """Return the callbacks of the native library about calls and the contents of an ``If``."""
     return tvm_ffi.convert(is_pure), tvm_ffi.convert(lambda value: list(variables(value)))
-
-
-def mentioned(fn: relax.Function) -> set[str]:
-    """Return the names of functions that a function calls, or passes as first argument."""
-    return {str(gv.name_hint) for gv in unpack(native_function("mentioned")(fn))}

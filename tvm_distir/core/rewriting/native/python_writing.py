@@ -14,7 +14,7 @@ from tvm_distir.core.rewriting.nodes import make_binding, make_call, make_var
 from tvm_distir.core.rewriting.substitute import VARIABLES
 from tvm_distir.support import GenericConst, StringImm
 
-from .python_reading import bindings_in, packed
+from .python_reading import packed
 
 _LITERALS = (relax.ShapeExpr, tirx.IntImm, tirx.FloatImm, StringImm)
 
@@ -170,17 +170,3 @@ def prune(
             make = relax.DataflowBlock if hides else relax.BindingBlock
             left.append(make(needed[::-1]))
     return left[::-1], pure
-
-
-def mentioned(function: Any) -> list[Any]:
-    """Return the functions that a function calls, or hands to an op as its first argument."""
-    result: dict[int, Any] = {}
-    for _, value in bindings_in(function):
-        if type(value) is not ir.Call:
-            continue
-        callee = value.op
-        if type(callee) is ir.Op:
-            callee = value.args[0] if len(value.args) else None
-        if type(callee) is ir.GlobalVar:
-            result[handle(callee)] = callee
-    return list(result.values())
