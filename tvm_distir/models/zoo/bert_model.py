@@ -6,12 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from tvm import ir, relax
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor
-
-from tvm_distir.support import nearest
 
 from .configs import Fault, FourfoldFfn, indivisible
 from .float_norms import LayerNorm
@@ -45,6 +44,8 @@ class BertConfig(FourfoldFfn):
         Epsilon of the layer norms.
     """
 
+    WORDS: ClassVar = {**FourfoldFfn.WORDS, "head": HEADS}
+
     layers: int = 12
     hidden: int = 768
     heads: int = 12
@@ -66,8 +67,6 @@ class BertConfig(FourfoldFfn):
         yield from indivisible("hidden", self.hidden, "heads", self.heads)
         if self.seq > self.positions:
             yield f"seq={self.seq} exceeds positions={self.positions}", f"Add positions={self.seq}."
-        if self.head not in HEADS:
-            yield f'unknown head "{self.head}"', nearest(self.head, HEADS)
 
 
 class BertLayer(nn.Module):  # type: ignore[misc]

@@ -4,13 +4,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, ClassVar
 
-from tvm_distir.support import ModelError, nearest
+from tvm_distir.support import ModelError
 
-from .configs import Config, Fault, convert_key, indivisible
+from .configs import Config, indivisible, with_keys
 from .decoder_config import DecoderConfig
 
 ENTRY, SERVE = "entry", "serve"
@@ -40,6 +40,7 @@ class CacheConfig(Config):
     """
 
     MAY_BE_ZERO = frozenset({"past", "pages"})
+    WORDS: ClassVar = {"kv_dtype": CACHE_DTYPES}
 
     past: int = 0
     page: int = 16
@@ -54,12 +55,6 @@ class CacheConfig(Config):
     def pool_pages(self, config: DecoderConfig) -> int:
         """Return the pages of a pool."""
         return self.pages or config.batch // self.pools * self.columns(config)
-
-    def faults(self) -> Iterator[Fault]:
-        """Yield faults, including an unknown dtype of caches."""
-        yield from super().faults()
-        if self.kv_dtype not in CACHE_DTYPES:
-            yield f'unknown kv_dtype "{self.kv_dtype}"', nearest(self.kv_dtype, CACHE_DTYPES)
 
 
 def split_serve_keys(
@@ -86,16 +81,8 @@ def split_serve_keys(
     if entry != SERVE:
         remedy = f"Use {ENTRY}={SERVE}, or remove the key."
         raise ModelError("DIST0331", f'unknown entry "{entry}"', location=location, remedy=remedy)
-    known = {f.name: type(f.default) for f in fields(CacheConfig)}
-    values = {
-        key: convert_key(location, key, rest.pop(key), kind)
-        for key, kind in known.items()
-        if key in rest
-    }
-    caches = CacheConfig(**values)
-    for problem, remedy in caches.faults():
-        raise ModelError("DIST0332", problem, location=location, remedy=remedy)
-    return rest, caches
+    values = {f.name: rest.pop(f.name) for f in fields(CacheConfig) if f.name in rest}
+    return rest, with_keys(location, CacheConfig(), values)
 
 
 def serving_config(location: str, config: DecoderConfig, caches: CacheConfig) -> DecoderConfig:

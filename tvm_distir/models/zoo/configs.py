@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -22,11 +22,13 @@ class Config:
 
     A field whose default is 0 or 1 and that is listed in ``FLAGS`` takes these two values only;
     every other number must be positive, or may be zero too when it is listed in ``MAY_BE_ZERO``.
+    ``WORDS`` lists the values of texts.
     """
 
     FLAGS: ClassVar[frozenset[str]] = frozenset({"nested"})
     MAY_BE_ZERO: ClassVar[frozenset[str]] = frozenset()
-    LIMITS: ClassVar[Mapping[str, int]] = {"layers": 1024, "depth": 1024}
+    WORDS: ClassVar[Mapping[str, Sequence[str]]] = {"dtype": DTYPES}
+    LIMITS: ClassVar[Mapping[str, int]] = dict.fromkeys(("layers", "decoder_layers", "depth"), 1024)
     """The most of what is built individually; other integers may be up to ``MAX_INT``."""
 
     def faults(self) -> Iterator[Fault]:
@@ -36,9 +38,10 @@ class Config:
             if field.name in self.FLAGS:
                 if value not in (0, 1):
                     yield f"{field.name}={value}", "Give 0 or 1."
-            elif field.name == "dtype":
-                if value not in DTYPES:
-                    yield f'unknown dtype "{value}"', nearest(value, DTYPES)
+            elif field.name in self.WORDS:
+                if value not in self.WORDS[field.name]:
+                    fault = f'unknown {field.name} "{value}"'
+                    yield fault, nearest(value, self.WORDS[field.name])
             elif not isinstance(value, str) and (
                 not value >= 0 or (value == 0 and field.name not in self.MAY_BE_ZERO)
             ):
@@ -98,17 +101,21 @@ def configure(name: str, presets: Mapping[str, AnyConfig], keys: Mapping[str, ob
         problem = f'the zoo\'s {name} has no size "{size}"'
         raise ModelError("DIST0331", problem, location=f"zoo:{name}", remedy=nearest(size, presets))
     base = presets[size]
-    types: dict[str, type] = {f.name: type(getattr(base, f.name)) for f in fields(base)}
-    values: dict[str, Any] = {}
-    for key, value in rest.items():
-        if key not in types:
+    known = [field.name for field in fields(base)]
+    for key in rest:
+        if key not in known:
             problem = f'the zoo\'s {name} has no key "{key}"'
-            remedy = nearest(key, [*types, "size"])
+            remedy = nearest(key, [*known, "size"])
             raise ModelError("DIST0331", problem, location=f"zoo:{name}", remedy=remedy)
-        values[key] = convert_key(f"zoo:{name}", key, value, types[key])
+    return with_keys(f"zoo:{name}", base, rest)
+
+
+def with_keys(location: str, base: AnyConfig, keys: Mapping[str, Any]) -> AnyConfig:
+    """Return a configuration with single keys overridden (ModelError DIST0332 for a value)."""
+    values = {k: convert_key(location, k, v, type(getattr(base, k))) for k, v in keys.items()}
     config = replace(base, **values)
     for problem, remedy in config.faults():
-        raise ModelError("DIST0332", problem, location=f"zoo:{name}", remedy=remedy)
+        raise ModelError("DIST0332", problem, location=location, remedy=remedy)
     return config
 
 

@@ -7,18 +7,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-
-from tvm_distir.support import nearest
+from typing import ClassVar
 
 from .configs import Fault, indivisible
 from .decoder_experts import ExpertSizes
-
-ATTENTIONS = ("softmax", "flash")
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
-ROTARY_SCALINGS = ("none", "linear", "llama3", "yarn")
-NORMS = ("rms", "layer", "centered", "plain")
-ROUTINGS = ("softmax", "softmax_all", "sigmoid")
-DISPATCHES = ("permutation", "one_hot")
 
 
 @dataclass(frozen=True)
@@ -138,6 +130,16 @@ class DecoderConfig(ExpertSizes):
         "expert_ffn shared_ffn dense_layers swiglu_limit capacity_factor positions dropout".split()
     )
 
+    WORDS: ClassVar = {
+        **ExpertSizes.WORDS,
+        "attention": ("softmax", "flash"),
+        "activation": ("silu", "gelu", "gelu_tanh"),
+        "rotary_scaling": ("none", "linear", "llama3", "yarn"),
+        "norm": ("rms", "layer", "centered", "plain"),
+        "routing": ("softmax", "softmax_all", "sigmoid"),
+        "dispatch": ("permutation", "one_hot"),
+    }
+
     layers: int = 32
     hidden: int = 4096
     heads: int = 32
@@ -234,18 +236,8 @@ class DecoderConfig(ExpertSizes):
         return bool(self.window) and not (period and (layer + 1) % period == 0)
 
     def faults(self) -> Iterator[Fault]:
-        """Yield faults, including sizes that do not divide and words that are unknown."""
+        """Yield faults, including sizes that do not divide."""
         yield from super().faults()
-        for name, words in (
-            ("attention", ATTENTIONS),
-            ("activation", ACTIVATIONS),
-            ("rotary_scaling", ROTARY_SCALINGS),
-            ("routing", ROUTINGS),
-            ("dispatch", DISPATCHES),
-            ("norm", NORMS),
-        ):
-            if (word := getattr(self, name)) not in words:
-                yield f'unknown {name} "{word}"', nearest(word, words)
         if not self.head_dim and not self.kv_rank:
             yield from indivisible("hidden", self.hidden, "heads", self.heads)
         yield from indivisible("heads", self.heads, "kv_heads", self.kv_heads)

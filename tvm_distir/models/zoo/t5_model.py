@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,8 +14,6 @@ import numpy.typing as npt
 from tvm import ir
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor
-
-from tvm_distir.support import nearest
 
 from .configs import Config, Fault
 from .float_norms import RmsNorm
@@ -59,7 +57,7 @@ class T5Config(Config):
     """
 
     FLAGS = frozenset({"nested", "tied", "scaled"})
-    LIMITS: ClassVar[Mapping[str, int]] = {"layers": 1024, "decoder_layers": 1024}
+    WORDS: ClassVar = {**Config.WORDS, "feed_forward": FEED_FORWARDS}
 
     layers: int = 12
     decoder_layers: int = 12
@@ -81,13 +79,8 @@ class T5Config(Config):
     nested: int = 1
 
     def faults(self) -> Iterator[Fault]:
-        """Yield faults, including an unknown feed-forward block and an odd number of buckets."""
+        """Yield faults, including an odd number of buckets."""
         yield from super().faults()
-        if self.feed_forward not in FEED_FORWARDS:
-            yield (
-                f'unknown feed_forward "{self.feed_forward}"',
-                nearest(self.feed_forward, FEED_FORWARDS),
-            )
         if self.buckets % 4:
             yield f"buckets={self.buckets}", "Give a multiple of 4."
         elif self.distance <= self.buckets:

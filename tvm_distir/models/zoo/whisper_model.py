@@ -4,9 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 from tvm import ir
 from tvm.relax.frontend import nn
@@ -39,8 +38,6 @@ class WhisperConfig(Config):
     nested : int
         1: a layer is a private function; 0: all layers are part of ``main``.
     """
-
-    LIMITS: ClassVar[Mapping[str, int]] = {"layers": 1024, "decoder_layers": 1024}
 
     layers: int = 12
     decoder_layers: int = 12
