@@ -42,14 +42,14 @@ class Body:
     lines : list of str
     """
 
-    def __init__(self) -> None:
+    def __init__(self, prefix: str = "%v") -> None:
         self.lines: list[str] = []
-        self._count = 0
+        self._prefix, self._count = prefix, 0
 
     def new(self, shape: Shape, dtype: str) -> Ssa:
         """Return a fresh name for a value."""
         self._count += 1
-        return Ssa(f"%v{self._count}", tuple(int(n) for n in shape), dtype)
+        return Ssa(f"{self._prefix}{self._count}", tuple(int(n) for n in shape), dtype)
 
     def op(
         self,
@@ -98,12 +98,15 @@ class Body:
 
     def region(self, kind: str, dtype: str) -> str:
         """Return a region that applies an operation to two scalars; ``update`` is the second."""
-        t = tensor_text((), dtype)
-        head = f"{{^bb0(%l: {t}, %r: {t}):"
-        if kind == "update":
-            return f'{head} "stablehlo.return"(%r) : ({t}) -> ()}}'
-        step = f'%b = "stablehlo.{kind}"(%l, %r) : ({t}, {t}) -> {t}'
-        return f'{head} {step} "stablehlo.return"(%b) : ({t}) -> ()}}'
+        body, left, right = Body("%b"), Ssa("%l", (), dtype), Ssa("%r", (), dtype)
+        result = right if kind == "update" else body.op(kind, [left, right], (), dtype)
+        return body.as_region([left, right], result)
+
+    def as_region(self, arguments: Sequence[Ssa], result: Ssa) -> str:
+        """Return the lines as a region with these arguments; its names need a prefix of its own."""
+        head = ", ".join(f"{value.name}: {value.type}" for value in arguments)
+        self._line("", "return", [result], "()", "", "")
+        return f"{{^bb0({head}): {' '.join(self.lines)}}}"
 
     def constant(self, value: npt.ArrayLike, dtype: str, shape: Shape | None = None) -> Ssa:
         """Write a constant; a number fills the shape."""
@@ -143,11 +146,12 @@ class Body:
         """Write an operation on a single value."""
         return self.op(name, [value], value.shape, dtype or value.dtype)
 
-    def compare(self, direction: str, a: Ssa, b: Any) -> Ssa:
-        """Compare two values, or a value and a number."""
+    def compare(self, direction: str, a: Ssa, b: Any, total: bool = False) -> Ssa:
+        """Compare two values, or a value and a number; ``total``: by the total order of floats."""
         other = b if isinstance(b, Ssa) else self.constant(b, a.dtype)
         left, right = self.together([a, other])
         notes = f"comparison_direction = #stablehlo<comparison_direction {direction}>"
+        notes += ", compare_type = #stablehlo<comparison_type TOTALORDER>" if total else ""
         return self.op("compare", [left, right], left.shape, "bool", notes)
 
     def select(self, chosen: Ssa, a: Any, b: Any) -> Ssa:

@@ -38,24 +38,24 @@ def _channel(step: ExportStep, by_ids: bool = True) -> str:
     return f", channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>{ids}"
 
 
-def _all_reduce(step: ExportStep) -> Ssa:
-    x = step[0]
-    notes = f"replica_groups = {table(_groups(step))}{_channel(step)}"
-    region = step.body.region(REDUCTIONS[str(step.attrs["op"])], x.dtype)
-    return step.body.op("all_reduce", [x], x.shape, x.dtype, notes, region)
-
-
-def _all_gather(step: ExportStep) -> Ssa:
-    notes = f"all_gather_dim = {int(step.attrs['dim'])} : i64"
-    notes += f", replica_groups = {table(_groups(step))}{_channel(step)}"
-    return step.body.op("all_gather", [step[0]], step.shape, step.dtype, notes)
+def _reduced(step: ExportStep, name: str, notes: str = "") -> Ssa:
+    """Write a reduction over the devices of each group."""
+    notes += f"replica_groups = {table(_groups(step))}{_channel(step)}"
+    region = step.body.region(REDUCTIONS[str(step.attrs["op"])], step.dtype)
+    return step.body.op(name, [step[0]], step.shape, step.dtype, notes, region)
 
 
 def _reduce_scatter(step: ExportStep) -> Ssa:
-    notes = f"scatter_dimension = {int(step.attrs['dim'])} : i64"
-    notes += f", replica_groups = {table(_groups(step))}{_channel(step)}"
-    region = step.body.region(REDUCTIONS[str(step.attrs["op"])], step.dtype)
-    return step.body.op("reduce_scatter", [step[0]], step.shape, step.dtype, notes, region)
+    notes = f"scatter_dimension = {int(step.attrs['dim'])} : i64, "
+    return _reduced(step, "reduce_scatter", notes)
+
+
+def _gathered(step: ExportStep, value: Ssa, dim: int) -> Ssa:
+    """Concatenate the values of each group along a dim."""
+    groups = _groups(step)
+    shape = [n * len(groups[0]) if i == dim else n for i, n in enumerate(value.shape)]
+    notes = f"all_gather_dim = {dim} : i64, replica_groups = {table(groups)}{_channel(step)}"
+    return step.body.op("all_gather", [value], shape, value.dtype, notes)
 
 
 def _all_to_all(step: ExportStep) -> Ssa:
@@ -91,13 +91,14 @@ def _at_position(step: ExportStep, rows: Sequence[int], dtype: str) -> Ssa:
     return body.reshape(body.dynamic_slice(table, [device], [1]), ())
 
 
+def _coordinates(step: ExportStep) -> list[int]:
+    """Return the position of each device in its group, by the number of the device."""
+    position_of = {d: i for group in _groups(step) for i, d in enumerate(group)}
+    return [position_of.get(device, 0) for device in range(1 + max(position_of))]
+
+
 def _coordinate(step: ExportStep) -> Ssa:
-    groups = _groups(step)
-    rows = [0] * (1 + max(device for group in groups for device in group))
-    for group in groups:
-        for position, device in enumerate(group):
-            rows[device] = position
-    return _at_position(step, rows, "int64")
+    return _at_position(step, _coordinates(step), "int64")
 
 
 def _local_slice(step: ExportStep) -> Ssa:
@@ -113,19 +114,8 @@ def _partial(step: ExportStep) -> Ssa:
     x, kind = step[0], str(step.attrs["op"])
     if kind != "sum":
         raise refuse(step, f"by {kind}")
-    groups = _groups(step)
-    rows = [False] * (1 + max(device for group in groups for device in group))
-    for group in groups:
-        rows[group[0]] = True
+    rows = [position == 0 for position in _coordinates(step)]
     return step.body.select(_at_position(step, rows, "bool"), x, 0)
-
-
-def _gather_group(step: ExportStep, value: Ssa) -> Ssa:
-    """Concatenate the values of a group along the first dim."""
-    groups = _groups(step)
-    shape = (len(groups[0]) * value.shape[0], *value.shape[1:])
-    notes = f"all_gather_dim = 0 : i64, replica_groups = {table(groups)}{_channel(step)}"
-    return step.body.op("all_gather", [value], shape, value.dtype, notes)
 
 
 def _exchange(step: ExportStep) -> Ssa:
@@ -143,7 +133,7 @@ def _exchange(step: ExportStep) -> Ssa:
         slices = shard_slices(shape, labels, mesh_shape(mesh), coordinates[device])
         return [(int(low), int(high)) for low, high in slices]
 
-    parts = _gather_group(step, body.reshape(x, (1, *x.shape)))
+    parts = _gathered(step, body.reshape(x, (1, *x.shape)), 0)
     padded_shape = [n + m for n, m in zip(shape, out)]
     full = body.broadcast(body.constant(0, x.dtype), padded_shape)
     for position, device in enumerate(groups[0]):  # all groups hold the same boxes
@@ -185,8 +175,8 @@ def _at_levels(local: Write, before: Write) -> Write:
 
 
 _MOVES: dict[str, Write] = {
-    "all_reduce": _all_reduce,
-    "all_gather": _all_gather,
+    "all_reduce": lambda step: _reduced(step, "all_reduce"),
+    "all_gather": lambda step: _gathered(step, step[0], int(step.attrs["dim"])),
     "reduce_scatter": _reduce_scatter,
     "all_to_all": _all_to_all,
     "local_slice": _local_slice,

@@ -12,8 +12,8 @@ import numpy as np
 from tvm_distir.models.common.hlo_names import SCATTERS
 
 from .body_writer import Body, Ssa
-from .step import ExportStep, Windows, Write, clipped, refuse, scatter, slide, take
-from .text import Unwritable, integers
+from .step import ExportStep, Windows, Write, clipped, gather, refuse, scatter, slide, take
+from .text import Unwritable
 
 
 def _take(step: ExportStep) -> Ssa:
@@ -50,9 +50,8 @@ def _gather_elements(step: ExportStep) -> Ssa:
     rank = len(x.shape)
     numbers = f"collapsed_slice_dims = [{axis}], operand_batching_dims = {front}"
     numbers += f", start_indices_batching_dims = {front}, start_index_map = [{axis}]"
-    notes = f"dimension_numbers = #stablehlo.gather<{numbers}, index_vector_dim = {rank}>"
-    notes += f", indices_are_sorted = false, slice_sizes = {integers([1] * rank)}"
-    return step.body.op("gather", [x, index], step.shape, x.dtype, notes)
+    numbers += f", index_vector_dim = {rank}"
+    return gather(step.body, x, index, step.shape, numbers, [1] * rank)
 
 
 def _gather_nd(step: ExportStep) -> Ssa:
@@ -64,11 +63,9 @@ def _gather_nd(step: ExportStep) -> Ssa:
     windows = list(range(last, len(step.shape)))
     numbers = f"offset_dims = {windows}, collapsed_slice_dims = {named}"
     numbers += f", operand_batching_dims = {batch}, start_indices_batching_dims = {batch}"
-    notes = f"dimension_numbers = #stablehlo.gather<{numbers}, start_index_map = {named}"
+    numbers += f", start_index_map = {named}, index_vector_dim = {last}"
     sizes = [1 if i in batch + named else n for i, n in enumerate(x.shape)]
-    notes += f", index_vector_dim = {last}>, indices_are_sorted = false"
-    notes += f", slice_sizes = {integers(sizes)}"
-    return step.body.op("gather", [x, index], step.shape, x.dtype, notes)
+    return gather(step.body, x, index, step.shape, numbers, sizes)
 
 
 def _slice_scatter(step: ExportStep) -> Ssa:
@@ -218,18 +215,11 @@ def _max_pool_backward(step: ExportStep) -> Ssa:
     padded = body.pad(x, windows.low, windows.high, -math.inf)
     flat = [0] * len(x.shape)
     bare = Windows(windows.sizes, windows.steps, windows.gaps, flat, flat)
-    t = body.constant(0, x.dtype)
-    scalar = t.type
-    chosen = (
-        f"{{^bb0(%l: {scalar}, %r: {scalar}): "
-        f'%b = "stablehlo.compare"(%l, %r) <{{comparison_direction = '
-        f"#stablehlo<comparison_direction GE>}}> : ({scalar}, {scalar}) -> tensor<i1> "
-        '"stablehlo.return"(%b) : (tensor<i1>) -> ()}'
-    )
-    regions = f"{chosen}, {body.region('add', x.dtype)}"
-    scattered = body.op(
-        "select_and_scatter", [padded, grad, t], padded.shape, x.dtype, bare.notes, regions
-    )
+    inner, left, right = Body("%b"), Ssa("%l", (), x.dtype), Ssa("%r", (), x.dtype)
+    chosen = inner.as_region([left, right], inner.compare("GE", left, right))
+    regions, operands = f"{chosen}, {body.region('add', x.dtype)}", [padded, grad]
+    operands.append(body.constant(0, x.dtype))
+    scattered = body.op("select_and_scatter", operands, padded.shape, x.dtype, bare.notes, regions)
     return body.slice(scattered, windows.low, [a + n for a, n in zip(windows.low, x.shape)])
 
 

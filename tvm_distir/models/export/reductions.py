@@ -12,7 +12,7 @@ import numpy as np
 
 from .body_writer import Body, Ssa
 from .step import ExportStep, Windows, Write, refuse, slide, softmax
-from .text import is_float, number_text, tensor_text
+from .text import is_float
 
 
 def _reduced(kind: str) -> Write:
@@ -93,47 +93,23 @@ def _top(step: ExportStep) -> Any:
 def _sorted(step: ExportStep, values: Sequence[Ssa]) -> list[Ssa]:
     """Sort values along a dim by the first of them, stably."""
     axis, body = step.axis(len(values[0].shape)), step.body
-    t = tensor_text((), values[0].dtype)
-    scalars = [tensor_text((), value.dtype) for value in values]
-    names = [f"%s{i}: {kind}" for i, kind in enumerate(k for k in scalars for _ in (0, 1))]
+    pairs = enumerate(value.dtype for value in values for _ in range(2))
+    scalars = [Ssa(f"%s{i}", (), dtype) for i, dtype in pairs]
+    inner, (a, b), total = Body("%k"), scalars[:2], is_float(values[0].dtype)
+    if total:
+        a, b = _order_key(inner, a), _order_key(inner, b)
     direction = "GT" if step.attrs.descending else "LT"
-    text, keys, order = "", ("%s0", "%s1"), ""
-    if is_float(values[0].dtype):
-        text, keys = _order_keys(values[0].dtype, t), ("%k0", "%k1")
-        order = ", compare_type = #stablehlo<comparison_type TOTALORDER>"
-    region = (
-        f"{{^bb0({', '.join(names)}): {text}"
-        f'%b = "stablehlo.compare"({", ".join(keys)}) <{{comparison_direction = '
-        f"#stablehlo<comparison_direction {direction}>{order}}}> : ({t}, {t}) -> tensor<i1> "
-        '"stablehlo.return"(%b) : (tensor<i1>) -> ()}'
-    )
+    region = inner.as_region(scalars, inner.compare(direction, a, b, total))
     kinds = [(value.shape, value.dtype) for value in values]
     notes = f"dimension = {axis} : i64, is_stable = true"
     return body.several("sort", values, kinds, notes, region)
 
 
-def _order_keys(dtype: str, kind: str) -> str:
-    """Normalize zeros and NaN of two floats, so that a total order puts NaN last."""
-
-    def constant(name: str, value: float) -> str:
-        attributes = f"value = dense<{number_text(value, dtype)}> : {kind}"
-        return f'{name} = "stablehlo.constant"() <{{{attributes}}}> : () -> {kind} '
-
-    def compare(name: str, direction: str, a: str, b: str) -> str:
-        attributes = f"comparison_direction = #stablehlo<comparison_direction {direction}>"
-        operation = f'{name} = "stablehlo.compare"({a}, {b}) <{{{attributes}}}>'
-        return f"{operation} : ({kind}, {kind}) -> tensor<i1> "
-
-    def select(name: str, *operands: str) -> str:
-        types = f"(tensor<i1>, {kind}, {kind}) -> {kind}"
-        return f'{name} = "stablehlo.select"({", ".join(operands)}) : {types} '
-
-    text = constant("%z", 0.0) + constant("%q", math.nan)
-    for i in range(2):
-        text += compare(f"%e{i}", "EQ", f"%s{i}", "%z") + select(f"%a{i}", f"%e{i}", "%z", f"%s{i}")
-        text += compare(f"%u{i}", "NE", f"%s{i}", f"%s{i}")
-        text += select(f"%k{i}", f"%u{i}", "%q", f"%a{i}")
-    return text
+def _order_key(body: Body, value: Ssa) -> Ssa:
+    """Normalize zeros and NaN of a float, so that a total order puts NaN last."""
+    zero, nan = (body.constant(number, value.dtype) for number in (0.0, math.nan))
+    key = body.select(body.compare("EQ", value, zero), zero, value)
+    return body.select(body.compare("NE", value, value), nan, key)
 
 
 def _sort(step: ExportStep) -> Ssa:

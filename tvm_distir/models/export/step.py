@@ -162,10 +162,17 @@ def take(body: Body, rows: Ssa, index: Ssa, axis: int) -> Ssa:
         f"offset_dims = {windows}, collapsed_slice_dims = [{axis}], start_index_map = [{axis}]"
     )
     sizes = [1 if i == axis else n for i, n in enumerate(rows.shape)]
-    notes = f"dimension_numbers = #stablehlo.gather<{numbers}, index_vector_dim = {count}>"
-    notes += f", indices_are_sorted = false, slice_sizes = {integers(sizes)}"
     shape = [*rows.shape[:axis], *index.shape, *rows.shape[axis + 1 :]]
-    return body.op("gather", [rows, index], shape, rows.dtype, notes)
+    return gather(body, rows, index, shape, f"{numbers}, index_vector_dim = {count}", sizes)
+
+
+def gather(
+    body: Body, x: Ssa, index: Ssa, shape: Sequence[int], numbers: str, sizes: Sequence[int]
+) -> Ssa:
+    """Take slices of some sizes at indices; ``numbers`` says what their dims are."""
+    notes = f"dimension_numbers = #stablehlo.gather<{numbers}>, indices_are_sorted = false"
+    notes += f", slice_sizes = {integers(sizes)}"
+    return body.op("gather", [x, index], shape, x.dtype, notes)
 
 
 def scatter(body: Body, into: Ssa, index: Ssa, new: Ssa, numbers: str, kind: str) -> Ssa:

@@ -56,7 +56,7 @@ def table(rows: Sequence[Sequence[int]]) -> str:
 def array_text(array: npt.NDArray[np.generic], dtype: str) -> str:
     """Format the content of ``dense<...>``, with a single element if all are equal."""
     flat = array.reshape(-1)
-    if flat.size and (flat == flat[0]).all():
+    if flat.size == 1 or (flat.size and (flat == flat[0]).all()):
         return number_text(flat[0], dtype)
     if dtype == "bool":
         return str(array.tolist()).replace("True", "true").replace("False", "false")
