@@ -44,7 +44,9 @@ from .types import TENSOR_TYPES as TENSOR_TYPES
 from .types import FieldLeaves as FieldLeaves
 from .types import as_dtensor as as_dtensor
 from .types import carries_value as carries_value
+from .types import element_type as element_type
 from .types import flat_types as flat_types
+from .types import is_number as is_number
 from .types import is_object as is_object
 from .types import is_private as is_private
 from .types import known_shape as known_shape

@@ -120,6 +120,18 @@ def known_shape(ty: ir.Type) -> tuple[int, ...] | None:
     return None if shape is None or not all(isinstance(n, int) for n in shape) else shape
 
 
+def element_type(ty: ir.Type) -> str:
+    """Return the element type of a tensor type."""
+    tensor: Any = tensor_type(ty)
+    return str(tensor.dtype)
+
+
+def is_number(ty: ir.Type) -> bool:
+    """Return whether it is the type of a float without dims."""
+    tensor = tensor_type(ty)
+    return tensor is not None and int(tensor.ndim) == 0 and "float" in str(tensor.dtype)
+
+
 def is_private(fn: relax.Function) -> bool:
     """Return whether a function is called from inside the module only, as one of a library is."""
     attrs = fn.attrs

@@ -15,7 +15,7 @@ from tvm import ir, relax, tirx
 
 from tvm_distir.core.ir.operators.names import LOCAL_STEPS, relax_names
 from tvm_distir.core.ir.operators.ops import dist_op_name
-from tvm_distir.core.ir.types import static_shape, tensor_type, value_types
+from tvm_distir.core.ir.types import element_type, static_shape, tensor_type, value_types
 from tvm_distir.core.ops.kernel_classes import VIEW
 from tvm_distir.support import PropagationError, SBlockRealize
 
@@ -115,18 +115,13 @@ def _sizes(types: Sequence[ir.Type]) -> tuple[int, ...]:
     for ty in types:
         shape = static_shape(ty)
         dims = tuple(nominal(n) for n in shape) if shape is not None else (0,)
-        sizes.append(size_bytes(dims, _element(ty)))
+        sizes.append(size_bytes(dims, element_type(ty)))
     return tuple(sizes)
-
-
-def _element(ty: ir.Type) -> str:
-    tensor: ir.Type = tensor_type(ty)
-    return str(tensor.dtype)
 
 
 def _dtype(types: Sequence[ir.Type]) -> str:
     """Return the arithmetic dtype: of the first floating operand, else of the first tensor."""
-    dtypes = [_element(ty) for ty in types]
+    dtypes = [element_type(ty) for ty in types]
     floating = [dtype for dtype in dtypes if dtype.startswith(("float", "bfloat"))]
     return (floating or dtypes or [""])[0]
 

@@ -17,6 +17,7 @@ from tvm_distir.core.ir.attributes.readers import param_names
 from tvm_distir.core.ir.placement import R
 from tvm_distir.core.ir.types import is_object, is_private, relax_functions, tensor_type
 from tvm_distir.core.ops.packed import CACHE_HEADS, creates_cache
+from tvm_distir.core.rewriting.functions import callee_of
 from tvm_distir.core.rewriting.scopes import all_bindings
 from tvm_distir.core.rewriting.tuple_parameters import field_path
 from tvm_distir.support import Faults, PlanError, lists_by_key, nearest
@@ -248,12 +249,8 @@ def _created_caches(fn: Function, named: Sequence[Any]) -> list[Any]:
 
 def _calls_of(fn: Function) -> dict[str, list[Binding]]:
     """Return the bindings of calls of functions, by the function's name."""
-    calls: dict[str, list[Binding]] = {}
-    for binding in all_bindings(fn.body):
-        value = getattr(binding, "value", None)
-        if isinstance(value, ir.Call) and isinstance(value.op, ir.GlobalVar):
-            calls.setdefault(str(value.op.name_hint), []).append(binding)
-    return calls
+    called = ((callee_of(binding.value), binding) for binding in all_bindings(fn.body))
+    return lists_by_key((str(gv.name_hint), binding) for gv, binding in called if gv is not None)
 
 
 def _match_calls(

@@ -11,7 +11,6 @@ from .planner import plan_steps as plan_steps
 from .shards import bounds_of as bounds_of
 from .shards import terms_of as terms_of
 from .steps import Step as Step
-from .transfer import element_type as element_type
 from .transfer import local_bytes as local_bytes
 from .transfer import payload_bytes as payload_bytes
 from .view_search import ViewTransition as ViewTransition

@@ -7,14 +7,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from tvm import ir
 from tvm.relax.distributed import DTensorType
 
 from tvm_distir.core.ir.mesh import mesh_shape
 from tvm_distir.core.ir.placement import Labels, labels_of, local_shape, parse_placement
-from tvm_distir.core.ir.types import static_shape, tensor_type
+from tvm_distir.core.ir.types import element_type, static_shape, tensor_type
 from tvm_distir.core.ops.dims import size_bytes
 
 from .shards import lacking_elements, terms_move, terms_of
@@ -90,9 +89,3 @@ def payload_bytes(kind: str, call: ir.Call, ty: ir.Type) -> int:
         )
     elements = lacking_elements(shape, before, after, mesh_shape(call.attrs["device_mesh"]))
     return size_bytes((elements,), element_type(ty))
-
-
-def element_type(ty: ir.Type) -> str:
-    """Return the element type of a tensor type."""
-    tensor: Any = tensor_type(ty)
-    return str(tensor.dtype)

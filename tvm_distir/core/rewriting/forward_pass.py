@@ -10,7 +10,7 @@ from typing import Any
 from tvm import ir, relax
 
 from tvm_distir.core.ir.attributes.readers import training_notes
-from tvm_distir.core.ir.types import static_shape, tensor_type
+from tvm_distir.core.ir.types import is_number, static_shape, tensor_type
 
 from .scopes import all_bindings
 from .substitute import variables
@@ -38,7 +38,7 @@ def loss_position(fn: relax.Function) -> int | None:
     positions = set(map(int, training_notes(fn, "places").values()))
     if not positions:
         return 0
-    return next(i for i, ty in enumerate(fn.ret_ty.fields) if i not in positions and _is_number(ty))
+    return next(i for i, ty in enumerate(fn.ret_ty.fields) if i not in positions and is_number(ty))
 
 
 def _loss(fn: relax.Function, result: ir.Expr) -> ir.Expr:
@@ -51,16 +51,10 @@ def _loss(fn: relax.Function, result: ir.Expr) -> ir.Expr:
     position = loss_position(fn)
     if position is not None:
         return fields[position] if fields else result
-    losses = [field for field in fields if _is_number(field.ty)]
+    losses = [field for field in fields if is_number(field.ty)]
     known = {_shape_and_type(p.ty) for p in fn.params} - {None}
-    others = [_shape_and_type(field.ty) for field in fields if not _is_number(field.ty)]
+    others = [_shape_and_type(field.ty) for field in fields if not is_number(field.ty)]
     return losses[0] if len(losses) == 1 and others and known.issuperset(others) else None
-
-
-def _is_number(ty: ir.Type) -> bool:
-    """Return whether it is the type of a float without dims."""
-    tensor = tensor_type(ty)
-    return tensor is not None and int(tensor.ndim) == 0 and "float" in str(tensor.dtype)
 
 
 def _shape_and_type(ty: ir.Type) -> tuple[Any, str] | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tvm import ir, relax
 from tvm.relax import Expr
 
-from tvm_distir.core.ir import flat_types, static_shape, tensor_type
+from tvm_distir.core.ir import flat_types, static_shape
 from tvm_distir.core.rewriting import VARIABLES, all_bindings, called_name, leaves_of, variables
 from tvm_distir.support import GenericConst
 
@@ -189,9 +189,3 @@ def _through(flow: Flow, operands: list[Flow]) -> Flow:
         _union(operands[i].moved for i in bits(flow.moved)),
         _union([*beneath, *(passing.beneath for passing in flows_through)]),
     )
-
-
-def is_number(ty: ir.Type) -> bool:
-    """Return whether a type is a float scalar."""
-    tensor = tensor_type(ty)
-    return tensor is not None and int(tensor.ndim) == 0 and "float" in str(tensor.dtype)

@@ -5,13 +5,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tvm import ir, relax
 from tvm.relax import Expr
 
-from tvm_distir.core.ir import static_shape, tensor_type
+from tvm_distir.core.ir import is_number, static_shape, tensor_type
 from tvm_distir.core.ir.attributes import (
     IO_ATTR,
     NUM_INPUT_ATTR,
@@ -23,7 +23,7 @@ from tvm_distir.core.ir.attributes import (
 from tvm_distir.core.plan import MAIN
 from tvm_distir.core.rewriting import VARIABLES
 
-from .flows import Flow, Flows, bits, is_number
+from .flows import Flow, Flows, bits
 
 
 def noted_step(mod: ir.IRModule, gradients: Mapping[str, int] | None = None) -> ir.IRModule:
@@ -173,16 +173,7 @@ class _Step:
     def _are_read(self, loss: int, weights: Mapping[int, int]) -> bool:
         """Return whether the loss depends on a new weight, in which case it is not a loss."""
         forbidden = {self.fields[r] for r in weights.values()}
-        pending, seen = [self.fields[loss]], set()
-        while pending:
-            var = pending.pop()
-            if var in forbidden:
-                return True
-            if var in seen or var not in self.flows.values:
-                continue
-            seen.add(var)
-            pending.extend(self.flows.reads(var))
-        return False
+        return not forbidden.isdisjoint(self._before(self.fields[loss], self.flows.reads))
 
     def _states(
         self, weight: int, result: int, matches: Mapping[int, int], needed: int
@@ -218,18 +209,20 @@ class _Step:
         common: set[relax.Var] | None = None
         for var in edge:
             if static_shape(var.ty) == self.kinds[weight][0]:
-                above = self._above(var)
+                above = self._before(var, self.flows.operands)
                 common = above if common is None else common & above
         return max(common or (), key=self.flows.position_of.__getitem__, default=None)
 
-    def _above(self, var: relax.Var) -> set[relax.Var]:
-        """Return a value and those that it depends on elementwise."""
+    def _before(
+        self, var: relax.Var, operands: Callable[[relax.Var], list[Expr]]
+    ) -> set[relax.Var]:
+        """Return a value and those that it depends on, given the operands of each."""
         visited, pending = set(), [var]
         while pending:
             operand = pending.pop()
             if operand not in visited and operand in self.flows.values:
                 visited.add(operand)
-                pending.extend(self.flows.operands(operand))
+                pending.extend(operands(operand))
         return visited
 
 

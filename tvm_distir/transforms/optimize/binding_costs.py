@@ -11,10 +11,10 @@ from tvm import ir, relax
 from tvm.relax import Var
 
 from tvm_distir.core.collectives import decode_transfer
-from tvm_distir.core.ir import axis_groups, mesh_devices, mesh_key
+from tvm_distir.core.ir import axis_groups, element_type, mesh_devices, mesh_key
 from tvm_distir.core.ir.operators import COLLECTIVES, TRANSFERS, call_axes, collective_op, is_done
 from tvm_distir.core.ops import LikeKernels, size_bytes
-from tvm_distir.core.redistribution import element_type, payload_bytes
+from tvm_distir.core.redistribution import payload_bytes
 from tvm_distir.core.rewriting import branches_of
 from tvm_distir.core.rewriting.native import FunctionView, read_functions
 from tvm_distir.hardware import Clock, GroupLayout, System

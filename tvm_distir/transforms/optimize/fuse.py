@@ -12,11 +12,18 @@ from tvm import ir
 from tvm.relax import Expr, Var
 
 from tvm_distir.core.collectives import sent_bytes
-from tvm_distir.core.ir import Labels, blocks_fault, local_shape, mesh_key, parse_placement
+from tvm_distir.core.ir import (
+    Labels,
+    blocks_fault,
+    element_type,
+    local_shape,
+    mesh_key,
+    parse_placement,
+)
 from tvm_distir.core.ir.operators import call_axes, dist_op_name, ops
 from tvm_distir.core.ops import size_bytes
 from tvm_distir.core.passes import Rewrite, module_pass
-from tvm_distir.core.redistribution import bounds_of, element_type
+from tvm_distir.core.redistribution import bounds_of
 
 from .binding_rewriter import Editor, FunctionStep, axes_dim, rewrite_of
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from dataclasses import asdict
 
 import pytest
 
@@ -40,7 +41,7 @@ def test_collectives_are_those_that_the_engine_counts(strategy, mesh):
     engine = VirtualEngine()
     engine.run(local, draw_inputs(mod, seed=0))
     result = simulate(export(local), System.load("laptop-cpu"))
-    counted = [each.to_dict() for each in engine.collectives]
+    counted = [asdict(each) for each in engine.collectives]
     matches = [each.to_dict() for each in result.collectives]
     for each in matches:
         del each["mesh"]

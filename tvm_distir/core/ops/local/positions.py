@@ -72,11 +72,6 @@ class BlockMemo:
     valid: dict[tuple[Axes, int, int, int], ir.Expr] = field(default_factory=dict)
     rows: dict[RowsKey, Any] = field(default_factory=dict)
 
-    def clear(self) -> None:
-        """Clear the memo: variables of a dataflow block cannot be read in the next block."""
-        for known in (self.positions, self.starts, self.parts, self.valid, self.rows):
-            known.clear()
-
 
 @dataclass(eq=False)
 class Positions:

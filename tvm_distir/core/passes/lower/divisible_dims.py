@@ -32,7 +32,7 @@ from tvm_distir.core.ir.placement import labels_of, shard_counts
 from tvm_distir.core.ir.types import flat_types, known_shape, static_shape
 from tvm_distir.core.ops.dims import symbols
 from tvm_distir.core.rewriting.calls import location_of
-from tvm_distir.core.rewriting.dims import dims_remedy, open_dims
+from tvm_distir.core.rewriting.dims import dims_remedy
 from tvm_distir.core.rewriting.functions import callees_first, has_dtensor
 from tvm_distir.core.rewriting.resizing import with_extents
 from tvm_distir.core.rewriting.scopes import all_bindings
@@ -252,11 +252,6 @@ def _polynomial(
         for key, number in part.items():
             terms[key] = terms.get(key, Fraction(0)) + factor * number
     return terms
-
-
-def has_symbolic_dims(mod: ir.IRModule) -> bool:
-    """Return whether an input of a public function has a dim without a size."""
-    return bool(open_dims(mod))
 
 
 def write_divisible_dims(mod: ir.IRModule) -> tuple[ir.IRModule, dict[str, Dims]]:

@@ -24,6 +24,7 @@ from tvm_distir.core.passes.branches.restore import restore_branches
 from tvm_distir.core.passes.declaration import Rewrite, module_pass
 from tvm_distir.core.passes.legalize.local_view import has_local_view
 from tvm_distir.core.rewriting.calls import typed
+from tvm_distir.core.rewriting.dims import open_dims
 from tvm_distir.core.rewriting.entries import reached_from
 from tvm_distir.core.rewriting.functions import has_dtensor, retyped, with_functions
 from tvm_distir.core.rewriting.native.function_index import Member, read_module
@@ -31,7 +32,7 @@ from tvm_distir.core.rewriting.native.making import make_ports
 from tvm_distir.support import LevelError, LoweringError
 
 from .context import Context
-from .divisible_dims import Dims, dim_text, has_symbolic_dims, write_divisible_dims
+from .divisible_dims import Dims, dim_text, write_divisible_dims
 from .function import LocalFunction
 from .inlining import inline_functions
 from .local_view import lower_local_view
@@ -105,7 +106,7 @@ def lower(mod: ir.IRModule) -> ir.IRModule:
         remedy = "Run PropagateSharding and LegalizeRedistribute first."
         raise LevelError("DIST0451", problem, location="LowerDistIR", remedy=remedy)
     dims: dict[str, Dims] = {}
-    if has_symbolic_dims(mod):
+    if open_dims(mod):
         mod, dims = write_divisible_dims(mod)
         members = read_module(mod)
     context = _context(mod)

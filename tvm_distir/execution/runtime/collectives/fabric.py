@@ -16,10 +16,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-import numpy as np
-
 from tvm_distir.core.collectives import Collective, Transfer
-from tvm_distir.execution.runtime.program.tensors import Array
 from tvm_distir.support import DistIRError, EngineError
 
 from . import native_library as native
@@ -43,12 +40,6 @@ class Fabric(Protocol):
 
     def finish(self, rank: int) -> None:
         """Record that a rank has run to its end."""
-
-    def send(self, rank: int, transfer: Transfer, x: Array) -> None:
-        """Post the tiles this rank owes; does not wait."""
-
-    def receive(self, rank: int, transfer: Transfer, dtype: np.dtype[np.generic]) -> Array:
-        """Wait for the tiles of a transfer and return this rank's part."""
 
     def executed(self, rank: int) -> list[native.Executed]:
         """Return collectives a rank executed, known once it has ended."""

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from tvm_distir.core.collectives import sent_bytes
 from tvm_distir.core.ir.operators import COLLECTIVES
@@ -37,10 +37,6 @@ class CollectiveCount:
     count: int
     bytes_per_device: int
     wire_bytes_per_device: int
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the fields as a plain dict."""
-        return asdict(self)
 
 
 class CollectiveCounter:

@@ -12,10 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tvm import ir, relax, tirx
-from tvm.relax.distributed import DeviceMesh
 
 from tvm_distir.core.collectives import Collective, Transfer, decode_collective, decode_transfer
-from tvm_distir.core.ir.operators import call_axes, dist_op_name, is_done
+from tvm_distir.core.ir.operators import dist_op_name, is_done
 from tvm_distir.core.rewriting import bindings_in
 from tvm_distir.execution.runtime.program.compiled import KERNEL
 from tvm_distir.support import EngineError, GenericConst, Steps, unrolled
@@ -36,13 +35,11 @@ class Segment:
 
 @dataclass(frozen=True)
 class CollectiveStep:
-    """``target = collective(operand)``; ``axes`` are the mesh axes it works along."""
+    """``target = collective(operand)``."""
 
     target: relax.Var
     collective: Collective
     operand: relax.Expr | None
-    mesh: DeviceMesh
-    axes: tuple[int, ...]
     location: str
 
 
@@ -173,10 +170,7 @@ def _step(mod: ir.IRModule, fn_name: str, binding: relax.Binding) -> Step | None
         return TransferStep(var, transfer, operand, dtype, location)
     if name is not None:
         operand = value.args[0] if len(value.args) else None
-        mesh = value.attrs["device_mesh"]
-        return CollectiveStep(
-            var, decode_collective(value), operand, mesh, call_axes(value), location
-        )
+        return CollectiveStep(var, decode_collective(value), operand, location)
     return None
 
 
