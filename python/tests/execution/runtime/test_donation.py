@@ -127,6 +127,13 @@ def test_other_engines_and_names():
         td.run(local, [cache, *rest], donate=["cash"])
 
 
+def test_the_engine_torch_checks_names():
+    pytest.importorskip("torch", reason="the engine runs ranks under torch.distributed")
+    local, (cache, rest) = distributed(), operands()
+    with pytest.raises(EngineError, match=r'DIST0602.*there is no input "cash"'):
+        td.run(local, [cache, *rest], engine="torch", donate=["cash"])
+
+
 @pytest.mark.parametrize(
     ("strategy", "optimizer"),
     [("data_parallel", "adamw"), ("data_parallel", "lion"), ("zero:stage=1", "adamw")],

@@ -91,7 +91,7 @@ class Engine(ABC):
         self.check_trace()
         self.collectives = ()
         program = as_runnable(dist, self.dispatch)
-        check_engine_runs(program.target, f"engine {self.name}")
+        self.check_target(program.target)
         ports = (p for entry in program.entries for p in (*entry.inputs, *entry.outputs))
         object_port = next((port for port in ports if port.is_object), None)
         if object_port is not None and not self.takes_objects:
@@ -108,6 +108,10 @@ class Engine(ABC):
                 self.donated = donated
                 program = with_donation(program, self.donate)
         return self.run_program(sized_program(program, inputs), inputs, outputs)
+
+    def check_target(self, target: str) -> None:
+        """Refuse (DIST0609) a target, in TVM's JSON form, whose code the engine does not run."""
+        check_engine_runs(target, f"engine {self.name}")
 
     def check_trace(self) -> None:
         """Refuse (DIST0605) a trace of an engine that records none."""

@@ -13,20 +13,17 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from tvm_distir.execution.runtime.collectives.fabric import Aborted
-from tvm_distir.execution.runtime.engines.base import LocalResults, check_outputs
+from tvm_distir.execution.runtime.engines.base import LocalResults
 from tvm_distir.execution.runtime.engines.fork import run_turn
 from tvm_distir.execution.runtime.engines.job_engine import JobEngine
 from tvm_distir.execution.runtime.engines.job_folder import RunCounts
 from tvm_distir.execution.runtime.engines.job_launch import run_job
 from tvm_distir.execution.runtime.engines.threads.engine import TIMEOUT_S, one_thread_each
-from tvm_distir.execution.runtime.program.inputs import Inputs
 from tvm_distir.execution.runtime.program.local_inputs import LocalInputs
-from tvm_distir.execution.runtime.program.runnable import Runnable, as_runnable
-from tvm_distir.execution.runtime.program.symbolic_sizes import sized_program
-from tvm_distir.execution.runtime.program.targets import check_engine_runs, check_machine_runs
+from tvm_distir.execution.runtime.program.runnable import Runnable
+from tvm_distir.execution.runtime.program.targets import check_machine_runs
 from tvm_distir.support import EngineError, nearest
 
 from .job_environment import is_torchrun_process
@@ -97,17 +94,12 @@ class TorchEngine(JobEngine):
         checking.check = True if self.check is None else self.check
         return checking
 
-    def run(self, dist: Any, inputs: Inputs | None, outputs: str = "whole") -> list[Any]:
-        """Run a level-5 module or a deployed program; see :func:`~.registry.run`."""
-        check_outputs(outputs)
-        self.check_trace()
-        self.collectives = ()
-        program = as_runnable(dist, self.dispatch)
-        if device_of(program.target) == "cuda":
-            check_machine_runs(json.loads(program.target), "engine torch")
+    def check_target(self, target: str) -> None:
+        """Refuse (DIST0609) a target of a GPU that this machine has not."""
+        if device_of(target) == "cuda":
+            check_machine_runs(json.loads(target), "engine torch")
         else:
-            check_engine_runs(program.target, "engine torch")
-        return self.run_program(sized_program(program, inputs), inputs, outputs)
+            super().check_target(target)
 
     def is_in_job(self) -> bool:
         """Return whether this process has joined a job, or ``torchrun`` started it."""
