@@ -8,14 +8,13 @@ signatures are those of :mod:`tvm_distir.execution.runtime.collectives.ccl`.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tvm import ir, relax, tirx
 from tvm.relax.distributed import DeviceMesh
 
-from tvm_distir.core.ir.mesh import axis_groups, mesh_shape, meshes
+from tvm_distir.core.ir.mesh import groups_by_axes, mesh_shape, meshes
 from tvm_distir.core.ir.operators.names import PACKED_ARGS, PACKED_PREFIX, REDUCE_OPS
 from tvm_distir.core.ir.operators.ops import CONSTRUCTORS
 from tvm_distir.core.ir.placement import R, placement_text
@@ -114,11 +113,9 @@ def _axes(
     """Yield the meshes with the axes whose groups these are; of the sizes ``inner`` if any."""
     for mesh in meshes(mod):
         sizes = mesh_shape(mesh)
-        for count in range(1, len(sizes) + 1):
-            for axes in itertools.combinations(range(len(sizes)), count):
-                fits = inner is None or [sizes[axis] for axis in axes] == inner
-                if fits and axis_groups(mesh, axes) == groups:
-                    yield mesh, axes
+        for axes, along in groups_by_axes(mesh):
+            if along == groups and (inner is None or [sizes[axis] for axis in axes] == inner):
+                yield mesh, axes
 
 
 def _int(value: int) -> tirx.IntImm:

@@ -14,6 +14,7 @@ from .mesh import NAMES_ATTR as NAMES_ATTR
 from .mesh import axis_groups as axis_groups
 from .mesh import device_coordinates as device_coordinates
 from .mesh import device_mesh as device_mesh
+from .mesh import groups_by_axes as groups_by_axes
 from .mesh import mesh_axes as mesh_axes
 from .mesh import mesh_devices as mesh_devices
 from .mesh import mesh_index as mesh_index

@@ -4,9 +4,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -177,6 +178,14 @@ def axis_groups(mesh: DeviceMesh, axes: Sequence[int]) -> list[list[int]]:
     size = math.prod(devices.shape[a] for a in moved)
     table = devices.transpose(rest + moved).reshape(-1, size)
     return [[int(d) for d in row] for row in table]
+
+
+def groups_by_axes(mesh: DeviceMesh) -> Iterator[tuple[tuple[int, ...], list[list[int]]]]:
+    """Yield all sets of mesh axes with their rank groups, small sets first."""
+    axes = range(len(mesh_shape(mesh)))
+    for count in range(1, len(axes) + 1):
+        for chosen in itertools.combinations(axes, count):
+            yield chosen, axis_groups(mesh, chosen)
 
 
 def device_coordinates(mesh: DeviceMesh, device: int) -> tuple[int, ...]:

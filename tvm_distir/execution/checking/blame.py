@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from .alignment import MAX, State
 from .comparison import RankComparison, WrongOutput
 from .output_walk import Finding, OutputWalk, Repairs
-from .repairs import DELETE, REDUCE, SCALE, ValueChange, group_size
+from .repairs import REDUCE, SCALE, ValueChange, group_size
 
 _MOST_FINDINGS = 12
 
@@ -70,8 +70,8 @@ class _Blame(OutputWalk):
         if state.partial:
             text += f"; it stays partial over {'+'.join(state.partial)}"
         repairs = self.regroupings(name)
-        if not partial and self.family.operation(name) == "dist.all_reduce":
-            repairs.append((f"remove {name}", self.patch(name, ValueChange(DELETE))))
+        if not partial:
+            repairs += self.removals(name)
         return [self.finding(name, text, repairs)]
 
     def not_averaged(
@@ -100,9 +100,7 @@ class _Blame(OutputWalk):
         for word, factor in (("sum", 1.0), ("average", 1.0 / size)):
             change = ValueChange(REDUCE, numbers, factor=factor)
             repairs.append((f"{word} {self.name} over {axes}", self.everywhere(self.name, change)))
-        if origin in self.family.values:
-            change = ValueChange(SCALE, factor=float(size))
-            repairs.append((f"multiply {origin} by {size}", self.patch(origin, change)))
+        repairs += self.multiplications(origin, float(size))
         return self.finding(origin, text, repairs)
 
     def scaled(self, state: State) -> Finding:
@@ -120,12 +118,8 @@ class _Blame(OutputWalk):
                 outputs.update(self.everywhere(other.name, change))
         repairs: Repairs = []
         if self.family.is_collective(name):
-            repairs += self.regroupings(name)
-            if self.family.operation(name) == "dist.all_reduce":
-                repairs.append((f"remove {name}", self.patch(name, ValueChange(DELETE))))
-        if name in self.family.values:
-            change = ValueChange(SCALE, factor=factor)
-            repairs.append((f"multiply {name} by {factor:g}", self.patch(name, change)))
+            repairs += self.regroupings(name) + self.removals(name)
+        repairs += self.multiplications(name, factor)
         repairs.append((f"multiply the outputs by {factor:g}", outputs))
         return self.finding(name, text, repairs)
 
@@ -165,17 +159,14 @@ class _Blame(OutputWalk):
             if not self.family.is_collective(name):
                 continue
             kind = self.family.operation(name)
-            repairs: Repairs = []
-            if kind == "dist.all_reduce":
-                repairs.append((f"remove {name}", self.patch(name, ValueChange(DELETE))))
+            repairs = self.removals(name)
             factors = {2.0, 0.5}
             if kind != "dist.recv":
                 repairs += self.regroupings(name)
                 size = group_size(self.family.values[name])
                 factors |= {float(size), 1 / size}
             for factor in sorted(factors):
-                change = ValueChange(SCALE, factor=factor)
-                repairs.append((f"multiply {name} by {factor:g}", self.patch(name, change)))
+                repairs += self.multiplications(name, factor)
             text = f"a factor or the group of {name} ({kind}) is wrong"
             yield Finding(self.family, name, text, repairs, together=False)
 
@@ -191,15 +182,10 @@ class _Blame(OutputWalk):
                     text = (
                         f"{operand} ({kind}) is {state.text()}: scaled by {state.scale:g}{origin}"
                     )
-                    repairs: Repairs = []
-                    if operand in self.family.values:
-                        change = ValueChange(SCALE, factor=factor)
-                        words = f"multiply {operand} by {factor:g}"
-                        repairs = [(words, self.patch(operand, change))]
-                        if self.family.operation(operand) == "dist.all_reduce":
-                            delete = self.patch(operand, ValueChange(DELETE))
-                            repairs = [(f"remove {operand}", delete), *repairs]
-                            repairs = self.regroupings(operand) + repairs
+                    repairs = self.removals(operand)
+                    if repairs:
+                        repairs = self.regroupings(operand) + repairs
+                    repairs += self.multiplications(operand, factor)
                     yield self.finding(operand, text, repairs)
                     break
                 operand, state = before
@@ -212,9 +198,7 @@ class _Blame(OutputWalk):
         repairs: Repairs = []
         if self.family.is_collective(name):
             text = f"{name} ({kind}) gives no value of the reference: wrong group or operation"
-            repairs = self.regroupings(name)
-            if self.family.operation(name) == "dist.all_reduce":
-                repairs = [(f"remove {name}", self.patch(name, ValueChange(DELETE))), *repairs]
+            repairs = self.removals(name) + self.regroupings(name)
         elif partial and kind != "concat":
             operand, state = partial[0]
             axes = "+".join(state.partial)

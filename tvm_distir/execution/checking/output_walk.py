@@ -9,12 +9,12 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tvm_distir.core.ir import axis_groups
+from tvm_distir.core.ir import axis_groups, groups_by_axes
 from tvm_distir.core.ir.operators import call_axes
 
 from .alignment import BLOCK, State
 from .comparison import Patch, RankComparison, RankFamily, WrongOutput
-from .repairs import PERMUTE, REDUCE, REGROUP, ValueChange, group_size
+from .repairs import DELETE, PERMUTE, REDUCE, REGROUP, SCALE, ValueChange, group_size
 
 Repairs = list[tuple[str, Patch]]
 
@@ -105,6 +105,19 @@ class OutputWalk:
             for c in self.subsets()
         ]
 
+    def removals(self, name: str) -> Repairs:
+        """Return the removal of a value if it is a sum over ranks."""
+        if self.family.operation(name) != "dist.all_reduce":
+            return []
+        return [(f"remove {name}", self.patch(name, ValueChange(DELETE)))]
+
+    def multiplications(self, name: str, factor: float) -> Repairs:
+        """Return the multiplication of a value by a factor unless it is an input."""
+        if name not in self.family.values:
+            return []
+        change = ValueChange(SCALE, factor=factor)
+        return [(f"multiply {name} by {factor:g}", self.patch(name, change))]
+
     def regroupings(self, name: str) -> Repairs:
         """Return a collective along other axes, with the factor of an average if sizes differ."""
         if self.family.operation(name) == "dist.recv":
@@ -138,13 +151,11 @@ class OutputWalk:
     def collective_axes(self, name: str) -> list[str]:
         """Return the axes of the mesh along which a collective communicates, if it does."""
         call = self.family.values[name]
-        mesh = self.compared.module.mesh
-        mine = {tuple(map(int, g)) for g in axis_groups(call.attrs["device_mesh"], call_axes(call))}
+        mine = set(map(tuple, axis_groups(call.attrs["device_mesh"], call_axes(call))))
         names = list(self.compared.axes)
-        for count in range(1, len(names) + 1):
-            for axes in itertools.combinations(range(len(names)), count):
-                if mine <= {tuple(map(int, g)) for g in axis_groups(mesh, axes)}:
-                    return [names[a] for a in axes]
+        for axes, groups in groups_by_axes(self.compared.module.mesh):
+            if mine <= set(map(tuple, groups)):
+                return [names[a] for a in axes]
         return []
 
     def everywhere(self, name: str, change: ValueChange) -> Patch:

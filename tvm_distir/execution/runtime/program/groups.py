@@ -4,11 +4,15 @@
 
 from __future__ import annotations
 
-import itertools
-
 from tvm import ir
 
-from tvm_distir.core.ir import axis_groups, mesh_axes, mesh_key, mesh_names, mesh_shape, meshes
+from tvm_distir.core.ir import (
+    groups_by_axes,
+    mesh_axes,
+    mesh_key,
+    mesh_names,
+    meshes,
+)
 from tvm_distir.core.ir.views import first_views
 
 from .axis_table import AxisTable, Groups
@@ -22,11 +26,8 @@ def axes_of_groups(mod: ir.IRModule) -> dict[tuple[int, Groups], tuple[int, ...]
     """
     table: dict[tuple[int, Groups], tuple[int, ...]] = {}
     for number, mesh in enumerate(meshes(mod)):
-        axes = range(len(mesh_shape(mesh)))
-        for size in range(1, len(axes) + 1):
-            for chosen in itertools.combinations(axes, size):
-                groups = tuple(tuple(g) for g in axis_groups(mesh, chosen))
-                table.setdefault((number, groups), chosen)
+        for axes, groups in groups_by_axes(mesh):
+            table.setdefault((number, tuple(map(tuple, groups))), axes)
     return table
 
 
