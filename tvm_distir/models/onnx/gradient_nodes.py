@@ -17,9 +17,10 @@ from tvm.relax import Expr
 from tvm.relax.op import add, multiply, sigmoid, strided_slice, subtract, where
 from tvm.relax.op import sum as sum_op
 
+from tvm_distir.models.common.translation import Unsupported, dtype_of, shape_of
 from tvm_distir.transforms import argument_gradients
 
-from .node_call import Converter, NodeCall, UnreadNode, dtype_of, shape_of
+from .node_call import Converter, NodeCall
 
 _op = relax.op
 Op = Callable[..., Expr]
@@ -114,7 +115,7 @@ def _slice(call: NodeCall) -> list[Expr]:
     steps = [1] * len(begin) if call.get(5) is None else call.numbers(5)
     axes = [int(axis) % len(shape) for axis in numbers]
     if any(int(step) < 0 for step in steps):
-        raise UnreadNode("a step is negative")
+        raise Unsupported("a step is negative")
     parts = [
         slice(int(b), int(e), int(s)).indices(shape[axis])
         for b, e, s, axis in zip(begin, end, steps, axes, strict=True)
@@ -160,7 +161,7 @@ def _transposed_convolution(call: NodeCall) -> list[Expr]:
     gradient, x, w = call[0], call[1], call[2]
     kernel = shape_of(w)[2:]
     if call.text("auto_pad", "NOTSET").startswith("SAME") or "output_shape" in call.attributes:
-        raise UnreadNode("auto_pad and output_shape of a transposed convolution")
+        raise Unsupported("auto_pad and output_shape of a transposed convolution")
     more = [int(n) for n in call.attributes.get("output_padding", [0] * len(kernel))]
     options = _window(call, shape_of(x)[2:], kernel) | {"groups": int(call.number("group", 1))}
     op: Op = getattr(_op.nn, f"conv{len(kernel)}d_transpose")

@@ -16,8 +16,10 @@ from tvm.relax.op import add, divide, exp, mean, multiply, negative, subtract
 from tvm.relax.op import sum as sum_op
 from tvm.relax.op.nn import log_softmax, nll_loss
 
+from tvm_distir.models.common.translation import dtype_of, shape_of
+
 from .gradient_nodes import gradients
-from .node_call import Converter, NodeCall, dtype_of, shape_of
+from .node_call import Converter, NodeCall
 
 IGNORED = -100
 """A label that no operator may have, unless it is the one that is ignored."""

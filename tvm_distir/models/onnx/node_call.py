@@ -17,9 +17,9 @@ from tvm import ir, relax
 from tvm.relax import BlockBuilder, Expr
 from tvm.relax.op import astype, expand_dims, permute_dims, reshape, where
 
-from tvm_distir.core.ir import known_shape
 from tvm_distir.core.rewriting import scalar
 from tvm_distir.models.common.quiet import IMPORT_ERRORS, drop_half_built, reason
+from tvm_distir.models.common.translation import HALVES, Unsupported, dtype_of, shape_of
 from tvm_distir.support import GenericConst, ModelError
 
 from .batch import node_location
@@ -27,13 +27,6 @@ from .protos import attributes_of
 
 PREFIX = "com.microsoft."
 """Begins the operator of a converted node, which TVM's importer cannot have a converter for."""
-
-HALVES = ("float16", "bfloat16")
-"""Types whose statistics are float32."""
-
-
-class UnreadNode(Exception):
-    """A node with a part that is not converted, which the message names."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +53,7 @@ class NodeCall:
     def __getitem__(self, index: int) -> Expr:
         value = self.get(index)
         if value is None:
-            raise UnreadNode(f"operand {index} is missing")
+            raise Unsupported(f"operand {index} is missing")
         return value
 
     def get(self, index: int) -> Expr | None:
@@ -71,7 +64,7 @@ class NodeCall:
         """Return the values of a constant operand."""
         value = self[index]
         if not isinstance(value, GenericConst):
-            raise UnreadNode(f"operand {index} is no constant")
+            raise Unsupported(f"operand {index} is no constant")
         return np.asarray(value.value.numpy())
 
     def number(self, key: str, usual: float) -> float:
@@ -132,19 +125,6 @@ Converter = Callable[[NodeCall], Sequence[Expr]]
 """A function from a node to its results, more or as many as it names, not all emitted."""
 
 
-def dtype_of(value: Expr) -> str:
-    """Return the element type of a tensor."""
-    return str(value.ty.dtype)
-
-
-def shape_of(value: Expr) -> tuple[int, ...]:
-    """Return the static shape of a tensor."""
-    shape = known_shape(value.ty)
-    if shape is None:
-        raise UnreadNode("the sizes of an operand are unknown")
-    return shape
-
-
 def size_of(value: Expr) -> int:
     """Return the number of elements of a tensor."""
     return math.prod(shape_of(value))
@@ -165,7 +145,7 @@ def converted_types(
     """
     try:
         results = _results(converter, node, types, values)
-    except UnreadNode as error:
+    except Unsupported as error:
         drop_half_built(error)
         remedy = "Write it in standard ONNX operators."
         location = node_location(node)
@@ -200,7 +180,7 @@ def _results(
             call = NodeCall(inputs, attributes_of(node), count, builder)
             results = [call.emit(value) for value in converter(call)[:count]]
             if len(results) < count:
-                raise UnreadNode(f"it has {len(results)} results here, not {count}")
+                raise Unsupported(f"it has {len(results)} results here, not {count}")
             output = builder.emit_output(relax.Tuple(results))
         builder.emit_func_output(output)
     return results
@@ -209,7 +189,7 @@ def _results(
 def _variable(kind: onnx.TypeProto, name: str) -> relax.Var:
     tensor = kind.tensor_type
     if not tensor.HasField("shape") or not all(d.HasField("dim_value") for d in tensor.shape.dim):
-        raise UnreadNode(f'the sizes of "{name}" are unknown')
+        raise Unsupported(f'the sizes of "{name}" are unknown')
     dtype = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.elem_type)).name
     return relax.Var(name, relax.TensorType([d.dim_value for d in tensor.shape.dim], dtype))
 

@@ -15,9 +15,10 @@ from tvm.relax import Expr
 from tvm.relax.op import add, divide, mean, multiply, rsqrt, subtract
 from tvm.relax.op import sum as sum_op
 
+from tvm_distir.models.common.translation import dtype_of, shape_of
 from tvm_distir.transforms import through_norm
 
-from .node_call import Converter, NodeCall, dtype_of, shape_of
+from .node_call import Converter, NodeCall
 
 _op = relax.op
 

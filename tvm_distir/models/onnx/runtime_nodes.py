@@ -16,9 +16,10 @@ from tvm.relax import Expr
 from tvm.relax.op import add, concat, divide, matmul, multiply, permute_dims, reshape, where
 from tvm.relax.op import sum as sum_op
 
+from tvm_distir.models.common.translation import Unsupported, dtype_of, shape_of
 from tvm_distir.support import GenericConst
 
-from .node_call import Converter, NodeCall, UnreadNode, dtype_of, shape_of, size_of
+from .node_call import Converter, NodeCall, size_of
 
 _op = relax.op
 BITS = 32
@@ -66,7 +67,7 @@ def _dropout(mask: Callable[[NodeCall, Expr], Expr], biased: bool) -> Converter:
     def convert(call: NodeCall) -> list[Expr]:
         ratio, training = (call.get(i) for i in ((3, 4) if biased else (1, 2)))
         if not (training is None or _is_zero(training) or _is_zero(ratio)):
-            raise UnreadNode("it draws random numbers: export it for inference, or with ratio 0")
+            raise Unsupported("it draws random numbers: export it for inference, or with ratio 0")
         x = call[0]
         if biased:
             x = call.emit(add(x, call[1]))

@@ -18,9 +18,10 @@ from tvm.relax.op import add, clip, divide, multiply, power, sqrt, subtract, whe
 from tvm.relax.op import sum as sum_op
 
 from tvm_distir.core.rewriting import scalar
+from tvm_distir.models.common.translation import Unsupported, dtype_of
 from tvm_distir.transforms import adam_moments
 
-from .node_call import Converter, NodeCall, UnreadNode, dtype_of
+from .node_call import Converter, NodeCall
 
 _op = relax.op
 PREVIEW = "ai.onnx.preview.training"
@@ -174,7 +175,7 @@ def _lamb(call: NodeCall) -> list[Expr]:
     results = [scalar(0.0, "int64") if step is None else _further(call, step, call.get(0))]
     count, more = divmod(len(call.inputs) - GROUP + 1, GROUP)  # the last 16-bit weight may lack
     if more > 1:
-        raise UnreadNode(f"{len(call.inputs)} operands are not {GROUP} and {GROUP} per weight")
+        raise Unsupported(f"{len(call.inputs)} operands are not {GROUP} and {GROUP} per weight")
     for number in range(count):
         results += _lamb_of(call, number)
     return results
@@ -225,7 +226,7 @@ def _preview(states: int, update: Update) -> Converter:
     def convert(call: NodeCall) -> list[Expr]:
         count, more = divmod(len(call.inputs) - 2, 2 + states)
         if more:
-            raise UnreadNode(f"{len(call.inputs)} operands are not 2 and {2 + states} per weight")
+            raise Unsupported(f"{len(call.inputs)} operands are not 2 and {2 + states} per weight")
         step, norm, results = call.cast(call[1], "float32"), call.number("norm_coefficient", 0), []
         for number in range(count):
             weight, gradient, *olds = (call[2 + count * i + number] for i in range(2 + states))

@@ -13,8 +13,10 @@ import math
 from tvm import relax
 from tvm.relax import Expr
 
+from tvm_distir.models.common.translation import Unsupported
+
 from .operation_call import Converter, HloCall
-from .translated_values import Tensors, UnsupportedOperation, constant, typed
+from .translated_values import Tensors, constant, typed
 
 _op = relax.op
 _LOW = 0xFFFFFFFF
@@ -61,10 +63,10 @@ def _generated(call: HloCall) -> Tensors:
     """Return the new state and random bits of the shape and type of the second result."""
     state, (shape, dtype) = call[0], typed(call.operation.result_types[1])
     if state.dtype != "uint64" or state.shape != (2,) or dtype not in _WIDTHS:
-        raise UnsupportedOperation(f"{dtype} of a state of {state.dtype}{list(state.shape)}")
+        raise Unsupported(f"{dtype} of a state of {state.dtype}{list(state.shape)}")
     algorithm = str(call.attribute("rng_algorithm", call.attribute("algorithm")))
     if algorithm not in _ALGORITHMS:
-        raise UnsupportedOperation(f'the algorithm "{algorithm}"')
+        raise Unsupported(f'the algorithm "{algorithm}"')
     full = call.write.full(state)
     key, counter = (call.write.slice(full, [i], [i + 1]) for i in (0, 1))
     words, used = _ALGORITHMS[algorithm](call, key, counter, shape, dtype == "uint64")

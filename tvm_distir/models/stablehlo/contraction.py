@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from tvm import relax
 from tvm.relax import Expr
 
+from tvm_distir.models.common.translation import Unsupported, dtype_of, shape_of
 from tvm_distir.models.mlir.tree import Opaque
 
 from .operation_call import Converter, HloCall
-from .translated_values import TranslatedTensor, UnsupportedOperation, dtype_of, integers, shape_of
+from .translated_values import TranslatedTensor, integers
 
 _op = relax.op
 _SIDES = re.compile(r"\[(.*?)\]\s*x\s*\[(.*?)\]\s*->\s*\[(.*?)\]")
@@ -62,11 +63,11 @@ def _convolution(call: HloCall) -> TranslatedTensor:
     dims = call.attribute("dimension_numbers")
     sides = _SIDES.search(dims.body) if isinstance(dims, Opaque) else None
     if sides is None:
-        raise UnsupportedOperation("the dims of a convolution cannot be read")
+        raise Unsupported("the dims of a convolution cannot be read")
     data, kernel, result = ([word.strip() for word in side.split(",")] for side in sides.groups())
     rank = len(data) - 2
     if rank not in _CONVOLUTIONS:
-        raise UnsupportedOperation(f"a convolution over {rank} dims")
+        raise Unsupported(f"a convolution over {rank} dims")
     spatial, write = [str(i) for i in range(rank)], call.write
     ones = [1] * rank
     x = write.permute(call.full(0), [data.index(w) for w in ["b", "f", *spatial]])

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 from tvm import relax
 
+from tvm_distir.models.common.translation import Unsupported
+
 from .elementwise import same, spread
 from .operation_call import Converter, HloCall
-from .translated_values import Tensors, TranslatedTensor, UnsupportedOperation
+from .translated_values import Tensors, TranslatedTensor
 
 MAX_ROUNDS = 4096
 _OF_CONDITIONS = ("stablehlo.and", "stablehlo.compare", "stablehlo.convert")
@@ -33,7 +35,7 @@ def _while(call: HloCall) -> Tensors:
             if not _is_counted(call, values):
                 if call.loops is None:
                     problem = "a loop whose number of iterations depends on data and has no bound"
-                    raise UnsupportedOperation(f"{problem} (loops=N gives one)")
+                    raise Unsupported(f"{problem} (loops=N gives one)")
                 if count >= call.loops:
                     return results
             running = condition if running is None else _both(call, running, condition)
@@ -42,7 +44,7 @@ def _while(call: HloCall) -> Tensors:
             results = values
         else:
             results = [_chosen(call, running, *pair) for pair in zip(values, results, strict=True)]
-    raise UnsupportedOperation(f"a loop of more than {MAX_ROUNDS} iterations")
+    raise Unsupported(f"a loop of more than {MAX_ROUNDS} iterations")
 
 
 def _is_counted(call: HloCall, values: Tensors) -> bool:
@@ -77,7 +79,7 @@ def _chosen(
 def _branch(call: HloCall) -> Tensors:
     chosen, count = call[0].integer, len(call.operation.regions)
     if chosen is None:
-        raise UnsupportedOperation("a branch that depends on data")
+        raise Unsupported("a branch that depends on data")
     if call.operation.name.endswith(".if"):
         chosen = 1 - chosen
     index = chosen if 0 <= chosen < count else count - 1

@@ -13,8 +13,10 @@ import numpy as np
 from tvm import relax
 from tvm.relax import Expr
 
+from tvm_distir.models.common.translation import dtype_of, shape_of
+
 from .emitter import Emitter
-from .translated_values import constant, dtype_of, integers, shape_of
+from .translated_values import constant, integers
 
 _op = relax.op
 

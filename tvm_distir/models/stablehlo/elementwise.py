@@ -12,16 +12,10 @@ from tvm import relax
 from tvm.relax import Expr
 
 from tvm_distir.models.common.hlo_names import BINARY, CHLO, COMPARISONS, UNARY
+from tvm_distir.models.common.translation import HALVES, Unsupported, shape_of
 
 from .operation_call import Converter, HloCall
-from .translated_values import (
-    HALVES,
-    Tensors,
-    TranslatedTensor,
-    UnsupportedOperation,
-    constant,
-    shape_of,
-)
+from .translated_values import Tensors, TranslatedTensor, constant
 
 _op = relax.op
 _FOLDED: dict[object, Callable[..., int | bool]] = {
@@ -120,7 +114,7 @@ def converted(call: HloCall, value: TranslatedTensor, dtype: str) -> TranslatedT
 def _compare(call: HloCall) -> TranslatedTensor:
     direction = str(call.attribute("comparison_direction"))
     if direction not in _COMPARED:
-        raise UnsupportedOperation(f'the comparison "{direction}"')
+        raise Unsupported(f'the comparison "{direction}"')
     if call[0].dtype == "bool" and None in [value.integer for value in call.operands]:
         return _compared_bools(call, direction)
     return spread(call, _COMPARED[direction], call.operands)
@@ -222,7 +216,7 @@ def _shift_right_arithmetic(call: HloCall) -> TranslatedTensor:
 
 def _shift_right(call: HloCall) -> TranslatedTensor:
     if not call.dtype.startswith("uint"):
-        raise UnsupportedOperation("a logical shift of signed integers")
+        raise Unsupported("a logical shift of signed integers")
     return _shifted(call, _op.right_shift, None)
 
 
@@ -232,7 +226,7 @@ def _narrowed(call: HloCall) -> TranslatedTensor:
     precision = precision or f"e{exponent}m{mantissa}"
     narrow = {"e8m7": "bfloat16", "e5m10": "float16", "e8m23": "float32"}.get(precision)
     if narrow is None:
-        raise UnsupportedOperation(f"precision reduced to {precision}")
+        raise Unsupported(f"precision reduced to {precision}")
     x = call[0]
     return converted(call, converted(call, x, narrow), x.dtype)
 

@@ -10,7 +10,9 @@ from collections.abc import Callable, Sequence
 from tvm import relax, te
 from tvm.relax import BlockBuilder, Expr
 
-from .translated_values import Tensors, TranslatedTensor, constant, dtype_of, is_constant, shape_of
+from tvm_distir.models.common.translation import dtype_of, shape_of
+
+from .translated_values import Tensors, TranslatedTensor, constant, is_constant
 
 _op = relax.op
 

@@ -11,6 +11,7 @@ from tvm import relax
 from tvm.relax import BlockBuilder, Expr
 
 from tvm_distir.models.common.quiet import IMPORT_ERRORS, reason
+from tvm_distir.models.common.translation import Unsupported
 from tvm_distir.models.mlir.attributes import read_name
 from tvm_distir.models.mlir.tree import Operation, RegionBlock, Type
 from tvm_distir.support import ModelError
@@ -22,7 +23,7 @@ from .local_collectives import MOVES
 from .manual import ManualProgram, ManualShard
 from .operation_call import HloCall
 from .shardings import Sharding, sharding_of
-from .translated_values import Tensors, TranslatedTensor, UnsupportedOperation, identifier, typed
+from .translated_values import Tensors, TranslatedTensor, identifier, typed
 
 
 class FunctionBody:
@@ -91,7 +92,7 @@ class FunctionBody:
             return expr
         try:
             return shardings.annotated(self._write.builder, expr, sharding, name)
-        except UnsupportedOperation as error:
+        except Unsupported as error:
             raise self._functions.fault(operation, str(error)) from error
 
     def run(self, block: RegionBlock, values: Tensors) -> Tensors:
@@ -134,7 +135,7 @@ class FunctionBody:
             self._check(operation, operands, operation.operand_types, "operand")
             results = self._results(operation, operands)
             self._check(operation, results, operation.result_types, "result")
-        except UnsupportedOperation as error:
+        except Unsupported as error:
             raise self._functions.fault(
                 operation, f"the importer does not support {error}"
             ) from error
@@ -162,7 +163,7 @@ class FunctionBody:
             program: ManualProgram = self._functions.program
             return program.run(operation, operands, self._write, self.run)
         if operation.name in MOVES:
-            mesh = self._functions.manual_mesh.of_collective(operation)
+            mesh = self._functions.mesh_of_collective(operation)
             return MOVES[operation.name](HloCall(operation, operands, self._write, self.run), mesh)
         attributes = operation.attributes
         if operation.name in ("sdy.sharding_constraint", "stablehlo.custom_call"):

@@ -9,6 +9,7 @@ from typing import Any
 
 from tvm import ir, relax
 from tvm.relax import BlockBuilder
+from tvm.relax.distributed import DeviceMesh
 
 from tvm_distir.core.ir.attributes import (
     AXIS_ORDERS_ATTR,
@@ -17,6 +18,7 @@ from tvm_distir.core.ir.attributes import (
     PARAM_NAMES_ATTR,
 )
 from tvm_distir.models.common.quiet import drop_half_built
+from tvm_distir.models.common.translation import Unsupported
 from tvm_distir.models.export.port_attributes import PORT
 from tvm_distir.models.mlir.attributes import read_name
 from tvm_distir.models.mlir.tree import Argument, Module, Operation, RegionBlock, Symbol
@@ -25,10 +27,10 @@ from tvm_distir.support import ModelError
 from .argument_names import ArgumentNames, Signature
 from .converters import MANUAL, RETURNS
 from .function_body import FunctionBody
-from .manual import ManualMesh, ManualProgram, computed_shardings, mesh_of
+from .manual import ManualProgram, computed_shardings, is_between_partitions, mesh_of
 from .shardings import Sharding, Shardings, sharding_of
 from .sizes import MAX_OPERATIONS, Sizes
-from .translated_values import UnsupportedOperation, cleaned, identifier, typed
+from .translated_values import cleaned, identifier, typed
 
 _REMEDY = "Rewrite this part of the model."
 _LOCAL_REMEDY = "Use TVMScript: tvm-distir convert MODEL OUT.py writes local programs as they are."
@@ -62,7 +64,7 @@ class Functions:
     ) -> None:
         self.module, self.location, self.loops = module, location, loops
         self.annotates = annotates
-        self.manual_mesh = ManualMesh(shardings)
+        self._partitions = ""  # the name of the mesh whose devices are the partitions
         self.program: ManualProgram | None = None
         self._shardings = shardings
         replicas = module.attributes.get("mhlo.num_replicas")
@@ -117,14 +119,14 @@ class Functions:
             return None
         try:
             mesh = mesh_of(manual, self._shardings)
-            self.manual_mesh.use(mesh)
+            self._partitions = mesh.name
             self.program = ManualProgram(mesh, self._shardings)
             return [
                 self._of_argument(operation, argument) or self.program.replicated(shape)
                 for argument in operation.regions[0].arguments
                 for shape in [typed(argument.type)[0]]
             ]
-        except UnsupportedOperation as error:
+        except Unsupported as error:
             raise self.fault(manual, f"the importer does not support {error}") from error
 
     def _of_argument(self, operation: Operation, argument: Argument) -> Sharding | None:
@@ -158,6 +160,21 @@ class Functions:
                     yield from self._readings(callee, callee.arguments[position].name)
                 else:
                     yield None
+
+    def mesh_of_collective(self, operation: Operation) -> DeviceMesh:
+        """Return the mesh along whose axes an operation communicates.
+
+        Raises
+        ------
+        Unsupported
+            There is no local program, or devices are replicas.
+        """
+        if not self._partitions:
+            raise Unsupported("a collective outside of a manual computation")
+        if not is_between_partitions(operation):
+            problem = "a collective between replicas, where devices are partitions"
+            raise Unsupported(problem)
+        return self._shardings.used_mesh(self._partitions)
 
     def fault(self, operation: Operation, problem: str, remedy: str = _REMEDY) -> ModelError:
         """Return an error at an operation (DIST0372)."""
@@ -216,7 +233,7 @@ class Functions:
                 if placed and self.program:
                     kind = self.program.local_type(argument.type, placed[i])
                 params.append(relax.Var(identifier(title) or "arg", kind))
-            except UnsupportedOperation as error:
+            except Unsupported as error:
                 raise self.fault(operation, f"the argument {title} is {error}") from error
         attrs = {}
         if names:

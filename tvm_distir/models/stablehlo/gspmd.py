@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .translated_values import UnsupportedOperation
+from tvm_distir.models.common.translation import Unsupported
 
 _TILES = re.compile(
     r"devices=\[([\d,]+)\](?:<=\[([\d,]+)\](?:T\(([\d,]+)\))?|([\d,]+))"
@@ -46,7 +46,7 @@ def _read(text: str) -> _Tiles | None:
     else:
         listed = _numbers(match.group(4))
         if len(listed) != count:
-            raise UnsupportedOperation(f'the sharding "{text}"')
+            raise Unsupported(f'the sharding "{text}"')
         devices = np.array(listed).reshape(shape)
     return _Tiles(devices, len(shape) - bool(match.group(5)), tuple(sizes or shape))
 
@@ -64,7 +64,7 @@ def mesh_of_tiles(texts: Sequence[str]) -> list[int]:
         return []
     count = tilings[0].devices.size
     if any(tiles.devices.size != count for tiles in tilings):
-        raise UnsupportedOperation("shardings over different numbers of devices")
+        raise Unsupported("shardings over different numbers of devices")
     boundaries = {count, 1}
     for tiles in tilings:
         for sizes in (tiles.sizes, tiles.devices.shape):
@@ -72,7 +72,7 @@ def mesh_of_tiles(texts: Sequence[str]) -> list[int]:
     ordered = sorted(boundaries)
     pairs = [(ordered[i], ordered[i + 1]) for i in range(len(ordered) - 1)]
     if any(b % a for a, b in pairs):
-        raise UnsupportedOperation("shardings that cannot share a mesh")
+        raise Unsupported("shardings that cannot share a mesh")
     return [b // a for a, b in reversed(pairs)]
 
 
@@ -81,14 +81,14 @@ def axes_of_tiles(text: str, mesh: Sequence[int]) -> list[list[int]]:
 
     Raises
     ------
-    UnsupportedOperation
+    Unsupported
         Where devices do not lie along the axes.
     """
     tiles = _read(text)
     if tiles is None:
         if "replicated" in text and "maximal" not in text:
             return []
-        raise UnsupportedOperation(f'the sharding "{text}"')
+        raise Unsupported(f'the sharding "{text}"')
     positions = np.empty((tiles.devices.size, tiles.devices.ndim), int)
     for position, device in np.ndenumerate(tiles.devices):
         positions[device] = position
@@ -102,7 +102,7 @@ def axes_of_tiles(text: str, mesh: Sequence[int]) -> list[list[int]]:
     dims = [[axis for _, axis in sorted(of_dim)] for of_dim in strides]
     cutting = [axis for axes in dims for axis in axes]
     if len({*cutting}) < len(cutting) or not np.array_equal(grid, _tile_positions(dims, mesh)):
-        raise UnsupportedOperation(f'the sharding "{text}", which mesh axes do not express')
+        raise Unsupported(f'the sharding "{text}", which mesh axes do not express')
     return dims
 
 

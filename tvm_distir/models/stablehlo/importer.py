@@ -12,6 +12,7 @@ from tvm import ir, relax, transform
 from tvm_distir.core.ir.attributes import FRONTEND_ATTR
 from tvm_distir.models.common.foreign_steps import noted_step
 from tvm_distir.models.common.quiet import drop_half_built
+from tvm_distir.models.common.translation import Unsupported
 from tvm_distir.models.mlir.parser import parse_module
 from tvm_distir.models.mlir.tree import Module, Operation, RegionBlock, Symbol
 from tvm_distir.support import ModelError
@@ -23,7 +24,6 @@ from .functions import Functions
 from .local_collectives import MOVES
 from .shardings import Shardings, sharding_of
 from .source import read_source
-from .translated_values import UnsupportedOperation
 
 _KNOWN = {*CONVERTERS, *CALLS, *RETURNS, *ANNOTATIONS, *MOVES, MANUAL}
 
@@ -42,7 +42,7 @@ def from_stablehlo(
     _check_operations(module, location)
     try:
         annotations = Shardings(module, _texts(module, location) if shardings else [], text)
-    except UnsupportedOperation as error:
+    except Unsupported as error:
         remedy = "Import it with shardings=False."
         raise ModelError("DIST0372", str(error), location=location, remedy=remedy) from None
     functions = Functions(module, location, inline, annotations, shardings, loops)

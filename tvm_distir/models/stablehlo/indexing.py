@@ -10,19 +10,13 @@ from tvm import relax
 from tvm.relax import Expr
 
 from tvm_distir.models.common.hlo_names import SCATTERS
+from tvm_distir.models.common.translation import Unsupported, dtype_of, shape_of
 
 from .dimensions import IndexDims, index_dims_of, inside_of
 from .operation_call import Converter, HloCall
 from .reductions import applied
 from .shapes import sliced
-from .translated_values import (
-    Tensors,
-    TranslatedTensor,
-    UnsupportedOperation,
-    constant,
-    dtype_of,
-    shape_of,
-)
+from .translated_values import Tensors, TranslatedTensor, constant
 
 _op = relax.op
 _GATHER = (
@@ -69,7 +63,7 @@ def _rows(call: HloCall, dims: IndexDims, table: Expr, indices: Expr) -> Expr:
 def _scatter(call: HloCall) -> TranslatedTensor:
     """Translate to a look-up gradient, a mask for an element per row, else to flat indices."""
     if len(call.operands) != 3:
-        raise UnsupportedOperation("a scatter into several tensors")
+        raise Unsupported("a scatter into several tensors")
     kind = _combine_written(call)
     updates = call[2].shape
     dims = _scattered(call, updates)
@@ -99,7 +93,7 @@ def _combine_written(call: HloCall) -> str:
         return "update"
     kind = applied(block)
     if kind not in _REDUCTIONS:
-        raise UnsupportedOperation("a scatter whose body is not a single operation")
+        raise Unsupported("a scatter whose body is not a single operation")
     return _REDUCTIONS[kind]
 
 

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -12,14 +11,15 @@ from tvm import relax
 from tvm.relax import Expr
 from tvm.relax.distributed import DeviceMesh
 
-from tvm_distir.core.ir import axis_groups, mesh_devices, mesh_shape
+from tvm_distir.core.ir import axis_groups, groups_by_axes, mesh_devices, mesh_shape
 from tvm_distir.core.ir.operators import ops
 from tvm_distir.models.common.hlo_names import REDUCTIONS
+from tvm_distir.models.common.translation import Unsupported
 from tvm_distir.models.mlir.tree import Dense
 
 from .operation_call import HloCall
 from .reductions import applied
-from .translated_values import Tensors, UnsupportedOperation, constant
+from .translated_values import Tensors, constant
 
 _KINDS = {theirs: name for name, theirs in REDUCTIONS.items()}
 
@@ -28,7 +28,7 @@ def _rows(call: HloCall, name: str) -> list[list[int]]:
     """Return an attribute that is a table of device numbers, padded by -1."""
     attribute = call.attribute(name)
     if not isinstance(attribute, Dense) or len(attribute.type.shape) != 2:
-        raise UnsupportedOperation(f"no {name}")
+        raise Unsupported(f"no {name}")
     table = np.broadcast_to(attribute.values, tuple(n or 0 for n in attribute.type.shape))
     return [[int(n) for n in row if n >= 0] for row in table]
 
@@ -36,14 +36,12 @@ def _rows(call: HloCall, name: str) -> list[list[int]]:
 def _axes(call: HloCall, mesh: DeviceMesh, ordered: bool) -> list[int]:
     """Return the fewest axes along which groups are formed."""
     groups = _normal(_rows(call, "replica_groups"), ordered)
-    rank = len(mesh_shape(mesh))
-    for count in range(rank + 1):
-        for axes in itertools.combinations(range(rank), count):
-            if axes and _normal(axis_groups(mesh, axes), ordered) == groups:
-                return list(axes)
-            if not axes and all(len(group) == 1 for group in groups):
-                return []
-    raise UnsupportedOperation(f"groups {groups[:4]} that are not along axes of the mesh")
+    if all(len(group) == 1 for group in groups):
+        return []
+    for axes, along in groups_by_axes(mesh):
+        if _normal(along, ordered) == groups:
+            return list(axes)
+    raise Unsupported(f"groups {groups[:4]} that are not along axes of the mesh")
 
 
 def _normal(groups: Sequence[Sequence[int]], ordered: bool) -> list[list[int]]:
@@ -53,7 +51,7 @@ def _normal(groups: Sequence[Sequence[int]], ordered: bool) -> list[list[int]]:
 def _reduction(call: HloCall) -> str:
     kind = applied(call.region())
     if kind not in _KINDS:
-        raise UnsupportedOperation(f'a collective that reduces by "{kind}"')
+        raise Unsupported(f'a collective that reduces by "{kind}"')
     return _KINDS[kind]
 
 
@@ -88,7 +86,7 @@ def _reduce_scatter(call: HloCall, mesh: DeviceMesh) -> Tensors:
 def _all_to_all(call: HloCall, mesh: DeviceMesh) -> Tensors:
     split, concat = (int(call.attribute(f"{side}_dimension", -1)) for side in ("split", "concat"))
     if split == concat:
-        raise UnsupportedOperation("an exchange between parts of a single dim")
+        raise Unsupported("an exchange between parts of a single dim")
     return _along(call, mesh, True, lambda x, axes: ops.all_to_all(x, mesh, axes, concat, split))
 
 
@@ -113,14 +111,14 @@ def _permute(call: HloCall, mesh: DeviceMesh) -> Tensors:
         if pairs == requested_pairs:
             result = ops.collective_permute(call.full(0), mesh, axis, shift, wrap=ring)
             return [call.write.value(call.write.emit(result))]
-    raise UnsupportedOperation(f"pairs {requested_pairs[:4]} that are not a shift along an axis")
+    raise Unsupported(f"pairs {requested_pairs[:4]} that are not a shift along an axis")
 
 
 def _number(call: HloCall, mesh: DeviceMesh) -> Tensors:
     """Return the number of the running device."""
     devices = [int(device) for device in mesh_devices(mesh).ravel()]
     if devices != list(range(len(devices))):
-        raise UnsupportedOperation("device ids that are not those of the mesh in row-major order")
+        raise Unsupported("device ids that are not those of the mesh in row-major order")
     write = call.write
     index = write.emit(ops.axis_index(mesh, 0))
     for axis, size in enumerate(mesh_shape(mesh)[1:], 1):

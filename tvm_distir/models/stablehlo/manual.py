@@ -11,10 +11,10 @@ from typing import TypedDict
 
 from tvm import relax
 from tvm.relax import Expr
-from tvm.relax.distributed import DeviceMesh
 
 from tvm_distir.core.ir import local_shape, mesh_shape, ops, placement_text
 from tvm_distir.core.passes import described_mesh
+from tvm_distir.models.common.translation import Unsupported, dtype_of, shape_of
 from tvm_distir.models.mlir.tree import Opaque, Operation, RegionBlock, Type
 
 from .argument_names import Signature
@@ -22,7 +22,7 @@ from .converters import MANUAL
 from .emitter import Emitter
 from .named_meshes import WORD, NamedMesh
 from .shardings import Sharding, Shardings
-from .translated_values import Tensors, UnsupportedOperation, dtype_of, shape_of, typed
+from .translated_values import Tensors, typed
 
 _SHARDING = re.compile(rf'<((?:[^<>"]|{WORD})*)>')
 
@@ -148,13 +148,13 @@ class ManualProgram:
 
         Raises
         ------
-        UnsupportedOperation
+        Unsupported
             Shardings that do not fit the values.
         """
         inner = manual.regions[0]
         sides = [computed_shardings(manual, side, self._shardings) for side in ("in", "out")]
         if [len(side) for side in sides] != [len(inner.arguments), len(manual.results)]:
-            raise UnsupportedOperation(f"a {MANUAL} whose shardings are not as many as its values")
+            raise Unsupported(f"a {MANUAL} whose shardings are not as many as its values")
         locals_ = []
         for value, argument, sharding in zip(operands, inner.arguments, sides[0], strict=True):
             self._check(value.shape, argument.type, sharding)
@@ -173,12 +173,12 @@ class ManualProgram:
         """Reject a shard of another shape, and another mesh."""
         if sharding.mesh.name != self.mesh.name:
             names = f'"{self.mesh.name}", "{sharding.mesh.name}"'
-            raise UnsupportedOperation(f"local programs on the meshes {names}")
+            raise Unsupported(f"local programs on the meshes {names}")
         sizes = list(self.mesh.axes.values())
         if tuple(local_shape(shape, sharding.labels, sizes)) != typed(kind)[0]:
             placement = placement_text(sharding.labels)
             problem = f"a shard {list(typed(kind)[0])} of an array {list(shape)}"
-            raise UnsupportedOperation(f"{problem}, placed {placement}")
+            raise Unsupported(f"{problem}, placed {placement}")
 
     def interface(self, names: Signature) -> InterfaceRecord:
         """Return the attribute ``dist.io`` of the function that was translated."""
@@ -190,42 +190,7 @@ class ManualProgram:
         return {"mesh": shardings.number(self.mesh.name), "inputs": inputs, "outputs": outputs}
 
 
-class ManualMesh:
-    """Mesh whose devices are the partitions of the imported program.
-
-    Attributes
-    ----------
-    first_collective : str
-        The first operation by which devices communicate, or ask for their number; else empty.
-    """
-
-    def __init__(self, shardings: Shardings) -> None:
-        self._shardings = shardings
-        self._name = ""
-        self.first_collective = ""
-
-    def use(self, mesh: NamedMesh) -> None:
-        """Record the mesh of the local programs of the module."""
-        self._name = mesh.name
-
-    def of_collective(self, operation: Operation) -> DeviceMesh:
-        """Return the mesh along whose axes an operation communicates.
-
-        Raises
-        ------
-        UnsupportedOperation
-            There is no local program, or devices are replicas.
-        """
-        if not self._name:
-            raise UnsupportedOperation("a collective outside of a manual computation")
-        if not _is_between_partitions(operation):
-            problem = "a collective between replicas, where devices are partitions"
-            raise UnsupportedOperation(problem)
-        self.first_collective = self.first_collective or operation.name
-        return self._shardings.used_mesh(self._name)
-
-
-def _is_between_partitions(operation: Operation) -> bool:
+def is_between_partitions(operation: Operation) -> bool:
     """Return whether device numbers in an operation are partitions, by the rules of StableHLO."""
     if operation.name in ("stablehlo.partition_id", "stablehlo.replica_id"):
         return operation.name == "stablehlo.partition_id"
@@ -243,13 +208,13 @@ def mesh_of(manual: Operation, shardings: Shardings) -> NamedMesh:
 
     Raises
     ------
-    UnsupportedOperation
+    Unsupported
         Its values are on several meshes, or it has none.
     """
     sides = [computed_shardings(manual, side, shardings) for side in ("in", "out")]
     meshes = {s.mesh.name: s.mesh for side in sides for s in side}
     if len(meshes) != 1:
-        raise UnsupportedOperation(f"a {MANUAL} on {len(meshes)} meshes")
+        raise Unsupported(f"a {MANUAL} on {len(meshes)} meshes")
     return next(iter(meshes.values()))
 
 
@@ -258,5 +223,5 @@ def _shardings(attribute: object) -> list[Opaque]:
     if isinstance(attribute, Opaque):
         return [Opaque("sdy.sharding", body) for body in _SHARDING.findall(attribute.body)]
     if not isinstance(attribute, list) or not all(isinstance(item, Opaque) for item in attribute):
-        raise UnsupportedOperation(f"a {MANUAL} without shardings")
+        raise Unsupported(f"a {MANUAL} without shardings")
     return attribute

@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tvm_distir.models.common.translation import Unsupported
 from tvm_distir.models.mlir.attributes import unescaped
 from tvm_distir.models.mlir.tree import Module, Opaque
 from tvm_distir.support import parse_int
-
-from .translated_values import UnsupportedOperation
 
 WORD = r'"(?:[^"\\]|\\.)*"'
 """A pattern of a text in quotes."""
@@ -45,7 +44,7 @@ def _refined(mesh: NamedMesh, parts: Sequence[tuple[str, int, int]]) -> NamedMes
 
     Raises
     ------
-    UnsupportedOperation
+    Unsupported
         Sub-axes that share no finer mesh.
     """
     axes: dict[str, int] = {}
@@ -53,7 +52,7 @@ def _refined(mesh: NamedMesh, parts: Sequence[tuple[str, int, int]]) -> NamedMes
         ends = {p for of, low, count in parts if of == name for p in (low, low * count)}
         pairs = [*itertools.pairwise(sorted({1, size, *ends}))] if ends else []
         if any(not low or high % low or size % high for low, high in pairs):
-            raise UnsupportedOperation(f'sub-axes of "{name}" ({size}) that share no finer mesh')
+            raise Unsupported(f'sub-axes of "{name}" ({size}) that share no finer mesh')
         pieces = {f"{name}:({low}){high // low}": high // low for low, high in pairs}
         axes |= pieces if len(pieces) > 1 else {name: size}
     return replace(mesh, axes=axes)

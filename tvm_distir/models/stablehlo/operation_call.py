@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 from tvm.relax import Expr
 
+from tvm_distir.models.common.translation import Unsupported
 from tvm_distir.models.mlir.tree import Dense, Operation, RegionBlock
 
 from .emitter import Emitter
-from .translated_values import Tensors, TranslatedTensor, UnsupportedOperation, integers, typed
+from .translated_values import Tensors, TranslatedTensor, integers, typed
 
 Result = TranslatedTensor | Tensors
 
@@ -59,7 +60,7 @@ class HloCall:
             count = math.prod(n or 0 for n in value.type.shape)
             value = np.broadcast_to(value.values.reshape(-1), (count,)).tolist()
         if value is None and default is None:
-            raise UnsupportedOperation(f"no {name}")
+            raise Unsupported(f"no {name}")
         return integers(default if value is None else value)
 
     def pairs(self, name: str, count: int) -> list[tuple[int, int]]:
@@ -75,7 +76,7 @@ class HloCall:
         """Return an attribute that names dims, such as those of a gather."""
         value = self.attribute(name)
         if not isinstance(value, dict):
-            raise UnsupportedOperation(f"no {name}")
+            raise Unsupported(f"no {name}")
         return value
 
     @property
@@ -95,7 +96,7 @@ class HloCall:
     def region(self, index: int = 0) -> RegionBlock:
         """Return one of the operation's regions."""
         if index >= len(self.operation.regions):
-            raise UnsupportedOperation("a region is missing")
+            raise Unsupported("a region is missing")
         return self.operation.regions[index]
 
 

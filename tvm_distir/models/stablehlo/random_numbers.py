@@ -7,8 +7,10 @@ from __future__ import annotations
 from tvm import te, tirx
 from tvm.relax import Expr
 
+from tvm_distir.models.common.translation import Unsupported
+
 from .operation_call import Converter, HloCall
-from .translated_values import TranslatedTensor, UnsupportedOperation
+from .translated_values import TranslatedTensor
 
 _WIDTHS = {"bfloat16": 16, "float8_e4m3fn": 8, "float8_e5m2": 8}
 
@@ -28,7 +30,7 @@ def _bitcast(call: HloCall) -> TranslatedTensor:
     if x.dtype == dtype:
         return x
     if "bool" in (x.dtype, dtype):
-        raise UnsupportedOperation("bits of booleans")
+        raise Unsupported("bits of booleans")
     source, target = _bits(x.dtype), _bits(dtype)
     if source == target:
         shape, make = x.shape, _same_width(dtype)
@@ -102,7 +104,7 @@ def _erf_inv(call: HloCall) -> TranslatedTensor:
     """Compute the inverse error function, by which normal numbers are made of uniform ones."""
     x = call[0]
     if x.dtype != "float32":
-        raise UnsupportedOperation(f"the inverse error function of {x.dtype}")
+        raise Unsupported(f"the inverse error function of {x.dtype}")
     args = [call.write.full(x)]
     return call.write.value(call.write.kernel("erf_inv", _te_erf_inv, args, x.shape, x.dtype))
 

@@ -9,10 +9,11 @@ from tvm import relax
 from tvm.relax import Expr
 
 from tvm_distir.models.common.hlo_names import REDUCTIONS
+from tvm_distir.models.common.translation import Unsupported
 from tvm_distir.models.mlir.tree import Operation, RegionBlock
 
 from .operation_call import Converter, HloCall
-from .translated_values import Tensors, TranslatedTensor, UnsupportedOperation, array_type
+from .translated_values import Tensors, TranslatedTensor, array_type
 
 _op = relax.op
 _REDUCTIONS = {theirs: getattr(_op, name) for name, theirs in REDUCTIONS.items()}
@@ -46,7 +47,7 @@ def _reduce(call: HloCall) -> Expr:
     if len(call.operands) == 4:
         return _of_pairs(call, dims)
     if len(call.operands) != 2 or not kind:
-        raise UnsupportedOperation("a reduction whose body is not a single operation")
+        raise Unsupported("a reduction whose body is not a single operation")
     if not dims:
         return call[0]
     write = call.write
@@ -55,7 +56,7 @@ def _reduce(call: HloCall) -> Expr:
         reduced = write.emit((_op.max if kind == "or" else _op.min)(counted, dims))
         return TranslatedTensor(write.cast(reduced, "bool"), call.shape)
     if kind not in _REDUCTIONS:
-        raise UnsupportedOperation(f"a reduction by {kind}")
+        raise Unsupported(f"a reduction by {kind}")
     reduced = write.emit(_REDUCTIONS[kind](call.full(0), dims))
     if not is_neutral(kind, call[1]):
         reduced = write.emit(getattr(_op, kind)(reduced, call[1].expr))
@@ -67,10 +68,10 @@ def _of_pairs(call: HloCall, dims: list[int]) -> Tensors:
     first = next((op for op in call.region().operations if op.name.endswith(".compare")), None)
     direction = str(first.attributes.get("comparison_direction", "")) if first else ""
     if len(dims) != 1 or call[1].counts != dims[0] or direction not in ("GT", "GE", "LT", "LE"):
-        raise UnsupportedOperation("a reduction of two tensors that is not argmax or argmin")
+        raise Unsupported("a reduction of two tensors that is not argmax or argmin")
     names = [argument.name for argument in call.region().arguments]
     if first is None or first.operands != [names[0], names[2]]:
-        raise UnsupportedOperation("a reduction of two tensors that is not argmax or argmin")
+        raise Unsupported("a reduction of two tensors that is not argmax or argmin")
     largest, write, x = direction[0] == "G", call.write, call.full(0)
     position = write.emit((_op.argmax if largest else _op.argmin)(x, dims[0]))
     extreme = write.emit((_op.max if largest else _op.min)(x, dims))
@@ -101,12 +102,12 @@ def _is_descending(block: RegionBlock) -> bool:
     producers = {result: op for op in block.operations for result in op.results}
     last = producers.get(block.operations[-1].operands[0])
     if last is None or not last.name.endswith(".compare"):
-        raise UnsupportedOperation("a sort by several keys")
+        raise Unsupported("a sort by several keys")
     sides = [_source(name, producers) for name in last.operands]
     names = [argument.name for argument in block.arguments[:2]]
     direction = str(last.attributes.get("comparison_direction"))
     if sorted(sides) != sorted(names) or direction[:1] not in ("L", "G"):
-        raise UnsupportedOperation("a sort whose comparison does not use its first operand")
+        raise Unsupported("a sort whose comparison does not use its first operand")
     return (direction[0] == "G") == (sides == names)
 
 

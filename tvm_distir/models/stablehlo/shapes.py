@@ -10,17 +10,11 @@ import numpy as np
 from tvm import relax
 from tvm.relax import Expr
 
+from tvm_distir.models.common.translation import Unsupported, shape_of
 from tvm_distir.models.mlir.tree import Dense
 
 from .operation_call import Converter, HloCall
-from .translated_values import (
-    TranslatedTensor,
-    UnsupportedOperation,
-    array_type,
-    constant,
-    is_constant,
-    shape_of,
-)
+from .translated_values import TranslatedTensor, array_type, constant, is_constant
 
 _op = relax.op
 
@@ -28,7 +22,7 @@ _op = relax.op
 def _constant(call: HloCall) -> TranslatedTensor:
     value = call.attribute("value")
     if not isinstance(value, Dense):
-        raise UnsupportedOperation("a constant without its elements")
+        raise Unsupported("a constant without its elements")
     if value.values.size == 1:
         return TranslatedTensor(constant(value.values.reshape(-1)[0], call.dtype), call.shape)
     array = np.broadcast_to(value.values, call.shape).astype(array_type(call.dtype))

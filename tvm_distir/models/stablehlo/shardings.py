@@ -24,13 +24,13 @@ from tvm_distir.core.ir import (
     placement_of,
 )
 from tvm_distir.core.ir.views import Axes, Tiling, ordered_axes, view_of
+from tvm_distir.models.common.translation import Unsupported
 from tvm_distir.models.mlir.attributes import unescaped
 from tvm_distir.models.mlir.tree import Module, Opaque
 from tvm_distir.support import ModelError, parse_int
 
 from .gspmd import axes_of_tiles, mesh_of_tiles
 from .named_meshes import SUB_AXIS, TEXT, WORD, NamedMesh, named_meshes, piece
-from .translated_values import UnsupportedOperation
 
 _NAMED = re.compile(rf"\s*@(?:{TEXT}|([\w$.\-]+))\s*,\s*")
 _DIMS = re.compile(rf'\[((?:[^\]"]|{WORD})*)\](.*)', re.DOTALL)
@@ -103,7 +103,7 @@ class Shardings:
 
         Raises
         ------
-        UnsupportedOperation
+        Unsupported
             A sharding that no placement says.
         """
         placement, says = self.read(sharding)
@@ -113,7 +113,7 @@ class Shardings:
         if name and placement.orders:
             self.orders[name] = placement.orders
         elif any(axes != sorted(axes) for axes in dims):
-            raise UnsupportedOperation("axes out of the mesh's order, inside of a function")
+            raise Unsupported("axes out of the mesh's order, inside of a function")
         placed = relax.op.distributed.annotate_sharding(
             expr, self._device_mesh(mesh), placement_of(labels)
         )
@@ -156,7 +156,7 @@ class Shardings:
 
         Raises
         ------
-        UnsupportedOperation
+        Unsupported
             A sharding that no placement says.
         """
         return self._of_sdy(sharding)[0]
@@ -166,13 +166,13 @@ class Shardings:
         named = _NAMED.match(sharding.body)
         name = _unquoted(*named.groups()) if named else ""
         if named is None or name not in self._meshes:
-            raise UnsupportedOperation(
+            raise Unsupported(
                 f"the sharding <{sharding.body}>, whose mesh the module does not have"
             )
         mesh = self._meshes[name]
         dims, rest = _split_dims(sharding.body[named.end() :])
         if "unreduced" in rest:
-            raise UnsupportedOperation(f"the sharding <{sharding.body}> of partial sums")
+            raise Unsupported(f"the sharding <{sharding.body}> of partial sums")
         names = list(mesh.axes)
         is_open = bool(dims) and all("?" in dim and '"' not in dim for dim in dims)
         positions = [
@@ -190,7 +190,7 @@ class Shardings:
         pieces = enumerate(map(piece, names))
         axes = [a for a, (name, begin) in pieces if name == of and low <= begin < high]
         if not axes:
-            raise UnsupportedOperation(f'"{of}" of <{sharding.body}>, which is no axis of the mesh')
+            raise Unsupported(f'"{of}" of <{sharding.body}>, which is no axis of the mesh')
         return axes
 
     def _of_gspmd(self, text: str) -> Sharding | None:
@@ -228,7 +228,7 @@ def _split_dims(text: str) -> tuple[list[str], str]:
     """Return the content of the braces of ``[{...}, {...}]``, and the rest."""
     match = _DIMS.match(text)
     if match is None:
-        raise UnsupportedOperation(f"the sharding {text}")
+        raise Unsupported(f"the sharding {text}")
     return _DIM.findall(match.group(1)), match.group(2)
 
 

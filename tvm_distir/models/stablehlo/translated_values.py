@@ -12,20 +12,15 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
-from tvm import ir, relax
+from tvm import relax
 from tvm.relax import Expr
 
-from tvm_distir.core.ir import known_shape
 from tvm_distir.models.common.hlo_names import ELEMENTS
+from tvm_distir.models.common.translation import Unsupported, dtype_of, shape_of
 from tvm_distir.models.mlir.tree import OtherType, TensorType
 from tvm_distir.support import GenericConst
 
 _DTYPES = {word: name for name, word in ELEMENTS.items()}
-HALVES = ("bfloat16", "float16")
-
-
-class UnsupportedOperation(Exception):
-    """Unsupported form of an operation, with the reason."""
 
 
 def typed(kind: TensorType | OtherType) -> tuple[tuple[int, ...], str]:
@@ -33,40 +28,16 @@ def typed(kind: TensorType | OtherType) -> tuple[tuple[int, ...], str]:
 
     Raises
     ------
-    UnsupportedOperation
+    Unsupported
         For what is no tensor of known sizes and of numbers that TVM has.
     """
     if not isinstance(kind, TensorType):
-        raise UnsupportedOperation(f"a value of the type {kind}")
+        raise Unsupported(f"a value of the type {kind}")
     if None in kind.shape:
-        raise UnsupportedOperation(f"{kind}, whose sizes are dynamic")
+        raise Unsupported(f"{kind}, whose sizes are dynamic")
     if kind.element not in _DTYPES:
-        raise UnsupportedOperation(f"elements of the type {kind.element}")
+        raise Unsupported(f"elements of the type {kind.element}")
     return tuple(n for n in kind.shape if n is not None), _DTYPES[kind.element]
-
-
-def tensor_of_type(ty: ir.Type) -> tuple[tuple[int, ...], str]:
-    """Return the static shape and the element type of a Relax type.
-
-    Raises
-    ------
-    UnsupportedOperation
-        The shape is unknown.
-    """
-    shape = known_shape(ty)
-    if shape is None:
-        raise UnsupportedOperation("a tensor of unknown shape")
-    return shape, str(getattr(ty.dtype, "dtype", ty.dtype))
-
-
-def shape_of(expr: Expr) -> tuple[int, ...]:
-    """Return the static shape of a Relax expression."""
-    return tensor_of_type(expr.ty)[0]
-
-
-def dtype_of(expr: Expr) -> str:
-    """Return the element type of an expression."""
-    return str(getattr(expr.ty.dtype, "dtype", expr.ty.dtype))
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,9 +12,11 @@ from typing import Any
 from tvm import relax
 from tvm.relax import Expr
 
+from tvm_distir.models.common.translation import Unsupported, dtype_of, shape_of
+
 from .operation_call import Converter, HloCall
 from .reductions import applied, is_neutral
-from .translated_values import TranslatedTensor, UnsupportedOperation, constant, dtype_of, shape_of
+from .translated_values import TranslatedTensor, constant
 
 _op = relax.op
 _LAYOUTS = {(1, 2): "NHWC", (2, 3): "NCHW"}
@@ -58,12 +60,10 @@ def _windows(call: HloCall) -> _Windows:
 
 def _reduce_window(call: HloCall) -> TranslatedTensor:
     if len(call.operands) != 2:
-        raise UnsupportedOperation("windows over several tensors")
+        raise Unsupported("windows over several tensors")
     kind, windows = applied(call.region()), _windows(call)
     if not is_neutral(kind, call[1]):
-        raise UnsupportedOperation(
-            f"windows whose {kind or 'reduction'} has an unsupported initial value"
-        )
+        raise Unsupported(f"windows whose {kind or 'reduction'} has an unsupported initial value")
     x = call.full(0)
     spaces = [n - 1 for n in call.integers("base_dilations", [1] * len(call[0].shape))]
     if any(spaces):
@@ -96,15 +96,13 @@ def _pooled(call: HloCall, kind: str, windows: _Windows, x: Expr) -> Expr:
     """Translate to a pool over two dims, with the pooled dims moved to the end."""
     moved, shape, write = windows.moved, shape_of(x), call.write
     if len(moved) > 2 or kind not in ("add", "maximum", "minimum"):
-        raise UnsupportedOperation(
-            f"windows over {len(moved)} dims with {kind or 'a custom region'}"
-        )
+        raise Unsupported(f"windows over {len(moved)} dims with {kind or 'a custom region'}")
     for dims, layout in _LAYOUTS.items():
         if len(shape) == 4 and set(moved) <= set(dims):
             return _pool(call, kind, x, {**windows.pooling(dims), "layout": layout})
     last = ([i for i in range(len(shape)) if i not in moved] + moved)[-2:]
     if len(shape) < 2:
-        raise UnsupportedOperation("windows over one dim of a vector")
+        raise Unsupported("windows over one dim of a vector")
     order = [i for i in range(len(shape)) if i not in last] + last
     sizes = [shape[i] for i in order]
     flat = write.reshape(write.permute(x, order), [math.prod(sizes[:-2]), 1, *sizes[-2:]])
@@ -131,15 +129,13 @@ def _select_and_scatter(call: HloCall) -> TranslatedTensor:
     direction = str(steps[0].attributes.get("comparison_direction"))
     names = [argument.name for argument in call.region(0).arguments]
     if regions != ["compare", "add"] or direction != "GE" or steps[0].operands != names:
-        raise UnsupportedOperation("a scatter of windows that is not the gradient of max pooling")
+        raise Unsupported("a scatter of windows that is not the gradient of max pooling")
     if not is_neutral("add", call[2]):
-        raise UnsupportedOperation("a scatter of windows that has an unsupported initial value")
+        raise Unsupported("a scatter of windows that has an unsupported initial value")
     windows, write = _windows(call), call.write
     dims = next((d for d in _LAYOUTS if set(windows.moved) <= set(d)), None)
     if dims is None or len(call[0].shape) != 4:
-        raise UnsupportedOperation(
-            "a scatter of windows that is not over the two spatial dims of images"
-        )
+        raise Unsupported("a scatter of windows that is not over the two spatial dims of images")
     order = [0, 3, 1, 2] if dims == (1, 2) else [0, 1, 2, 3]
     x, grad = (write.permute(call.full(index), order) for index in range(2))
     gradient = write.emit(_op.grad.max_pool2d_backward(grad, x, **windows.pooling(dims)))

@@ -14,8 +14,9 @@ from tvm import relax
 from tvm.relax import Expr
 
 from tvm_distir.models.common.name_tables import by_name
+from tvm_distir.models.common.translation import Unsupported, dtype_of
 
-from .aten_call import AtenCall, Converter, UnsupportedOperator, constant, dtype_of, is_float
+from .aten_call import AtenCall, Converter, constant, is_float
 from .elementwise import wide
 
 _op = relax.op
@@ -34,9 +35,7 @@ def _scaled_sum(make: Callable[[Expr, Expr], Expr]) -> Converter:
 
     def convert(call: AtenCall) -> Expr:
         a, b = call.operands()
-        if call["alpha"] != 1:
-            b = call.emit(_op.multiply(b, constant(call["alpha"], call.dtype)))
-        return call.emit(make(a, b))
+        return call.emit(make(a, call.scaled(b, call["alpha"])))
 
     return convert
 
@@ -44,9 +43,7 @@ def _scaled_sum(make: Callable[[Expr, Expr], Expr]) -> Converter:
 def _reversed_difference(call: AtenCall) -> Expr:
     """Return ``other - alpha * self``."""
     a, b = call.operands()
-    if call["alpha"] != 1:
-        a = call.emit(_op.multiply(a, constant(call["alpha"], call.dtype)))
-    return call.emit(_op.subtract(b, a))
+    return call.emit(_op.subtract(b, call.scaled(a, call["alpha"])))
 
 
 def _logical(make: Callable[..., Expr]) -> Converter:
@@ -87,7 +84,7 @@ def _power(call: AtenCall) -> Expr:
         for _ in range(exponent):
             result = call.emit(_op.multiply(result, call.cast(base, dtype)))
         return call.broadcast(result, list(call.results[0].shape))
-    raise UnsupportedOperator("a power of integers with a tensor as exponent")
+    raise Unsupported("a power of integers with a tensor as exponent")
 
 
 def _clamp(call: AtenCall) -> Expr:

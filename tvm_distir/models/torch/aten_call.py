@@ -16,15 +16,8 @@ from torch import fx
 from tvm import relax
 from tvm.relax import BlockBuilder, Expr
 
-from tvm_distir.core.ir import known_shape
+from tvm_distir.models.common.translation import HALVES, Unsupported, dtype_of, shape_of
 from tvm_distir.support import GenericConst
-
-HALVES = ("bfloat16", "float16")
-"""Types whose norms and sums torch computes in float32."""
-
-
-class UnsupportedOperator(Exception):
-    """Unsupported form of an operator, with the reason."""
 
 
 @dataclass(frozen=True)
@@ -39,33 +32,13 @@ def dtype_name(dtype: torch.dtype) -> str:
 
     Raises
     ------
-    UnsupportedOperator
+    Unsupported
         For complex numbers and quantized integers.
     """
     name = str(dtype).removeprefix("torch.")
     if name.startswith(("complex", "q")):
-        raise UnsupportedOperator(f"values of the type {name}")
+        raise Unsupported(f"values of the type {name}")
     return name
-
-
-def dtype_of(value: Expr) -> str:
-    """Return the element type of a tensor."""
-    dtype = value.ty.dtype
-    return str(dtype.dtype if hasattr(dtype, "dtype") else dtype)
-
-
-def shape_of(value: Expr) -> tuple[int, ...]:
-    """Return the static shape of a tensor.
-
-    Raises
-    ------
-    UnsupportedOperator
-        Where a dim is not known.
-    """
-    shape = known_shape(value.ty)
-    if shape is None:
-        raise UnsupportedOperator("a tensor of unknown shape")
-    return shape
 
 
 def is_float(dtype: str) -> bool:
@@ -145,12 +118,12 @@ class AtenCall:
 
         Raises
         ------
-        UnsupportedOperator
+        Unsupported
             Where it is a result that is not computed.
         """
         value = translated(argument, self._env)
         if isinstance(value, Absent):
-            raise UnsupportedOperator(f"it reads {value.what}")
+            raise Unsupported(f"it reads {value.what}")
         return value
 
     @property
@@ -213,6 +186,12 @@ class AtenCall:
             return value
         return self.emit(relax.op.astype(value, dtype))
 
+    def scaled(self, value: Expr, factor: float) -> Expr:
+        """Multiply a tensor by a number."""
+        if factor == 1:
+            return value
+        return self.emit(relax.op.multiply(value, constant(factor, dtype_of(value))))
+
     def broadcast(self, value: Expr, shape: Sequence[int]) -> Expr:
         """Broadcast a tensor to a shape."""
         if shape_of(value) == tuple(shape):
@@ -234,7 +213,7 @@ def constant(value: Any, dtype: str) -> GenericConst:
     """Return a scalar or an array as a constant, cast from float to integer as torch does."""
     if isinstance(value, float) and not is_float(dtype):
         if not math.isfinite(value):
-            raise UnsupportedOperator(f"{value} as {dtype}")
+            raise Unsupported(f"{value} as {dtype}")
         value = bool(value) if dtype == "bool" else int(value)
     if isinstance(value, float) and not math.isfinite(value):
         value = np.asarray(value, "float32" if dtype in ("bfloat16", "float16") else dtype)

@@ -9,9 +9,10 @@ import math
 from tvm import relax
 from tvm.relax import Expr
 
+from tvm_distir.models.common.translation import Unsupported, dtype_of, shape_of
 from tvm_distir.transforms import argument_gradients
 
-from .aten_call import AtenCall, Converter, UnsupportedOperator, constant, dtype_of, shape_of
+from .aten_call import AtenCall, Converter, constant
 from .contraction import sizes
 from .windows import window
 
@@ -22,7 +23,7 @@ def _embedding(call: AtenCall) -> Expr:
     """Sum the rows of the gradient by index, without those of the padding index."""
     gradient, index = call["grad_output"], call["indices"]
     if call["scale_grad_by_freq"]:
-        raise UnsupportedOperator("gradients scaled by the frequency of an index")
+        raise Unsupported("gradients scaled by the frequency of an index")
     count, width, kind = math.prod(shape_of(index)), shape_of(gradient)[-1], dtype_of(gradient)
     if call["padding_idx"] >= 0:
         valid = call.emit(_op.not_equal(index, constant(call["padding_idx"], dtype_of(index))))
@@ -38,7 +39,7 @@ def _convolution(call: AtenCall) -> Expr:
     gradient, x, w = call["grad_output"], call["input"], call["weight"]
     rank = len(shape_of(w)) - 2
     if call["transposed"]:
-        raise UnsupportedOperator("the gradient of a transposed convolution")
+        raise Unsupported("the gradient of a transposed convolution")
     forward = getattr(_op.nn, f"conv{rank}d")(
         x,
         w,
@@ -67,7 +68,7 @@ def _max_pool(call: AtenCall) -> Expr:
 
 def _avg_pool(call: AtenCall) -> Expr:
     if call["divisor_override"] is not None:
-        raise UnsupportedOperator("an average pool with divisor_override")
+        raise Unsupported("an average pool with divisor_override")
     kernel, options = window(call, 2)
     options["count_include_pad"] = bool(call["count_include_pad"])
     pool = _op.nn.avg_pool2d(call["self"], kernel, **options)

@@ -14,16 +14,9 @@ from tvm import relax
 from tvm.relax import Expr
 
 from tvm_distir.models.common.name_tables import by_name
+from tvm_distir.models.common.translation import HALVES, Unsupported, dtype_of, shape_of
 
-from .aten_call import (
-    HALVES,
-    AtenCall,
-    Converter,
-    UnsupportedOperator,
-    constant,
-    dtype_of,
-    shape_of,
-)
+from .aten_call import AtenCall, Converter, constant
 
 _op = relax.op
 _LAYOUTS = {1: ("NCW", "OIW", "IOW"), 2: ("NCHW", "OIHW", "IOHW"), 3: ("NCDHW", "OIDHW", "IODHW")}
@@ -35,16 +28,11 @@ def _product(call: AtenCall) -> Expr:
 
 def _product_and_sum(call: AtenCall) -> Expr:
     """Return ``beta * self + alpha * first @ second``."""
-    dtype = call.dtype
     product = call.emit(_op.matmul(*(call[name] for name in call.names[1:3])))
-    if call["alpha"] != 1:
-        product = call.emit(_op.multiply(product, constant(call["alpha"], dtype)))
+    product = call.scaled(product, call["alpha"])
     if call["beta"] == 0:
         return product
-    added = call["self"]
-    if call["beta"] != 1:
-        added = call.emit(_op.multiply(added, constant(call["beta"], dtype)))
-    return call.emit(_op.add(product, added))
+    return call.emit(_op.add(product, call.scaled(call["self"], call["beta"])))
 
 
 def _linear(call: AtenCall) -> Expr:
@@ -58,18 +46,16 @@ def _linear(call: AtenCall) -> Expr:
 def _attention(call: AtenCall) -> Expr:
     q, k, v = (call[name] for name in ("query", "key", "value"))
     if call["dropout_p"]:
-        raise UnsupportedOperator("dropout of a model in training mode")
+        raise Unsupported("dropout of a model in training mode")
     shape = shape_of(q)
     if len(shape) < 3:
-        raise UnsupportedOperator("attention over matrices")
+        raise Unsupported("attention over matrices")
     if len(shape) != 4:
         q, k, v = (_as_batch(call, x) for x in (q, k, v))
     heads, key_heads = shape_of(q)[1], shape_of(k)[1]
     if heads != key_heads:
         if not call["enable_gqa"] and key_heads != 1:
-            raise UnsupportedOperator(
-                f"{heads} query heads for {key_heads} key heads without enable_gqa"
-            )
+            raise Unsupported(f"{heads} query heads for {key_heads} key heads without enable_gqa")
         k, v = (call.emit(_op.repeat(x, heads // key_heads, 1)) for x in (k, v))
     mask = None if call["attn_mask"] is None else _mask(call, call["attn_mask"], dtype_of(q), shape)
     q, k, v = (call.emit(_op.permute_dims(x, [0, 2, 1, 3])) for x in (q, k, v))
@@ -88,7 +74,7 @@ def _scaled(call: AtenCall, q: Expr) -> tuple[Expr, float | None]:
         return q, None
     if dtype_of(q) not in HALVES:
         return q, scale
-    return call.emit(_op.multiply(q, constant(scale / default, dtype_of(q)))), None
+    return call.scaled(q, scale / default), None
 
 
 def _as_batch(call: AtenCall, x: Expr) -> Expr:

@@ -10,15 +10,9 @@ from tvm import relax
 from tvm.relax import Expr
 
 from tvm_distir.models.common.name_tables import by_name
+from tvm_distir.models.common.translation import Unsupported, dtype_of, shape_of
 
-from .aten_call import (
-    AtenCall,
-    Converter,
-    UnsupportedOperator,
-    constant,
-    dtype_of,
-    shape_of,
-)
+from .aten_call import AtenCall, Converter, constant
 
 _op = relax.op
 
@@ -76,7 +70,7 @@ def _dropout(call: AtenCall) -> Expr:
     """Return the input, as the model is exported for inference."""
     x = call[call.names[0]]
     if call["train"] is not False and call["p"]:
-        raise UnsupportedOperator("dropout of a model in training mode")
+        raise Unsupported("dropout of a model in training mode")
     return x if len(call.results) == 1 else [x, call.absent(1)]
 
 

@@ -10,7 +10,9 @@ from collections.abc import Callable
 from tvm import relax
 from tvm.relax import Expr
 
-from .aten_call import AtenCall, Converter, constant, dtype_of
+from tvm_distir.models.common.translation import dtype_of
+
+from .aten_call import AtenCall, Converter, constant
 
 _op = relax.op
 
@@ -55,7 +57,7 @@ def _gelu(call: AtenCall) -> Expr:
 def _scaled_log(base: float) -> Converter:
     def convert(call: AtenCall) -> Expr:
         logarithm = call.emit(_op.log(call.cast(call["self"], call.dtype)))
-        return call.emit(_op.multiply(logarithm, constant(1 / math.log(base), call.dtype)))
+        return call.scaled(logarithm, 1 / math.log(base))
 
     return convert
 
@@ -86,11 +88,10 @@ def _softplus(call: AtenCall) -> Expr:
 def _elu(call: AtenCall) -> Expr:
     x, dtype = call["self"], call.dtype
     alpha, scale, inner = (float(call[name]) for name in ("alpha", "scale", "input_scale"))
-    power = call.emit(_op.exp(call.emit(_op.multiply(x, constant(inner, dtype)))))
-    below = call.emit(_op.subtract(power, constant(1.0, dtype)))
-    below = call.emit(_op.multiply(below, constant(alpha * scale, dtype)))
-    above = x if scale == 1 else call.emit(_op.multiply(x, constant(scale, dtype)))
-    return call.emit(_op.where(call.emit(_op.greater(x, constant(0.0, dtype))), above, below))
+    power = call.emit(_op.exp(call.scaled(x, inner)))
+    below = call.scaled(call.emit(_op.subtract(power, constant(1.0, dtype))), alpha * scale)
+    positive = call.emit(_op.greater(x, constant(0.0, dtype)))
+    return call.emit(_op.where(positive, call.scaled(x, scale), below))
 
 
 def _hard_sigmoid(call: AtenCall) -> Expr:
@@ -98,7 +99,7 @@ def _hard_sigmoid(call: AtenCall) -> Expr:
     moved = call.emit(_op.add(call["self"], constant(3.0, dtype)))
     inside = call.emit(_op.maximum(moved, constant(0.0, dtype)))
     inside = call.emit(_op.minimum(inside, constant(6.0, dtype)))
-    return call.emit(_op.multiply(inside, constant(1 / 6, dtype)))
+    return call.scaled(inside, 1 / 6)
 
 
 _FLOATS = ("exp", "log", "sin", "cos", "sqrt", "rsqrt", "tanh", "sigmoid", "erf")

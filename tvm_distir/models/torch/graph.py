@@ -13,9 +13,10 @@ from torch import fx
 from tvm.relax import BlockBuilder, Expr
 
 from tvm_distir.models.common.quiet import IMPORT_ERRORS, reason
+from tvm_distir.models.common.translation import Unsupported, shape_of
 from tvm_distir.support import ModelError
 
-from .aten_call import Absent, AtenCall, UnsupportedOperator, scope_of, shape_of, translated
+from .aten_call import Absent, AtenCall, scope_of, translated
 from .expert_order import Substitute, unsorted_rows
 from .pinned_batch import PinnedBatch
 from .table import CONVERTERS, NOTES, overload_name
@@ -124,7 +125,7 @@ class Translation:
     def _node(self, node: fx.Node, env: dict[fx.Node, Any]) -> Any:
         try:
             return self._value(node, env)
-        except UnsupportedOperator as error:
+        except Unsupported as error:
             problem = str(error)
             cause: Exception = error
         except IMPORT_ERRORS as error:
@@ -157,11 +158,11 @@ class Translation:
             return self._region(node, args)
         for arg in args:
             if isinstance(arg, Absent):
-                raise UnsupportedOperator(f"it reads {arg.what}")
+                raise Unsupported(f"it reads {arg.what}")
         if node.target is operator.getitem:
             return args[0][args[1]]
         if any(isinstance(arg, Expr) for arg in args):
-            raise UnsupportedOperator("a size that depends on data")
+            raise Unsupported("a size that depends on data")
         target: Any = node.target
         return target(*args)
 

@@ -13,8 +13,9 @@ from tvm import relax
 from tvm.relax import Expr
 
 from tvm_distir.core.ir.operators import grouped_matmul, grouped_outer
+from tvm_distir.models.common.translation import Unsupported, dtype_of, shape_of
 
-from .aten_call import AtenCall, Converter, UnsupportedOperator, constant, dtype_of, shape_of
+from .aten_call import AtenCall, Converter, constant
 
 _op = relax.op
 
@@ -37,14 +38,14 @@ def _grouped(first: str, second: str) -> Converter:
     def convert(call: AtenCall) -> Expr:
         x, w = call[first], call[second]
         if "bias" in call.names and call["bias"] is not None:
-            raise UnsupportedOperator("a bias of groups")
+            raise Unsupported("a bias of groups")
         if call["offs"] is None and len(shape_of(x)) == len(shape_of(w)) == 3:
             return call.emit(_op.matmul(x, w))
         ranks = len(shape_of(x)), len(shape_of(w))
         if call["offs"] is None or ranks not in ((2, 3), (2, 2)):
-            raise UnsupportedOperator(f"groups of operands with {ranks} dims")
+            raise Unsupported(f"groups of operands with {ranks} dims")
         if dtype_of(x) != call.dtype:
-            raise UnsupportedOperator(f"{dtype_of(x)} operands with a {call.dtype} result")
+            raise Unsupported(f"{dtype_of(x)} operands with a {call.dtype} result")
         if ranks == (2, 3):
             return multiplied(call, (first, second), _groups_of_rows(call, shape_of(x)[0]))
         ids = _groups_of_rows(call, shape_of(w)[0])
@@ -59,7 +60,7 @@ def _histogram(call: AtenCall) -> Expr:
     """Count elements in bins of equal width; the last bin includes its end."""
     low, high, bins = float(call["min"]), float(call["max"]), int(call["bins"])
     if low >= high:
-        raise UnsupportedOperator("a histogram between the extremes of its data")
+        raise Unsupported("a histogram between the extremes of its data")
     x, dtype = call.reshaped(call["self"], [-1]), call.dtype
     at = call.emit(_op.subtract(x, constant(low, dtype)))
     at = call.emit(_op.multiply(at, constant(float(bins), dtype)))

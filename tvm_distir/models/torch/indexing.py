@@ -12,16 +12,10 @@ from tvm import relax
 from tvm.relax import Expr
 
 from tvm_distir.models.common.name_tables import by_name
+from tvm_distir.models.common.translation import Unsupported, dtype_of, shape_of
 from tvm_distir.support import GenericConst
 
-from .aten_call import (
-    AtenCall,
-    Converter,
-    UnsupportedOperator,
-    constant,
-    dtype_of,
-    shape_of,
-)
+from .aten_call import AtenCall, Converter, constant
 
 _op = relax.op
 _COUNTED = ("arange", "argmax", "argmin", "topk", "argsort", "sort")
@@ -56,7 +50,7 @@ def _is_counted(node: object) -> bool:
 def _counted_from_front(call: AtenCall, node: object, index: Expr, size: int) -> Expr:
     """Add ``size`` to negative indices, as torch reads them."""
     if dtype_of(index) == "bool":
-        raise UnsupportedOperator("an index that is a mask: the size of its result depends on data")
+        raise Unsupported("an index that is a mask: the size of its result depends on data")
     if _is_counted(node):
         return index
     if isinstance(index, GenericConst):
@@ -82,7 +76,7 @@ def _flat_index(
 ) -> Expr:
     """Return a single index into the flattened adjacent axes."""
     if axes != list(range(axes[0], axes[0] + len(axes))):
-        raise UnsupportedOperator("indices of axes that are not adjacent")
+        raise Unsupported("indices of axes that are not adjacent")
     total = call.cast(indices[0], "int64")
     for axis, index in zip(axes[1:], indices[1:], strict=True):
         scaled = call.emit(_op.multiply(total, constant(shape[axis], "int64")))
@@ -127,7 +121,7 @@ def _index_put(call: AtenCall) -> Expr:
 
 def _put_at_mask(call: AtenCall, x: Expr, values: Expr, mask: Expr, adds: bool) -> Expr:
     if math.prod(shape_of(values)) != 1:
-        raise UnsupportedOperator("values written at a mask: their number depends on data")
+        raise Unsupported("values written at a mask: their number depends on data")
     inner = [*shape_of(mask), *[1] * (len(shape_of(x)) - len(shape_of(mask)))]
     value = call.reshaped(values, [])
     new = call.emit(_op.add(x, value)) if adds else value
@@ -142,7 +136,7 @@ def _scatter(reduction: str) -> Converter:
         else:
             new = call.cast(call["src"], dtype_of(x))
             if shape_of(new) != shape_of(index):
-                raise UnsupportedOperator("a source of another shape than its indices")
+                raise Unsupported("a source of another shape than its indices")
         return call.emit(_op.scatter_elements(x, index, new, call.axis, reduction))
 
     return convert
@@ -151,7 +145,7 @@ def _scatter(reduction: str) -> Converter:
 def _one_hot(call: AtenCall) -> Expr:
     index, classes = call["self"], int(call["num_classes"])
     if classes < 0:
-        raise UnsupportedOperator("one_hot without a number of classes")
+        raise Unsupported("one_hot without a number of classes")
     all_classes = call.emit(_op.arange(0, classes, 1, dtype_of(index)))
     same = call.emit(_op.equal(call.emit(_op.expand_dims(index, -1)), all_classes))
     return call.cast(same, "int64")

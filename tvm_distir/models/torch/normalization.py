@@ -16,8 +16,9 @@ from tvm import relax
 from tvm.relax import Expr
 
 from tvm_distir.models.common.name_tables import by_name
+from tvm_distir.models.common.translation import Unsupported, dtype_of, shape_of
 
-from .aten_call import AtenCall, Converter, UnsupportedOperator, constant, dtype_of, shape_of
+from .aten_call import AtenCall, Converter, constant
 
 _op = relax.op
 
@@ -148,7 +149,7 @@ def _batch_norm_training(call: AtenCall) -> Expr:
 
 def _batch_norm_without_statistics(call: AtenCall) -> Expr:
     if not call["training"]:
-        raise UnsupportedOperator("a batch norm without statistics, in inference")
+        raise Unsupported("a batch norm without statistics, in inference")
     return _batch_norm_training(call)
 
 

@@ -8,8 +8,9 @@ from tvm import relax
 from tvm.relax import Expr
 
 from tvm_distir.models.common.name_tables import by_name
+from tvm_distir.models.common.translation import Unsupported, dtype_of, shape_of
 
-from .aten_call import AtenCall, Converter, UnsupportedOperator, axis_of, dtype_of, shape_of
+from .aten_call import AtenCall, Converter, axis_of
 
 _op = relax.op
 _MOST = 2**63 - 1
@@ -88,7 +89,7 @@ def _select(call: AtenCall) -> Expr:
 def _roll(call: AtenCall) -> Expr:
     x = call["self"]
     if not call["dims"]:
-        raise UnsupportedOperator("a roll over the flattened tensor")
+        raise Unsupported("a roll over the flattened tensor")
     for shift, dim in zip(call["shifts"], call["dims"], strict=True):
         axis = axis_of(dim, len(shape_of(x)))
         size = shape_of(x)[axis]
@@ -101,7 +102,7 @@ def _roll(call: AtenCall) -> Expr:
 
 def _pad(call: AtenCall) -> Expr:
     if "mode" in call.names and call["mode"] != "constant":
-        raise UnsupportedOperator(f'padding of the mode "{call["mode"]}"')
+        raise Unsupported(f'padding of the mode "{call["mode"]}"')
     x, pads = call["self"], [int(n) for n in call["pad"]]
     widths = [(0, 0)] * (len(shape_of(x)) - len(pads) // 2)
     widths += list(zip(pads[::2], pads[1::2], strict=True))[::-1]
@@ -135,7 +136,7 @@ def _slice_scatter(call: AtenCall) -> Expr:
     end = size if call["end"] is None else call["end"]
     first, last, step = slice(call["start"] or 0, end, call["step"]).indices(size)
     if step != 1:
-        raise UnsupportedOperator("slice_scatter with a step")
+        raise Unsupported("slice_scatter with a step")
     return _written(call, first, last, call.cast(call["src"], dtype_of(call["self"])))
 
 

@@ -22,10 +22,11 @@ from tvm import relax
 from tvm.relax import BlockBuilder, Expr
 
 from tvm_distir.models.common.batch_position import batch_position
+from tvm_distir.models.common.translation import shape_of
 from tvm_distir.support import GenericConst, ModelError
 
 from . import arithmetic, elementwise
-from .aten_call import axis_of, constant, dtype_name, shape_of
+from .aten_call import axis_of, constant, dtype_name
 from .fx_nodes import different_dims, node_argument, old_shape, tensor_nodes
 from .table import overload_name
 

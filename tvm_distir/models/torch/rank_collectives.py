@@ -14,8 +14,9 @@ from tvm.relax import Expr
 from tvm.relax.distributed import DeviceMesh
 
 from tvm_distir.core.ir import device_mesh, mesh_shape, ops
+from tvm_distir.models.common.translation import Unsupported, dtype_of, shape_of
 
-from .aten_call import AtenCall, UnsupportedOperator, constant, dtype_of, shape_of
+from .aten_call import AtenCall, constant
 
 FUNCTIONAL = "_c10d_functional"
 _KINDS = {"sum": "sum", "avg": "sum", "product": "prod", "min": "min", "max": "max"}
@@ -64,7 +65,7 @@ def _kind(call: AtenCall) -> str:
     """Return the reduction of a call, by torch's name."""
     kind = str(call["reduce_op"])
     if kind not in _KINDS:
-        raise UnsupportedOperator(f'a reduction by "{kind}"')
+        raise Unsupported(f'a reduction by "{kind}"')
     return kind
 
 
@@ -93,7 +94,7 @@ def _all_to_all(call: AtenCall, group: RankGroups, x: Expr) -> Expr:
     shape = list(shape_of(x))
     for name in ("output_split_sizes", "input_split_sizes"):
         if len({int(n) for n in call[name]}) > 1:
-            raise UnsupportedOperator(f"all_to_all_single with unequal {name}")
+            raise Unsupported(f"all_to_all_single with unequal {name}")
     parts = call.reshaped(x, [size, shape[0] // size, *shape[1:]])
     return call.reshaped(call.emit(ops.all_to_all(parts, mesh, axes, 1, 0)), shape)
 

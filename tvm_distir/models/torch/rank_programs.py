@@ -14,7 +14,7 @@ import torch
 from torch import fx
 from tvm.relax.distributed import DeviceMesh
 
-from tvm_distir.core.ir import axis_groups, device_mesh
+from tvm_distir.core.ir import axis_groups, device_mesh, groups_by_axes
 from tvm_distir.support import ModelError, lists_by_key
 
 from .rank_collectives import MESSAGES
@@ -63,12 +63,8 @@ def inferred_mesh(groups: Iterable[Sequence[int]], world: int) -> dict[str, int]
 
 def lines(mesh: DeviceMesh, ranks: Sequence[int]) -> list[int] | None:
     """Return the axes along which a group is a line of the mesh, or None."""
-    count = len(mesh.shape)
-    for size in range(1, count + 1):
-        for axes in itertools.combinations(range(count), size):
-            if list(ranks) in [list(map(int, g)) for g in axis_groups(mesh, axes)]:
-                return list(axes)
-    return None
+    lined = (list(axes) for axes, groups in groups_by_axes(mesh) if list(ranks) in groups)
+    return next(lined, None)
 
 
 def _signature(trace: TracedRank) -> str:

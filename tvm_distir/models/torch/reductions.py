@@ -14,18 +14,9 @@ from tvm import relax
 from tvm.relax import Expr
 
 from tvm_distir.models.common.name_tables import by_name
+from tvm_distir.models.common.translation import HALVES, Unsupported, dtype_of, shape_of
 
-from .aten_call import (
-    HALVES,
-    AtenCall,
-    Converter,
-    UnsupportedOperator,
-    axes_of,
-    axis_of,
-    constant,
-    dtype_of,
-    shape_of,
-)
+from .aten_call import AtenCall, Converter, axes_of, axis_of, constant
 
 _op = relax.op
 
@@ -104,7 +95,7 @@ def _vector_norm(call: AtenCall) -> Expr:
         return call.in_float32(lambda v: _op.sum(v, axes, keeps), size)
     if order == math.inf:
         return call.emit(_op.max(size, axes, keeps))
-    raise UnsupportedOperator(f"the norm of order {order}")
+    raise Unsupported(f"the norm of order {order}")
 
 
 def _wide(call: AtenCall, x: Expr) -> Expr:

@@ -12,8 +12,9 @@ from tvm import relax
 from tvm.relax import Expr
 
 from tvm_distir.models.common.name_tables import by_name
+from tvm_distir.models.common.translation import Unsupported, shape_of
 
-from .aten_call import AtenCall, Converter, UnsupportedOperator, axes_of, shape_of
+from .aten_call import AtenCall, Converter, axes_of
 
 _op = relax.op
 _MOST_INDICES = 1 << 16
@@ -101,9 +102,9 @@ def _strided(call: AtenCall) -> Expr:
     strides, count = [int(n) for n in call["stride"]], math.prod(shape)
     tensor = source.meta["val"]
     if not tensor.is_contiguous() or int(tensor.storage_offset()):
-        raise UnsupportedOperator("a strided view of a tensor that is a view")
+        raise Unsupported("a strided view of a tensor that is a view")
     if offset + sum((n - 1) * s for n, s in zip(shape, strides)) >= math.prod(shape_of(x)):
-        raise UnsupportedOperator("a strided view that reaches beyond its tensor")
+        raise Unsupported("a strided view that reaches beyond its tensor")
     flat = call.reshaped(x, [math.prod(shape_of(x))])
     dense = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
     if all(n == 1 or a == b for n, a, b in zip(shape, strides, dense)):
@@ -111,7 +112,7 @@ def _strided(call: AtenCall) -> Expr:
             flat = call.emit(_op.strided_slice(flat, [0], [offset], [offset + count]))
         return call.reshaped(flat, shape)
     if count > _MOST_INDICES:
-        raise UnsupportedOperator("a large strided view that is not contiguous")
+        raise Unsupported("a large strided view that is not contiguous")
     grid = np.indices(shape).reshape(len(shape), -1)
     index = offset + np.array(strides, "int64") @ grid
     return call.reshaped(call.emit(_op.take(flat, relax.const(index, "int64"), 0)), shape)
@@ -133,7 +134,7 @@ def _repeat(call: AtenCall) -> Expr:
 
 def _repeat_interleave(call: AtenCall) -> Expr:
     if call["dim"] is None:
-        raise UnsupportedOperator("repeat_interleave over the flattened tensor")
+        raise Unsupported("repeat_interleave over the flattened tensor")
     return call.emit(_op.repeat(call["self"], int(call["repeats"]), call.axis))
 
 

@@ -11,8 +11,9 @@ from tvm import relax
 from tvm.relax import Expr
 
 from tvm_distir.models.common.name_tables import by_name
+from tvm_distir.models.common.translation import Unsupported, shape_of
 
-from .aten_call import AtenCall, Converter, UnsupportedOperator, shape_of
+from .aten_call import AtenCall, Converter
 from .contraction import sizes
 
 _op = relax.op
@@ -55,7 +56,7 @@ def _avg_pool(rank: int) -> Converter:
 
     def convert(call: AtenCall) -> Expr:
         if "divisor_override" in call.names and call["divisor_override"] is not None:
-            raise UnsupportedOperator("an average pool with divisor_override")
+            raise Unsupported("an average pool with divisor_override")
         kernel, options = window(call, rank)
         options["count_include_pad"] = bool(call["count_include_pad"])
         return _in_batch(call, call["self"], rank, lambda x: make(x, kernel, **options))
@@ -86,7 +87,7 @@ def _resized(method: str) -> Converter:
                 n * f == m for n, f, m in zip(shape, call["scale_factors"], size, strict=True)
             )
             if not exact:
-                raise UnsupportedOperator("a scale that does not result in an integer size")
+                raise Unsupported("a scale that does not result in an integer size")
         mode = "asymmetric" if method == "nearest_neighbor" else "half_pixel"
         if "align_corners" in call.names and call["align_corners"]:
             mode = "align_corners"
