@@ -97,6 +97,14 @@ class Attributes:
             result[key] = self.value() if scan.take("=") else True
         return result
 
+    def optional(self, *opening: str) -> dict[str, Any]:
+        """Parse a dictionary behind what opens it; empty if that is not next."""
+        if not self._scan.take(opening[0]):
+            return {}
+        for literal in opening[1:]:
+            self._scan.expect(literal)
+        return self.dictionary()
+
     def value(self, typed: bool = True) -> Any:
         """Parse an attribute.
 

@@ -20,17 +20,6 @@ _ELEMENT = re.compile(
 _TYPES = {word: np.dtype(getattr(ml_dtypes, name, name)) for name, word in ELEMENTS.items()}
 
 
-def element_type(word: str) -> np.dtype[np.generic] | None:
-    """Return NumPy's type of MLIR elements, or None if it is unsupported.
-
-    Examples
-    --------
-    >>> element_type("ui8"), element_type("complex<f32>")
-    (dtype('uint8'), None)
-    """
-    return _TYPES.get(word)
-
-
 def dense_elements(body: str, shape: tuple[int, ...], word: str) -> npt.NDArray[np.generic]:
     """Read the content of ``dense<...>``.
 
@@ -44,7 +33,7 @@ def dense_elements(body: str, shape: tuple[int, ...], word: str) -> npt.NDArray[
     ValueError
         Saying in words what does not fit.
     """
-    dtype = element_type(word)
+    dtype = _TYPES.get(word)
     if dtype is None:
         raise ValueError(f"elements of the type {word}")
     count = math.prod(shape)

@@ -134,12 +134,8 @@ class _Parser:
     def _module(self) -> Operation:
         scan = self._scan
         scan.match(SYMBOL)
-        operation = Operation("builtin.module")
-        if scan.take("attributes"):
-            scan.expect("{")
-            operation.attributes = self._attributes.dictionary()
-        operation.regions = [self._region()]
-        return operation
+        attributes = self._attributes.optional("attributes", "{")
+        return Operation("builtin.module", attributes=attributes, regions=[self._region()])
 
     def _function(self) -> Operation:
         scan = self._scan
@@ -148,10 +144,7 @@ class _Parser:
         scan.expect("(")
         arguments = [self._argument() for _ in scan.items(")")]
         types, notes = self._function_results() if scan.take("->") else ([], [])
-        attributes: dict[str, Any] = {}
-        if scan.take("attributes"):
-            scan.expect("{")
-            attributes = self._attributes.dictionary()
+        attributes = self._attributes.optional("attributes", "{")
         attributes.update(
             sym_name=name,
             sym_visibility=visibility,
@@ -172,16 +165,13 @@ class _Parser:
         notes: list[dict[str, Any]] = []
         for _ in scan.items(")"):
             types.append(self._attributes.type())
-            notes.append(self._attributes.dictionary() if scan.take("{") else {})
+            notes.append(self._attributes.optional("{"))
         return types, notes
 
     def _generic(self, name: str) -> Operation:
         scan, operation = self._scan, Operation(name)
         scan.expect("(")
-        while not scan.take(")"):
-            operation.operands.append(scan.word(VALUE, "a value"))
-            if not scan.peek(")"):
-                scan.expect(",")
+        operation.operands = [scan.word(VALUE, "a value") for _ in scan.items(")")]
         if scan.take("<"):
             scan.expect("{")
             operation.attributes = self._attributes.dictionary()
@@ -190,8 +180,7 @@ class _Parser:
             while not scan.take(")"):
                 operation.regions.append(self._region())
                 scan.take(",")
-        if scan.take("{"):
-            operation.attributes.update(self._attributes.dictionary())
+        operation.attributes.update(self._attributes.optional("{"))
         scan.expect(":")
         operation.operand_types, operation.result_types = self._attributes.function_type()
         if len(operation.operand_types) != len(operation.operands):
@@ -231,8 +220,7 @@ class _Parser:
         name = scan.word(VALUE, "an argument")
         scan.expect(":")
         argument = Argument(name, self._attributes.type())
-        if scan.take("{"):
-            argument.attributes = self._attributes.dictionary()
+        argument.attributes = self._attributes.optional("{")
         argument.location = self._location()
         return argument
 

@@ -168,19 +168,16 @@ class PrettyOperations:
         """Parse ``while(%a = %x, ...) : types cond {...} do {...}``."""
         scan, names = self._scan, []
         scan.expect("(")
-        while not scan.take(")"):
+        for _ in scan.items(")"):
             names.append(scan.word(VALUE, "a value"))
             scan.expect("=")
             operation.operands.append(scan.word(VALUE, "a value"))
-            scan.take(",")
         types: list[Type] = []
         while names and scan.take("," if types else ":"):
             types.append(self._attributes.type())
         if len(types) != len(names):
             raise scan.fault(f"a loop over {len(names)} values has {len(types)} types")
-        if scan.take("attributes"):
-            scan.expect("{")
-            operation.attributes = self._attributes.dictionary()
+        operation.attributes = self._attributes.optional("attributes", "{")
         operation.operand_types, operation.result_types = types, types
         for word in ("cond", "do"):
             scan.expect(word)
@@ -205,8 +202,7 @@ class PrettyOperations:
         scan.expect("dimensions")
         scan.expect("=")
         operation.attributes["dimensions"] = self._attributes.value()
-        if scan.take("{"):
-            operation.attributes.update(self._attributes.dictionary())
+        operation.attributes.update(self._attributes.optional("{"))
         scan.expect(":")
         self._signature(operation, len(starts))
         operation.regions = [
@@ -241,9 +237,7 @@ class PrettyOperations:
         """Parse ``(%x) in_shardings=[<>] out_shardings=[<>] manual_axes={"a"} (%y: t) {...}``."""
         scan = self._scan
         scan.expect("(")
-        while not scan.take(")"):
-            operation.operands.append(scan.word(VALUE, "a value"))
-            scan.take(",")
+        operation.operands = [scan.word(VALUE, "a value") for _ in scan.items(")")]
         for side in ("in_shardings", "out_shardings"):
             scan.expect(side)
             scan.expect("=")
@@ -252,10 +246,7 @@ class PrettyOperations:
         scan.expect("=")
         operation.attributes["manual_axes"] = Opaque("sdy", scan.balanced())
         scan.expect("(")
-        arguments: list[Argument] = []
-        while not scan.take(")"):
-            arguments.append(self._argument())
-            scan.take(",")
+        arguments = [self._argument() for _ in scan.items(")")]
         block = self._region()
         block.arguments = arguments
         operation.regions = [block]
@@ -268,6 +259,5 @@ class PrettyOperations:
         operation.attributes["sym_name"] = read_symbol(scan, "the name of a mesh")
         scan.expect("=")
         operation.attributes["mesh"] = Opaque("sdy.mesh", scan.balanced())
-        if scan.take("{"):
-            operation.attributes.update(self._attributes.dictionary())
+        operation.attributes.update(self._attributes.optional("{"))
         return operation

@@ -20,6 +20,7 @@ from .emitter import Emitter
 from .translated_values import Tensors, TranslatedTensor, array_type
 
 COMPOSITE = "stablehlo.composite"
+Conversion = Callable[[Any], Any]
 
 OPS = frozenset(shipped_data(__file__, "composite_ops.json"))
 """Names of the ops that composites may name, without ``relax.``."""
@@ -81,46 +82,35 @@ def _maker(operation: Operation) -> Callable[[list[Expr]], Expr] | None:
     return make
 
 
-_KINDS: dict[str, Callable[[Any], Any]] = {
-    "int": lambda value: value if type(value) is int else None,
-    "bool": lambda value: value if type(value) is bool else None,
-    "float": lambda value: value if type(value) is float else None,
-    "str": lambda value: value if type(value) is str else None,
-    "dtype": lambda value: value if type(value) is str else None,
-    "Array[int]": lambda value: _listed(value, int),
-    "Array[float]": lambda value: _listed(value, float),
-    "Array[ir.FloatImm]": lambda value: _floats(value),
-    "Object": lambda value: _integers(value),
-    "ir.FloatImm": lambda value: tirx.FloatImm("float32", value) if _is(value, float) else None,
-    "ir.IntImm": lambda value: tirx.IntImm("int64", value) if _is(value, int) else None,
+def _one(kind: type, make: Conversion = lambda value: value) -> Conversion:
+    """Return the conversion of a value of exactly a type; None for any other value."""
+    return lambda value: make(value) if type(value) is kind else None
+
+
+def _several(convert: Conversion) -> Conversion:
+    """Return the conversion of a list; None unless all of its items can be converted."""
+
+    def converted(value: Any) -> Any:
+        items = [convert(item) for item in value] if isinstance(value, list) else [None]
+        return None if any(item is None for item in items) else items
+
+    return converted
+
+
+_INTEGER = _one(int, lambda value: tirx.IntImm("int64", value))
+_FLOAT = _one(float, lambda value: tirx.FloatImm("float32", value))
+_INTEGERS = _several(_one(int))
+_KINDS: dict[str, Conversion] = {
+    **{kind.__name__: _one(kind) for kind in (int, bool, float, str)},
+    "dtype": _one(str),
+    "Array[int]": _INTEGERS,
+    "Array[float]": _several(_one(float)),
+    "Array[ir.FloatImm]": _several(_FLOAT),
+    "Object": lambda value: (_several(_INTEGER) if isinstance(value, list) else _INTEGER)(value),
+    "ir.FloatImm": _FLOAT,
+    "ir.IntImm": _INTEGER,
 }
-"""The conversions of fields to these types; None for any other value."""
-
-
-def _nothing(_: object) -> Any:
-    return None
-
-
-def _is(value: object, kind: type) -> bool:
-    return type(value) is kind
-
-
-def _listed(value: object, kind: type) -> Any:
-    good = isinstance(value, list) and all(type(item) is kind for item in value)
-    return value if good else None
-
-
-def _integers(value: object) -> Any:
-    """Return an integer or several, as ``split`` has them."""
-    if _is(value, int):
-        return tirx.IntImm("int64", value)
-    items = _listed(value, int)
-    return None if items is None else [tirx.IntImm("int64", item) for item in items]
-
-
-def _floats(value: object) -> Any:
-    items = _listed(value, float)
-    return None if items is None else [tirx.FloatImm("float32", item) for item in items]
+"""The conversions of fields to these types; an ``Object`` is an integer or several, for splits."""
 
 
 def _fields(key: str, attributes: dict[str, Any]) -> dict[str, Any] | None:
@@ -132,37 +122,38 @@ def _fields(key: str, attributes: dict[str, Any]) -> dict[str, Any] | None:
     fields: dict[str, Any] = {}
     for name, kind in kinds.items():
         may_lack = kind.endswith(" | None")
-        make: Callable[[Any], Any] = _KINDS.get(kind.removesuffix(" | None"), _nothing)
-        field_value = make(attributes.get(name))
+        make = _KINDS.get(kind.removesuffix(" | None"))
+        field_value = make(attributes.get(name)) if make else None
         if field_value is None and (name in attributes or not may_lack):
             return None
         fields[name] = field_value
     return fields
 
 
+def _leaves(item: object) -> Iterator[object]:
+    """Yield the items of nested lists."""
+    if isinstance(item, list):
+        for part in item:
+            yield from _leaves(part)
+    else:
+        yield item
+
+
 def _tensors(arguments: list[object]) -> int:
     """Return the number of tensors in arguments, or -1 if another tool wrote them."""
-    count = 0
-    for item in arguments:
-        inner = 1 if item is True else 0
-        if isinstance(item, list):
-            inner = _tensors(item)
-        elif isinstance(item, dict):
-            inner = 0 if _is_shape(item) or _is_number(item) else -1
-        elif item is not True:
-            inner = -1
-        if inner < 0:
-            return -1
-        count += inner
-    return count
+    leaves = list(_leaves(arguments))
+    known = all(leaf is True or _is_shape(leaf) or _is_number(leaf) for leaf in leaves)
+    return sum(leaf is True for leaf in leaves) if known else -1
 
 
-def _is_shape(item: dict[str, object]) -> bool:
-    return set(item) == {"shape"} and _listed(item["shape"], int) is not None
+def _is_shape(item: Any) -> bool:
+    is_shape = isinstance(item, dict) and set(item) == {"shape"}
+    return is_shape and _INTEGERS(item["shape"]) is not None
 
 
-def _is_number(item: dict[str, object]) -> bool:
-    good = set(item) == {"number", "type"} and type(item["number"]) in (int, float, bool)
+def _is_number(item: Any) -> bool:
+    good = isinstance(item, dict) and set(item) == {"number", "type"}
+    good = good and type(item["number"]) in (int, float, bool)
     return good and item["type"] in ("int64", "int32", "float32", "float64", "bool")
 
 
