@@ -4,9 +4,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
@@ -20,6 +17,7 @@ from tvm_distir.core.ir.placement import check_placement, labels_of
 from tvm_distir.core.ir.types import flat_types, is_private, relax_functions, tensor_type
 from tvm_distir.core.rewriting.calls import op_name
 from tvm_distir.core.rewriting.partitions import open_partitions
+from tvm_distir.core.rewriting.scopes import all_bindings
 from tvm_distir.support import LevelError
 
 from .conditions import Differing
@@ -117,7 +115,7 @@ class _Checker:
         """Check the parameters, bindings and result, then the partial sums."""
         for p in self.fn.params:
             self.type(p.name, p.ty)
-        for b in self.bindings(self.fn.body):
+        for b in all_bindings(self.fn.body):
             where = f"{b.var.name} ({op_name(b.value)})"
             self.type(where, b.var.ty)
             self.expression(where, b.value)
@@ -131,15 +129,6 @@ class _Checker:
                 problem = f"the attribute {IO_ATTR} is missing"
                 remedy = "Lower the module with LowerDistIR, which sets it."
                 raise LevelError("DIST0451", problem, location=self.name, remedy=remedy)
-
-    def bindings(self, body: relax.SeqExpr) -> Iterator[Any]:
-        """Return all bindings of a body, in order, those of branches included."""
-        for block in body.blocks:
-            for b in block.bindings:
-                if isinstance(b.value, relax.If):
-                    yield from self.bindings(b.value.true_branch)
-                    yield from self.bindings(b.value.false_branch)
-                yield b
 
     def type(self, where: str, ty: ir.Type) -> None:
         """Check that tensors are DTensors at levels 3 and 4 and plain tensors elsewhere."""

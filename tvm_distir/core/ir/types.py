@@ -106,6 +106,13 @@ def as_dtensor(ty: ir.Type, mesh: DeviceMesh, labels: Sequence[int]) -> DTensorT
     return _DTENSOR_TYPE(tensor_type(ty), mesh, placement_of(labels), None)
 
 
+def plain_type(ty: ir.Type) -> ir.Type:
+    """Return a type with plain tensors in place of those on a mesh."""
+    if isinstance(ty, relax.TupleType):
+        return relax.TupleType([plain_type(field) for field in ty.fields])
+    return ty.tensor_ty if isinstance(ty, DTensorType) else ty
+
+
 def static_shape(ty: ir.Type) -> tuple[Any, ...] | None:
     """Return the dims of a (D)Tensor type, ints or symbolic expressions; None if unknown."""
     tensor = tensor_type(ty)

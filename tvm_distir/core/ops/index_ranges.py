@@ -267,11 +267,9 @@ class _FunctionWalk:
     def _called(self, call: ir.Call, args: Sequence[ir.Expr]) -> Steps[None]:
         number = 0
         ranges = yield self.owner.of_private(str(call.op.name_hint))
-        for arg in args:
-            tensors = list(arg.fields) if isinstance(arg, relax.Tuple) else [arg]
-            for tensor in tensors:
-                self._used(tensor, ranges.get(number))
-                number += len(flat_types(tensor.ty))
+        for _, _, tensor in _tensors(args):
+            self._used(tensor, ranges.get(number))
+            number += len(flat_types(tensor.ty))
 
     def _used(self, tensor: ir.Expr, allowed: IndexRange | None) -> None:
         stored_range = self.stored.get(tensor) if isinstance(tensor, relax.Var) else None

@@ -21,7 +21,7 @@ from tvm.relax.distributed import DTensorType
 from tvm_distir.core.ir.mesh import mesh_shape
 from tvm_distir.core.ir.operators.names import relax_names
 from tvm_distir.core.ir.placement import R, placement_of
-from tvm_distir.core.ir.types import flat_types, tensor_type
+from tvm_distir.core.ir.types import flat_types, plain_type, tensor_type
 from tvm_distir.core.ir.views.tilings import (
     are_views,
 )
@@ -51,12 +51,6 @@ OWN_TYPES = ("relax.call_tir", "relax.call_tir_inplace", "relax.call_tir_with_gr
 PLAIN, DIST = "FInferType", "dist.FInferType"
 
 
-def _plain_type(ty: Type) -> Type:
-    if isinstance(ty, relax.TupleType):
-        return relax.TupleType([_plain_type(f) for f in ty.fields])
-    return ty.tensor_ty if isinstance(ty, DTensorType) else ty
-
-
 def _plain(expr: Expr) -> Expr:
     """Return the expression as if its tensors were not sharded."""
     if isinstance(expr, relax.Tuple):
@@ -64,7 +58,7 @@ def _plain(expr: Expr) -> Expr:
     if isinstance(expr, GenericConst) and isinstance(expr.ty, DTensorType):
         return GenericConst(expr.value, expr.ty.tensor_ty)
     if any(isinstance(t, DTensorType) for t in flat_types(expr.ty)):
-        return relax.Var("x", _plain_type(expr.ty))
+        return relax.Var("x", plain_type(expr.ty))
     return expr
 
 

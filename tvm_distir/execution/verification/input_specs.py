@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from tvm import ir
 
-from tvm_distir.core.ir import is_object, known_shape, named_leaves, tensor_type
+from tvm_distir.core.ir import element_type, is_object, known_shape, named_leaves, tensor_type
 from tvm_distir.core.ir.attributes import num_input, param_names, training_notes
 from tvm_distir.core.rewriting import entry_of
 from tvm_distir.support import ModelError
@@ -113,7 +113,7 @@ def _spec(
             else "Give the size of each dim: --dim NAME=N; in Python td.bind_dims, or dims= of "
             "td.verify.",
         )
-    dtype = _dtype(tensor)
+    dtype = element_type(tensor)
     if "float" not in dtype:
         low = 0 if dtype == "bool" else max((use.low for use in uses), default=0)
         high = min((use.high for use in uses if use.high), default=4 if low else 2)
@@ -131,7 +131,3 @@ def _spec(
     )
     gain = min((use.gain for use in uses if use.gain), default=1.0)
     return InputSpec(name, shape, dtype, usage, 0, 0, max(widest.fan_in, 1), gain)
-
-
-def _dtype(tensor: ir.Type) -> str:
-    return str(tensor.dtype.dtype if hasattr(tensor.dtype, "dtype") else tensor.dtype)

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 from tvm import ir
 
 from tvm_distir.core.rewriting import entry_of
+from tvm_distir.execution.runtime.program.io_layout import np_dtype
 from tvm_distir.support import ModelError
 from tvm_distir.transforms import SerializePipeline
 
@@ -81,7 +81,7 @@ def draw_inputs(
             remedy = "Give the weights of this model."
             raise ModelError("DIST0340", problem, location=f"{entry}/{spec.name}", remedy=remedy)
         if cached is not None and not is_constant_filled(cached):
-            arrays.append(cached.astype(numpy_dtype(spec.dtype), order="C"))
+            arrays.append(cached.astype(np_dtype(spec.dtype), order="C"))
             continue
         arrays.append(_draw(spec, np.random.default_rng([seed, index]), exact, distribution))
     return arrays
@@ -92,14 +92,8 @@ def is_constant_filled(array: Array) -> bool:
     return array.size > 1 and bool((array == array.reshape(-1)[0]).all())
 
 
-def numpy_dtype(dtype: str) -> np.dtype[np.generic]:
-    """Return the NumPy dtype of a Relax dtype, bfloat16 and float8 through ml_dtypes."""
-    kind: npt.DTypeLike = getattr(ml_dtypes, dtype, dtype)
-    return np.dtype(kind)
-
-
 def _draw(spec: InputSpec, rng: np.random.Generator, exact: bool, distribution: str) -> Array:
-    dtype = numpy_dtype(spec.dtype)
+    dtype = np_dtype(spec.dtype)
     if "float" not in spec.dtype:
         return rng.integers(spec.low, spec.high, spec.shape).astype(dtype)
     if spec.usage == "data" and distribution in _INTEGERS:

@@ -16,7 +16,7 @@ from tvm.relax.distributed import DTensorType
 
 from tvm_distir.core.ir.mesh import mesh_shape
 from tvm_distir.core.ir.placement import R, labels_of, local_shape
-from tvm_distir.core.ir.types import relax_functions, static_shape
+from tvm_distir.core.ir.types import plain_type, relax_functions, static_shape
 from tvm_distir.core.rewriting.calls import location_of, op_name, rebuild
 from tvm_distir.core.rewriting.functions import has_dtensor, retyped
 from tvm_distir.core.rewriting.substitute import substitute
@@ -41,12 +41,6 @@ def _shard_type(ty: ir.Type, location: str) -> Any:
         raise LoweringError("DIST0502", "a shape is unknown", location=location, remedy=remedy)
     local = local_shape(shape, labels_of(ty.placement), mesh_shape(ty.device_mesh))
     return relax.TensorType(local, ty.tensor_ty.dtype, ty.tensor_ty.vdevice)
-
-
-def _full_type(ty: ir.Type) -> Any:
-    if isinstance(ty, relax.TupleType):
-        return relax.TupleType([_full_type(t) for t in ty.fields])
-    return ty.tensor_ty if isinstance(ty, DTensorType) else ty
 
 
 class _Lowering:
@@ -113,7 +107,7 @@ class _Lowering:
         return substitute(expr, self.env)
 
     def run(self) -> relax.Function:
-        params = [relax.Var(p.name, _full_type(p.ty)) for p in self.fn.params]
+        params = [relax.Var(p.name, plain_type(p.ty)) for p in self.fn.params]
         self.env.update(zip(self.fn.params, params))
         blocks = []
         for number, block in enumerate(self.fn.body.blocks):
