@@ -108,6 +108,7 @@ from .recursion import resumable as resumable
 from .recursion import unrolled as unrolled
 from .stopwatch import Stopwatch as Stopwatch
 from .tvm.moved_names import IF_THEN_ELSE as IF_THEN_ELSE
+from .templates import templates_of as templates_of
 from .tvm.moved_names import Analyzer as Analyzer
 from .tvm.moved_names import GenericConst as GenericConst
 from .tvm.moved_names import SBlock as SBlock
