@@ -103,10 +103,12 @@ from .plugins.registry import Offer as Offer
 from .plugins.registry import Registry as Registry
 from .plugins.registry import all_offers as all_offers
 from .plugins.registry import offers as offers
+from .reachable import reachable as reachable
 from .recursion import Steps as Steps
 from .recursion import resumable as resumable
 from .recursion import unrolled as unrolled
 from .stopwatch import Stopwatch as Stopwatch
+from .templates import templates_of as templates_of
 from .tvm.moved_names import IF_THEN_ELSE as IF_THEN_ELSE
 from .tvm.moved_names import Analyzer as Analyzer
 from .tvm.moved_names import GenericConst as GenericConst

@@ -11,6 +11,7 @@ from tvm import ir, relax
 from tvm.relax import Binding, Expr, Var
 from tvm.relax.utils import copy_with_new_vars
 
+from tvm_distir.core.analysis import dependencies
 from tvm_distir.core.ir import handle, unpack
 from tvm_distir.core.ir.attributes import (
     ACCUMULATE_PHASE,
@@ -159,12 +160,10 @@ class StageBody:
 
     def _needed(self, bindings: Sequence[Binding], last: Binding) -> list[Binding]:
         """Return a binding behind those that depend on the micro-batch and that it reads."""
-        needed, read = [last], set(variables(last.value))
-        for binding in reversed(bindings[: bindings.index(last)]):
-            if binding.var in read and self.when[handle(binding.var)] == When.FORWARD:
-                needed.append(binding)
-                read.update(variables(binding.value))
-        return needed[::-1]
+        before = bindings[: bindings.index(last)]
+        before = [b for b in before if self.when[handle(b.var)] == When.FORWARD]
+        needed = dependencies(variables(last.value), before)
+        return [*(b for b in before if b.var in needed), last]
 
     def _put_off(self, bindings: Sequence[Binding], reads: Sequence[Sequence[Expr]]) -> None:
         """Move bindings that only the end reads behind all micro-batches."""

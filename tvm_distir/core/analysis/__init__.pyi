@@ -9,5 +9,6 @@ from .liveness import last_reads as last_reads
 from .liveness import live_bytes as live_bytes
 from .names import LEVELS as LEVELS
 from .partial import PartialState as PartialState
+from .reads import dependencies as dependencies
 from .well_formed import broken_rule as broken_rule
 from .well_formed import check_well_formed as check_well_formed

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import html
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -176,55 +176,44 @@ def _lines(e: Explanation) -> Iterator[str]:
     if len(e.specialisations) > 1:
         each = "; ".join(f"{name}: {placement}" for name, placement in e.specialisations)
         yield f"  specialisations of {e.function}: {each}"
-    yield ""
-    yield "Shards by device"
-    yield from _indent(e.picture.split("\n"))
-    yield ""
-    yield "Reasons"
-    for reason in e.axes:
-        costs = {x.label: x.price for x in e.alternatives if x.axis == reason.axis}
-        yield from _indent(_reason(reason, costs))
-    if e.users:
-        yield ""
-        yield "Used by"
-        (first, *rest) = e.users
-        yield from align(first, rest, "ll")
-    if e.moves:
-        yield ""
-        yield "Resharding"
-        for move in e.moves:
-            how = ", ".join(_collective(c) for c in move.collectives)
-            users = f", for {', '.join(move.users)}" if move.users else ""
-            yield f"  {move.source} -> {move.target}: {how}{users}"
-    limits = [f"dim {d.dim} ({d.size}): {why}" for d in e.dims for why in d.obstacles]
-    if limits:
-        yield ""
-        yield "Limits"
-        yield from _indent(limits)
+    for title, lines in _sections(e):
+        if lines:
+            yield from ("", title, *lines)
+
+
+def _sections(e: Explanation) -> Iterator[tuple[str, Sequence[str]]]:
+    """Yield the titles and the lines of sections; those without lines are left out."""
+    yield "Shards by device", _indent(e.picture.split("\n"))
+    yield "Reasons", _indent(line for axis in e.axes for line in _reason(axis, e.alternatives))
+    yield "Used by", align(e.users[0], e.users[1:], "ll") if e.users else ()
+    yield "Resharding", _indent(map(_move, e.moves))
+    yield "Limits", _indent(f"dim {d.dim} ({d.size}): {x}" for d in e.dims for x in d.obstacles)
     if e.open_dims:
         sizes = ", ".join(f'"{name}"' for name in e.open_dims)
-        yield ""
-        yield "Unknown sizes"
-        yield f"  {sizes}: bytes, costs and the cheapest placement depend on these sizes"
-        yield f"  {dims_remedy(list(e.open_dims))}"
+        sizes += ": bytes, costs and the cheapest placement depend on these sizes"
+        yield "Unknown sizes", _indent([sizes, dims_remedy(list(e.open_dims))])
     if e.alternatives:
-        yield ""
-        yield "Alternative placements (as annotations): changes per device, for the whole module"
+        title = "Alternative placements (as annotations): changes per device, for the whole module"
         now = f"cost {e.price:,.0f}, objective {e.cost:,.0f}, {e.wire_bytes:,} wire bytes"
-        yield f"  current: {now}"
-        yield from _alternatives(e.alternatives)
+        yield title, [f"  current: {now}", *_alternatives(e.alternatives)]
 
 
 def _shape(dims: Sequence[str]) -> str:
     return f"({', '.join(dims)}{',' if len(dims) == 1 else ''})"
 
 
-def _indent(lines: Sequence[str] | Iterator[str]) -> Iterator[str]:
-    for line in lines:
-        yield f"  {line}"
+def _indent(lines: Iterable[str]) -> list[str]:
+    return [f"  {line}" for line in lines]
 
 
-def _reason(reason: AxisReason, costs: Mapping[str, float | None]) -> Iterator[str]:
+def _move(move: Resharding) -> str:
+    how = ", ".join(_collective(c) for c in move.collectives)
+    users = f", for {', '.join(move.users)}" if move.users else ""
+    return f"{move.source} -> {move.target}: {how}{users}"
+
+
+def _reason(reason: AxisReason, alternatives: Sequence[OtherPlacement]) -> Iterator[str]:
+    costs = {x.label: x.price for x in alternatives if x.axis == reason.axis}
     words = _REASONS[reason.reason].format(annotation=reason.annotation or "a constant")
     if reason.produced != reason.label:
         words += f" (produced as {reason.produced}, reduced immediately)"

@@ -9,6 +9,7 @@ import dataclasses
 from tvm_distir.core.ir.operators import EXPERT_MATMUL_OP
 from tvm_distir.performance.program.parts import Function, Op
 from tvm_distir.performance.program.program import Program
+from tvm_distir.support import reachable
 
 from .dataflow import Dataflow
 
@@ -63,14 +64,9 @@ def _behind_selection(fn: Function, flow: Dataflow) -> set[int]:
 
 def _before(fn: Function, flow: Dataflow, products: set[int], selected: set[int]) -> set[int]:
     """Return the kernels that bring rows to the products."""
-    numbers: set[int] = set()
-    pending = list(products)
-    while pending:
-        for maker in _makers(flow, pending.pop()) - numbers:
-            if maker in selected and _moves(fn.ops[maker]):
-                numbers.add(maker)
-                pending.append(maker)
-    return numbers
+    moving = {number for number in selected if _moves(fn.ops[number])}
+    before = reachable(products, lambda number: _makers(flow, number) & moving)
+    return moving.intersection(before)
 
 
 def _behind(fn: Function, flow: Dataflow, products: set[int], selected: set[int]) -> set[int]:

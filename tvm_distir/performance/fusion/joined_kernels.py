@@ -10,6 +10,7 @@ from collections.abc import Collection, Hashable
 
 from tvm_distir.performance.program.parts import Function, Op
 from tvm_distir.performance.program.program import Program
+from tvm_distir.support import reachable
 
 from .dataflow import Dataflow
 
@@ -76,17 +77,13 @@ class _Joiner:
                 self.groups.update(dict.fromkeys(group, group))
 
     def _ancestors(self, numbers: list[int]) -> set[int]:
-        """Return the ops that ops depend on, where kernels are joined as so far."""
-        known: set[int] = set()
-        todo = list(numbers)
-        while todo:
-            for value in self.fn.ops[todo.pop()].inputs:
-                maker = self.flow.maker.get(value)
-                if maker is not None and maker not in known:
-                    together = self.groups.get(maker, [maker])
-                    known.update(together)
-                    todo.extend(together)
-        return known
+        """Return ops and those that they depend on, where kernels are joined as so far."""
+
+        def makers(number: int) -> list[int]:
+            read = (self.flow.maker.get(value) for value in self.fn.ops[number].inputs)
+            return [n for m in read if m is not None for n in self.groups.get(m, [m])]
+
+        return set(reachable(numbers, makers))
 
     def _merged(self, group: list[int]) -> Op:
         """Return the kernel that does the work of several."""

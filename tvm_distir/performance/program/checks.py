@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
 
 from tvm_distir.support import SimulationError, nearest
 
@@ -64,32 +65,15 @@ def call_order(functions: Functions, location: str = "program") -> list[str]:
         DIST0713 naming a cycle.
     """
     callees = {
-        name: list(dict.fromkeys(callee for op in fn.ops for callee in op.callees))
-        for name, fn in functions.items()
+        name: [callee for op in fn.ops for callee in op.callees] for name, fn in functions.items()
     }
-    order: list[str] = []
-    state: dict[str, int] = {}
-    for root in functions:
-        path = [(root, 0)] if root not in state else []
-        while path:
-            name, position = path.pop()
-            state[name] = 1
-            if position == len(callees[name]):
-                state[name] = 2
-                order.append(name)
-                continue
-            path.append((name, position + 1))
-            callee = callees[name][position]
-            if state.get(callee) == 1:
-                names = [name for name, _ in path]
-                cycle = [*names[names.index(callee) :], callee]
-                raise SimulationError(
-                    "DIST0713", f"functions call each other in a cycle: {' -> '.join(cycle)}",
-                    location=location, remedy="Unroll the recursion.",
-                )  # fmt: skip
-            if callee not in state:
-                path.append((callee, 0))
-    return order
+    try:
+        return list(TopologicalSorter(callees).static_order())
+    except CycleError as error:
+        raise SimulationError(
+            "DIST0713", f"functions call each other in a cycle: {' -> '.join(error.args[1][::-1])}",
+            location=location, remedy="Unroll the recursion.",
+        ) from error  # fmt: skip
 
 
 def _check_mesh(mesh: Mesh, location: str) -> None:

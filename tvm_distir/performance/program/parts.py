@@ -23,6 +23,7 @@ from tvm_distir.support import (
     Text,
     lists_by_key,
     one_of,
+    reachable,
 )
 
 SCHEMA_VERSION = 1
@@ -267,13 +268,7 @@ class Function:
 
 def reached(functions: Mapping[str, Function], roots: Iterable[str]) -> set[str]:
     """Return the names of functions, and of all that they call, directly or not."""
-    result, todo = set[str](), list(roots)
-    while todo:
-        name = todo.pop()
-        if name not in result:
-            result.add(name)
-            todo.extend(callee for op in functions[name].ops for callee in op.callees)
-    return result
+    return set(reachable(roots, lambda name: (c for op in functions[name].ops for c in op.callees)))
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax.op import add, reshape, strided_slice
 
+from tvm_distir.core.analysis import dependencies
 from tvm_distir.core.ir import TENSOR_TYPES
 from tvm_distir.core.ops import static_tensor
 from tvm_distir.core.plan import PART, STREAM, TOTAL, Pipeline, first_stream, plain_name
@@ -165,10 +166,7 @@ class StageKindExporter:
         groups = {**self._counts(begin), BEGIN: begin, **groups}
         rest = list(self.body.bindings[When.END])
         for number, name in enumerate(self.sums):
-            needed = set(variables(self.body.results[f"{PART}:{name}"]))
-            for binding in reversed(rest):
-                if binding.var in needed:
-                    needed.update(variables(binding.value))
+            needed = dependencies(variables(self.body.results[f"{PART}:{name}"]), rest)
             groups[f"{PART_PHASE}:{number}"] = [b for b in rest if b.var in needed]
             rest = [b for b in rest if b.var not in needed]
         groups[END] = rest
@@ -184,10 +182,7 @@ class StageKindExporter:
         groups: dict[str, list[Any]] = {}
         for number, total in enumerate([b.var for b in begin if b.var in self.body.counted]):
             chain = self.body.counted[total]
-            needed = {v for b in chain for v in variables(b.value)}
-            for binding in reversed(begin):
-                if binding.var in needed:
-                    needed.update(variables(binding.value))
+            needed = dependencies((v for b in chain for v in variables(b.value)), begin)
             before = [b for b in begin if b.var in needed]
             begin[:] = [b for b in begin if b.var not in needed | {total}]
             first, following = (self._writer() for _ in range(2))

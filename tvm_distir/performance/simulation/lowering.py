@@ -25,6 +25,7 @@ from tvm_distir.performance.event_loop.function_summaries import (
     FunctionTable,
     Ints,
 )
+from tvm_distir.support import reachable
 
 from .device_results import Branch
 from .op_costs import SLOWDOWN, OpRow
@@ -131,14 +132,12 @@ class Lowering:
 
     def callees_first(self, function: int, known: Container[int]) -> list[int]:
         """Return a function and what it calls, without what is known already."""
-        numbers, pending = set[int](), [function]
-        while pending:
-            number = pending.pop()
-            if number not in known and number not in numbers:
-                numbers.add(number)
-                steps = self.functions[number].steps
-                pending += [step.callee for step in steps if step.callee >= 0]
-        return sorted(numbers)
+
+        def callees(number: int) -> list[int]:
+            numbers = (step.callee for step in self.functions[number].steps)
+            return [n for n in numbers if n >= 0 and n not in known]
+
+        return [] if function in known else sorted(reachable([function], callees))
 
     def durations(self, function: int) -> Ints:
         """Return the durations of all tasks of a call, in order of issue."""

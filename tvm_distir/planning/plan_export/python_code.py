@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from tvm import ir
 
 from tvm_distir.core.plan import NONE
+from tvm_distir.support import templates_of
 
 from .axis_uses import CONTEXT, DATA, TENSOR, ZERO
 from .exported_plan import ExportedPlan, PlacedParameter, unsupported
@@ -17,14 +18,6 @@ from .reference_plan import check_reference
 
 _SHOWN = 3
 """The most names of intermediate values that a docstring has."""
-
-_TENSOR_IMPORTS = """\
-from torch.distributed.tensor import Replicate
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    RowwiseParallel,
-    parallelize_module,
-)""".split("\n")
 
 
 def jax_code(mod: ir.IRModule, exported: ExportedPlan) -> str:
@@ -42,30 +35,13 @@ def jax_code(mod: ir.IRModule, exported: ExportedPlan) -> str:
         )
     mesh = exported.mesh
     devices = [int(x) for x in mesh.device_ids] or range(mesh.start, mesh.start + mesh.device_count)
-    ids = ", ".join(map(str, devices))
-    specs = [f"    {parameter.name!r}: {parameter.spec!r}," for parameter in exported.parameters]
-    return "\n".join(
-        [
-            f'"""Shardings of a plan of tvm_distir.{_left_to_the_framework(exported)}"""',
-            "import jax",
-            "import numpy as np",
-            "from jax.sharding import Mesh, NamedSharding",
-            "from jax.sharding import PartitionSpec as P",
-            "",
-            f"DEVICES = [{ids}]",
-            "SPECS = {",
-            *specs,
-            "}",
-            "",
-            "",
-            "def shardings():",
-            '    """Return the mesh and the sharding of each parameter, by name."""',
-            f"    devices = np.array(jax.devices())[DEVICES].reshape({mesh.shape})",
-            f"    mesh = Mesh(devices, {mesh.axis_names})",
-            "    return mesh, {name: NamedSharding(mesh, spec) for name, spec in SPECS.items()}",
-            "",
-        ]
-    )
+    return _code(exported, "jax", mesh=mesh, devices=[*devices], parameters=exported.parameters)
+
+
+def _code(exported: ExportedPlan, form: str, **values: object) -> str:
+    """Fill the template of a form."""
+    template = templates_of(__package__, escape=False).get_template(f"{form}.py.j2")
+    return template.render(note=_left_to_the_framework(exported), repr=repr, **values)
 
 
 def _check_code(exported: ExportedPlan) -> None:
@@ -110,40 +86,12 @@ def dtensor_code(mod: ir.IRModule, exported: ExportedPlan) -> str:
         axes = {**axes, shards: 1}
         order = [replicas, shards, *(axis for axis in axes if axis not in (replicas, shards))]
         axes = {axis: axes[axis] for axis in order}
-    lines = [
-        f'"""Parallelism of a plan of tvm_distir.{_left_to_the_framework(exported)}"""',
-        "from torch import nn",
-        "from torch.distributed.device_mesh import DeviceMesh, init_device_mesh",
-        *(["from torch.distributed.fsdp import fully_shard"] if shards else []),
-        *(_TENSOR_IMPORTS if tensor else ()),
-        "",
-        "",
-        "def make_mesh(device_type: str) -> DeviceMesh:",
-        f'    """Make the mesh of {exported.mesh.device_count} devices."""',
-        f"    return init_device_mesh(device_type, {tuple(axes.values())}, "
-        f"mesh_dim_names={tuple(axes)})",
-        "",
-        "",
-        'def parallelize(model: nn.Module, mesh: DeviceMesh, prefix: str = "") -> nn.Module:',
-        '    """Shard a model whose modules have the names of the plan after ``prefix``."""',
-    ]
-    if tensor is not None:
-        lines += [
-            "    styles = {",
-            *(f"        {module!r}: {style}," for module, style in styles),
-            "    }",
-            "    styles = {prefix + name: style for name, style in styles.items()}",
-            f"    parallelize_module(model, mesh[{tensor!r}], styles)",
-        ]
-    if shards is not None:
-        names = (replicas, shards) if replicas is not None else shards
-        for stack in _stacks(exported.weights):
-            lines += [
-                f"    for block in model.get_submodule(prefix + {stack!r}).children():",
-                f"        fully_shard(block, mesh=mesh[{names!r}])",
-            ]
-        lines.append(f"    fully_shard(model, mesh=mesh[{names!r}])")
-    return "\n".join([*lines, "    return model", ""])
+    sharded_over = shards if replicas is None else (replicas, shards)
+    return _code(
+        exported, "dtensor", tensor=tensor, styles=styles, shards=shards, sharded_over=sharded_over,
+        stacks=_stacks(exported.weights), device_count=exported.mesh.device_count,
+        sizes=tuple(axes.values()), axes=tuple(axes),
+    )  # fmt: skip
 
 
 def _check_dtensor(exported: ExportedPlan) -> None:

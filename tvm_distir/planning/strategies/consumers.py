@@ -21,7 +21,7 @@ from tvm_distir.core.ir import relax_functions, static_shape, tensor_type
 from tvm_distir.core.ir.operators import EXPERT_MATMUL_OP
 from tvm_distir.core.ops import rule_of
 from tvm_distir.core.rewriting import all_bindings
-from tvm_distir.support import PropagationError, memoized
+from tvm_distir.support import PropagationError, memoized, reachable
 
 from .readers import (
     DROPOUT,
@@ -149,22 +149,15 @@ class Consumers:
     @memoized
     def _reached(self, first: View) -> list[WeightConsumer]:
         """Return the consumers of a view of a weight."""
-        result: list[WeightConsumer] = []
-        pending, seen = [first], set[View]()
-        while pending:
-            state = pending.pop(0)
-            if state in seen:
-                continue
-            seen.add(state)
-            where, var, dims = state
-            for bound, value, position in self.readers(where, var):
-                step = self._step(where, var, bound, value, position, dims)
-                if isinstance(step, WeightConsumer):
-                    if step not in result:
-                        result.append(step)
-                else:
-                    pending.append(step)
-        return result
+
+        def following(step: WeightConsumer | View) -> list[WeightConsumer | View]:
+            if isinstance(step, WeightConsumer):
+                return []
+            where, var, dims = step
+            return [self._step(where, var, *reader, dims) for reader in self.readers(where, var)]
+
+        start: list[WeightConsumer | View] = [first]
+        return [step for step in reachable(start, following) if isinstance(step, WeightConsumer)]
 
     def _step(
         self, where: str, var: Any, bound: Any, value: Any, position: int, dims: tuple[int, ...]

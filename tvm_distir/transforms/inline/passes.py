@@ -27,6 +27,7 @@ sums, placements that must match), so DTensors are refused.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from graphlib import CycleError, TopologicalSorter
 
 from tvm import ir, relax
 
@@ -34,7 +35,7 @@ from tvm_distir.core.ir import branch_of, is_private, relax_functions
 from tvm_distir.core.ir.attributes import CODEGEN_ATTR
 from tvm_distir.core.passes import Rewrite, module_pass
 from tvm_distir.core.rewriting import all_bindings, callee_of, has_attr, with_functions
-from tvm_distir.support import PlanError, PropagationError, nearest
+from tvm_distir.support import PlanError, PropagationError, nearest, reachable
 from tvm_distir.transforms.outline.name_allocator import refuse_dtensors
 
 from .inliner import Inliner
@@ -111,34 +112,21 @@ def _called(fn: relax.Function) -> list[str]:
 
 def _callees_first(functions: dict[str, relax.Function], chosen: list[str]) -> list[str]:
     """Order the functions so that callees precede their callers (DIST0408 on a cycle)."""
-    done: dict[str, None] = {}
-    for start in sorted(functions):
-        path = [start]
-        pending = [iter([c for c in _called(functions[start]) if c in chosen])]
-        while path:
-            callee = next(pending[-1], None)
-            if callee is None:
-                done[path.pop()] = None
-                pending.pop()
-            elif callee in path:
-                circle = " -> ".join([*path[path.index(callee) :], callee])
-                problem = f"functions call each other recursively: {circle}"
-                remedy = "Unroll the recursion."
-                raise PropagationError("DIST0408", problem, location=callee, remedy=remedy)
-            elif callee not in done:
-                path.append(callee)
-                pending.append(iter([c for c in _called(functions[callee]) if c in chosen]))
-    return list(done)
+    called = {name: [c for c in _called(fn) if c in chosen] for name, fn in functions.items()}
+    try:
+        return list(TopologicalSorter(called).static_order())
+    except CycleError as error:
+        circle = error.args[1][::-1]
+        problem = f"functions call each other recursively: {' -> '.join(circle)}"
+        remedy = "Unroll the recursion."
+        raise PropagationError("DIST0408", problem, location=circle[0], remedy=remedy) from error
 
 
 def _still_used(functions: dict[str, relax.Function], chosen: list[str]) -> set[str]:
     """Return the names of the functions that stay: those not inlined and those they reference."""
-    remaining = {name for name in functions if name not in chosen}
-    pending = sorted(remaining)
-    while pending:
-        for gv in relax.analysis.all_global_vars(functions[pending.pop()]):
-            name = str(gv.name_hint)
-            if name in functions and name not in remaining:
-                remaining.add(name)
-                pending.append(name)
-    return remaining
+
+    def referenced(name: str) -> list[str]:
+        variables = relax.analysis.all_global_vars(functions[name])
+        return [str(gv.name_hint) for gv in variables if str(gv.name_hint) in functions]
+
+    return set(reachable((name for name in functions if name not in chosen), referenced))

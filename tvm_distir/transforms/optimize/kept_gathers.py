@@ -19,8 +19,9 @@ from tvm.relax import Binding, Expr, Var
 from tvm_distir.core.ir import FieldLeaves, branch_of, flat_types, is_private
 from tvm_distir.core.ir.attributes import FORWARD_PHASE, PHASE_ATTR, STAGE_KIND_ATTR
 from tvm_distir.core.ir.operators import call_axes, dist_op_name
-from tvm_distir.core.rewriting import callee_of, forward_bindings, variables
+from tvm_distir.core.rewriting import callee_of, forward_bindings, has_attr, variables
 from tvm_distir.core.rewriting.native import ALIAS, FUNCTION_CALL, ITEM, TUPLE, Member, union_find
+from tvm_distir.support import reachable
 
 
 @dataclass(frozen=True)
@@ -200,18 +201,15 @@ def forward_part(member: Member) -> Sequence[Binding]:
 
 def forward_functions(members: Sequence[Member]) -> set[str]:
     """Return the names of the functions that run in the forward pass, perhaps not only there."""
-    names = set[str]()
-    by_name = {member.name: member for member in members}
-    pending = [member for member in members if not is_private(member.fn)]
-    while pending:
-        member = pending.pop()
-        attrs = member.fn.attrs
-        phase = attrs[PHASE_ATTR] if attrs and PHASE_ATTR in attrs else FORWARD_PHASE
-        if member.name in names or phase != FORWARD_PHASE:
-            continue
-        names.add(member.name)
-        for binding in forward_part(member):
-            callee = callee_of(binding.value)
-            if callee is not None and str(callee.name_hint) in by_name:
-                pending.append(by_name[str(callee.name_hint)])
-    return names
+    forward = {
+        member.name: member
+        for member in members
+        if not has_attr(member.fn, PHASE_ATTR) or member.fn.attrs[PHASE_ATTR] == FORWARD_PHASE
+    }
+
+    def callees(name: str) -> list[str]:
+        called = (callee_of(binding.value) for binding in forward_part(forward[name]))
+        return [str(c.name_hint) for c in called if c is not None and str(c.name_hint) in forward]
+
+    entries = (name for name, member in forward.items() if not is_private(member.fn))
+    return set(reachable(entries, callees))

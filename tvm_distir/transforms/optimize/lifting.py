@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from tvm import ir, relax
 from tvm.relax import Binding, Var
 
+from tvm_distir.core.analysis import dependencies
 from tvm_distir.core.ir.attributes import IN_FLIGHT_ATTR, PHASE_ATTR, REPEAT_ATTR
 from tvm_distir.core.ir.operators import COLLECTIVES, REDUCTIONS, is_done, started_op
 from tvm_distir.core.redistribution import local_bytes
@@ -128,13 +129,8 @@ class GatherPrologue:
 
     def _needed(self, out: Iterable[Var]) -> list[int]:
         """Return the numbers of some starts and of all bindings that they read."""
-        needed, numbers = set(out), list[int]()
-        for number in range(len(self.bindings) - 1, -1, -1):
-            binding = self.bindings[number]
-            if binding.var in needed:
-                numbers.append(number)
-                needed.update(variables(binding.value))
-        return numbers[::-1]
+        needed = dependencies(out, self.bindings)
+        return [number for number, binding in enumerate(self.bindings) if binding.var in needed]
 
     def _spent_ps(self, out: Collection[Var]) -> int:
         """Return the time of a call, of many in a row, whose starts ran before it.

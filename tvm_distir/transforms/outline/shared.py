@@ -21,6 +21,7 @@ from collections.abc import Iterable
 from tvm import relax
 
 from tvm_distir.core.rewriting import typed
+from tvm_distir.support import reachable
 
 from .choose import Repeat
 from .sequence import Sequence, variables
@@ -80,11 +81,9 @@ def _shared(sequence: Sequence, repeat: Repeat) -> set[int]:
 
 def _made_of(sequence: Sequence, positions: set[int]) -> set[int]:
     """Return these positions and those of all values they depend on."""
-    result, pending = set(positions), list(positions)
-    while pending:
-        for var in variables(sequence.bindings[pending.pop()].value):
-            position = sequence.position.get(var)
-            if position is not None and position not in result:
-                result.add(position)
-                pending.append(position)
-    return result
+
+    def operands(position: int) -> list[int]:
+        read = variables(sequence.bindings[position].value)
+        return [sequence.position[var] for var in read if var in sequence.position]
+
+    return set(reachable(positions, operands))

@@ -13,6 +13,7 @@ import tvm_ffi
 from tvm import ir, relax
 from tvm.relax import Binding, Expr, Var
 
+from tvm_distir.core.analysis import dependencies
 from tvm_distir.core.plan import Recomputation
 from tvm_distir.core.rewriting import callee_of, substitute, tuple_of, variables
 from tvm_distir.transforms.training.autodiff.function_table import NamedFunctions, private_function
@@ -140,15 +141,9 @@ class _Cutter:
 
     def _needed(self, bindings: Sequence[Binding]) -> list[Any]:
         """Return the bindings that depend only on data and constants and that others read."""
-        values = {b.var: b for b in self.flat.bindings if b.var in self.flat.anywhere}
-        needed: set[Var] = set()
-        pending = [v for b in bindings for v in variables(b.value)]
-        while pending:
-            var = pending.pop()
-            if var in values and var not in needed:
-                needed.add(var)
-                pending.extend(variables(values[var].value))
-        return [b for b in values.values() if b.var in needed]
+        values = [b for b in self.flat.bindings if b.var in self.flat.anywhere]
+        needed = dependencies((v for b in bindings for v in variables(b.value)), values)
+        return [b for b in values if b.var in needed]
 
     def _layer(self, binding: Binding) -> Layer:
         """Describe the next call of a function, with the policy that it has by its number."""

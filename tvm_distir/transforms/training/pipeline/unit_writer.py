@@ -12,6 +12,7 @@ from tvm import ir, relax
 from tvm.relax import Binding, Expr, Var
 from tvm.relax.op import add, reshape, strided_slice
 
+from tvm_distir.core.analysis import dependencies
 from tvm_distir.core.plan import (
     ACTIVATION,
     BACKWARD,
@@ -21,7 +22,13 @@ from tvm_distir.core.plan import (
     PipelineAction,
     first_stream,
 )
-from tvm_distir.core.rewriting import make_call, substitute, tuple_of, typed, variables
+from tvm_distir.core.rewriting import (
+    make_call,
+    substitute,
+    tuple_of,
+    typed,
+    variables,
+)
 from tvm_distir.transforms.stage_body import OF_UNIT, PASSED, StageBody, When
 
 
@@ -250,10 +257,8 @@ class UnitWriter:
         stage = self.stages[number]
         bindings = stage.body.bindings[When.END]
         slots = stage.body.results if returned is None else returned
-        needed = {v for slot in slots for v in variables(stage.body.results[slot])}
-        for binding in reversed(bindings):
-            if binding.var in needed:
-                needed.update(variables(binding.value))
+        read = (v for slot in slots for v in variables(stage.body.results[slot]))
+        needed = dependencies(read, bindings)
         for binding in bindings:
             if binding.var not in stage.ended and (returned is None or binding.var in needed):
                 stage.ended.add(binding.var)

@@ -20,6 +20,7 @@ from typing import Any
 from tvm import ir
 from tvm.relax import Binding, Expr, Var
 
+from tvm_distir.core.analysis import dependencies
 from tvm_distir.core.rewriting import variables
 from tvm_distir.transforms.training.autodiff.saved_values import (
     NO_OPERANDS,
@@ -60,15 +61,8 @@ class _Values:
 
     def __init__(self, frontier: Frontier) -> None:
         times, operands = frontier.times, frontier.operands
-        values = {binding.var: binding for binding in frontier.forward}
-        needed: set[Var] = set()
-        pending = [var for var in frontier.read if var in values]
-        self.read = set(pending)
-        while pending:
-            var = pending.pop()
-            if var not in needed:
-                needed.add(var)
-                pending += [v for v in variables(values[var].value) if v in values]
+        self.read = set(frontier.read)
+        needed = dependencies(self.read, frontier.forward)
         self.bindings = [binding for binding in frontier.forward if binding.var in needed]
         self.number = {binding.var: i for i, binding in enumerate(self.bindings)}
         self.bytes = [kept_bytes([b.var]) for b in self.bindings]
