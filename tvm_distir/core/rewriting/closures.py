@@ -27,11 +27,12 @@ from tvm_distir.core.ir.types import relax_functions
 from tvm_distir.support import PropagationError
 
 from .calls import called_name, field_of
-from .functions import with_functions
+from .functions import calls_op, with_functions
 from .scopes import all_bindings
 
-_MAKE, _INVOKE = "relax.make_closure", ("relax.invoke_closure", "relax.invoke_pure_closure")
-_MAKE_HANDLE = handle(ir.Op.get(_MAKE))
+MAKE_CLOSURE = "relax.make_closure"
+_INVOKE = ("relax.invoke_closure", "relax.invoke_pure_closure")
+_MAKE_HANDLE = handle(ir.Op.get(MAKE_CLOSURE))
 
 
 def without_closures(mod: ir.IRModule) -> ir.IRModule:
@@ -45,6 +46,8 @@ def without_closures(mod: ir.IRModule) -> ir.IRModule:
     PropagationError
         DIST0412 naming a closure that is read other than by calls, or calls itself.
     """
+    if not calls_op(mod, (MAKE_CLOSURE,), local=True):
+        return mod
     if any(_is_local(b) for _, fn in relax_functions(mod) for b in all_bindings(fn.body)):
         for gv, fn in relax_functions(mod):
             _refuse_recursion(str(gv.name_hint), fn)
@@ -54,8 +57,6 @@ def without_closures(mod: ir.IRModule) -> ir.IRModule:
         for gv, fn in relax_functions(mod)
         if any(_makes(b.value) for b in all_bindings(fn.body))
     ]
-    if not makers:
-        return mod
     replaced = dict(mod.functions)
     for gv, fn in makers:
         direct = relax.analysis.remove_all_unused(_Caller(mod).visit_expr(fn))
@@ -108,7 +109,7 @@ class _Caller(PyExprMutator):  # type: ignore[misc,unused-ignore]
         maker: Any = call.args[0]
         while isinstance(maker, ir.Var):
             maker = self.lookup_binding(maker)
-        if type(maker) is not ir.Call or called_name(maker) != _MAKE:
+        if type(maker) is not ir.Call or called_name(maker) != MAKE_CLOSURE:
             return call
         target, captures = maker.args
         return ir.Call(target, [*_fields(call.args[1]), *_fields(captures)])

@@ -28,7 +28,7 @@ from tvm_distir.support import PropagationError, SBlock, SBlockRealize
 from .calls import called_name
 from .functions import calls_op, with_functions
 
-_INPLACE = "relax.call_tir_inplace"
+CALL_INPLACE = "relax.call_tir_inplace"
 
 
 def without_inplace_calls(mod: ir.IRModule) -> ir.IRModule:
@@ -39,7 +39,7 @@ def without_inplace_calls(mod: ir.IRModule) -> ir.IRModule:
     PropagationError
         DIST0401 for a kernel whose body has no root block.
     """
-    if not calls_op(mod, (_INPLACE,)):
+    if not calls_op(mod, (CALL_INPLACE,)):
         return mod
     writer = _Writer(mod)
     for gv, fn in relax_functions(mod):
@@ -57,7 +57,7 @@ class _Writer(PyExprMutator):  # type: ignore[misc,unused-ignore]
 
     def visit_call_(self, call: ir.Call) -> ir.Expr:
         call = super().visit_call_(call)
-        if called_name(call) != _INPLACE:
+        if called_name(call) != CALL_INPLACE:
             return call
         target = call.args[0]
         indices = [int(i) for i in call.attrs.inplace_indices]

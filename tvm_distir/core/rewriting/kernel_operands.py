@@ -28,7 +28,8 @@ from tvm_distir.core.ir.types import flat_types, relax_functions, tensor_type
 from .functions import with_functions
 from .scopes import all_bindings
 
-_CALL_TIR = handle(ir.Op.get("relax.call_tir"))
+CALL_KERNEL = "relax.call_tir"
+_CALL_TIR = handle(ir.Op.get(CALL_KERNEL))
 
 
 def with_kernel_operands(mod: ir.IRModule) -> ir.IRModule:
