@@ -6,11 +6,13 @@ from __future__ import annotations
 
 from tvm import ir
 
-from .closures import without_closures
-from .functions import inner_made_private
-from .inplace_calls import without_inplace_calls
-from .kernel_operands import with_kernel_operands
+from .closures import MAKE_CLOSURE, without_closures
+from .functions import calls_op, inner_made_private
+from .inplace_calls import CALL_INPLACE, without_inplace_calls
+from .kernel_operands import CALL_KERNEL, with_kernel_operands
 from .partitions import open_partitions, with_composite_ops
+
+_REWRITTEN = (MAKE_CLOSURE, CALL_INPLACE, CALL_KERNEL)
 
 
 def plain_calls(mod: ir.IRModule) -> ir.IRModule:
@@ -35,5 +37,8 @@ def canonical(mod: ir.IRModule) -> ir.IRModule:
     PropagationError
         As :func:`plain_calls`.
     """
-    mod = without_inplace_calls(with_composite_ops(plain_calls(mod)))
+    mod = open_partitions(mod)
+    if not calls_op(mod, _REWRITTEN, local=True):  # one scan of most modules
+        return inner_made_private(with_composite_ops(mod))
+    mod = without_inplace_calls(with_composite_ops(without_closures(mod)))
     return inner_made_private(with_kernel_operands(mod))

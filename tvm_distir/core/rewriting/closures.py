@@ -30,8 +30,8 @@ from .functions import calls_op, with_functions
 from .replacing import replaced_calls
 from .scopes import all_bindings
 
-_MAKE, _INVOKE = "relax.make_closure", ("relax.invoke_closure", "relax.invoke_pure_closure")
-_MAKE_HANDLE = handle(ir.Op.get(_MAKE))
+MAKE_CLOSURE, _INVOKE = "relax.make_closure", ("relax.invoke_closure", "relax.invoke_pure_closure")
+_MAKE_HANDLE = handle(ir.Op.get(MAKE_CLOSURE))
 
 
 def without_closures(mod: ir.IRModule) -> ir.IRModule:
@@ -45,12 +45,12 @@ def without_closures(mod: ir.IRModule) -> ir.IRModule:
     PropagationError
         DIST0412 naming a closure that is read other than by calls, or calls itself.
     """
+    if not calls_op(mod, (MAKE_CLOSURE,), local=True):
+        return mod
     if any(_is_local(b) for _, fn in relax_functions(mod) for b in all_bindings(fn.body)):
         for gv, fn in relax_functions(mod):
             _refuse_recursion(str(gv.name_hint), fn)
         mod = relax.transform.LambdaLift()(mod)
-    if not calls_op(mod, (_MAKE,)):
-        return mod
     replaced = dict(replaced_calls(mod, dict.fromkeys(_INVOKE, _called)).functions)
     for gv, fn in relax_functions(mod):
         if any(_makes(b.value) for b in all_bindings(fn.body)):

@@ -77,11 +77,19 @@ def callers_closure(mod: ir.IRModule, first: set[str]) -> set[str]:
     return closure
 
 
-def calls_op(mod: ir.IRModule, names: Collection[str]) -> bool:
-    """Return whether a function of a module calls an op of one of the full names."""
+def calls_op(mod: ir.IRModule, names: Collection[str], local: bool = False) -> bool:
+    """Return whether a function of a module calls an op of one of the full names.
+
+    With ``local``, also whether it binds a function.
+    """
     ops = {handle(ir.Op.get(name)) for name in names}
     values = (binding.value for _, fn in relax_functions(mod) for binding in all_bindings(fn.body))
-    return any(type(value) is ir.Call and handle(value.op) in ops for value in values)
+    return any(
+        handle(value.op) in ops
+        if type(value) is ir.Call
+        else local and type(value) is relax.Function
+        for value in values
+    )
 
 
 def inner_made_private(mod: ir.IRModule) -> ir.IRModule:

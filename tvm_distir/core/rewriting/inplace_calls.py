@@ -26,7 +26,7 @@ from tvm_distir.support import PropagationError, SBlock, SBlockRealize
 from .functions import calls_op
 from .replacing import replaced_calls
 
-_INPLACE = "relax.call_tir_inplace"
+CALL_INPLACE = "relax.call_tir_inplace"
 
 
 def without_inplace_calls(mod: ir.IRModule) -> ir.IRModule:
@@ -37,7 +37,7 @@ def without_inplace_calls(mod: ir.IRModule) -> ir.IRModule:
     PropagationError
         DIST0401 for a kernel whose body has no root block.
     """
-    if not calls_op(mod, (_INPLACE,)):
+    if not calls_op(mod, (CALL_INPLACE,)):
         return mod
 
     def written(builder: relax.BlockBuilder, call: ir.Call) -> ir.Call:
@@ -47,7 +47,7 @@ def without_inplace_calls(mod: ir.IRModule) -> ir.IRModule:
         copy = builder.add_func(kernel, f"{target.name_hint}_copy")
         return ir.Call(ir.Op.get("relax.call_tir"), [copy, *call.args[1:]], None, call.ty_args)
 
-    return replaced_calls(mod, {_INPLACE: written})
+    return replaced_calls(mod, {CALL_INPLACE: written})
 
 
 def copying(

@@ -27,7 +27,7 @@ from .calls import called_name
 from .replacing import replaced_calls
 from .scopes import all_bindings
 
-_CALL_TIR = "relax.call_tir"
+CALL_KERNEL = "relax.call_tir"
 
 
 def with_kernel_operands(mod: ir.IRModule) -> ir.IRModule:
@@ -49,12 +49,12 @@ def with_kernel_operands(mod: ir.IRModule) -> ir.IRModule:
         scalar_first = relax.Tuple([relax.const(0, "int32"), *operands.fields])
         return ir.Call(call.op, [on_mesh, scalar_first, *rest], call.attrs, call.ty_args)
 
-    return replaced_calls(mod, {_CALL_TIR: written})
+    return replaced_calls(mod, {CALL_KERNEL: written})
 
 
 def _creates(value: Any) -> bool:
     """Return whether a value is a call of a kernel without tensor operands."""
-    if type(value) is not ir.Call or called_name(value) != _CALL_TIR:
+    if type(value) is not ir.Call or called_name(value) != CALL_KERNEL:
         return False
     if not isinstance(value.args[0], ir.GlobalVar):
         return False

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 from tvm.script import relax as R
 
 import tvm_distir as td
+from tvm_distir.core.passes.lower.divisible_dims import dim_text
 
 PLAN = {"schema_version": 1, "mesh": {"x": 2}, "rules": [{"param": "x", "placement": "S[0]"}]}
 
@@ -64,3 +65,13 @@ def test_shapes_are_results(engine: str) -> None:
     dist = td.distribute(module(with_shape), PLAN)
     _, shapes = td.run(dist, [np.ones((8, 4), "float32")], engine)
     assert [tuple(shape) for _, shape in sorted(shapes.objects.items())] == [(8, 4)] * 2
+
+
+def test_the_text_of_a_size_has_all_terms_that_are_left() -> None:
+    """The shard of n has half of it; what is subtracted again is left out."""
+    n, m = tirx.Var("n_local", "int64"), tirx.Var("m", "int64")
+    dims = {"n": (n, 2), "m": (m, 1)}
+    again = tirx.Sub(tirx.Mul(n, m), tirx.Mul(m, n))
+    assert dim_text(tirx.Add(again, tirx.IntImm("int64", 3)), dims, "x") == "3"
+    assert dim_text(tirx.Sub(tirx.Add(n, n), m), dims, "x") == "n - m"
+    assert dim_text(again, dims, "x") == "0"

@@ -4,6 +4,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -18,7 +21,9 @@ from tvm_distir.execution.deployment.checkpoint_files import (
 )
 from tvm_distir.execution.deployment.checkpoint_reading import read_checkpoint
 from tvm_distir.execution.runtime.program.io_layout import EntryFunction, Port
-from tvm_distir.support.errors.tree import EngineError
+from tvm_distir.execution.serving.checkpoint_folder import check_owner
+from tvm_distir.execution.serving.checkpoints import Checkpoints
+from tvm_distir.support.errors.tree import EngineError, OutputError
 
 SHAPES = {"a.weight": (7, 6), "b": (5,), "count": ()}
 
@@ -141,3 +146,30 @@ def test_the_files_are_those_of_safetensors(tmp_path):
     place = save(tmp_path, 1, TWO_BY_TWO)
     box = tuple(slice(a, b) for a, b in TWO_BY_TWO.bounds(TWO_BY_TWO.inputs[0], 3))
     np.testing.assert_array_equal(load_file(place / "rank-3.safetensors")["a_weight"], full(0)[box])
+
+
+@pytest.mark.parametrize("step", [4, 6])
+def test_a_folder_with_a_later_step_is_refused(tmp_path: Path, step: int) -> None:
+    """Whatever earlier ones it has."""
+    fn = entry((2,), ["S[0]", "R", "R"])
+    for done in (2, 5):
+        save(tmp_path, done, fn)
+    if step > 5:
+        check_owner(tmp_path, "run", step)
+        with pytest.raises(OutputError, match=r"DIST0160.*another run, the last of step 5"):
+            check_owner(tmp_path, "other", step)
+    else:
+        with pytest.raises(OutputError, match=r"DIST0160.*of step 5 is later than step 4"):
+            check_owner(tmp_path, "run", step)
+
+
+@pytest.mark.parametrize(
+    ("process", "other", "first"), [(0, 1, True), (1, 0, False), (2, 3, True), (3, 2, False)]
+)
+def test_the_first_process_on_a_file_system_is_the_least_that_sees_it(
+    tmp_path: Path, process: int, other: int, first: bool
+) -> None:
+    made = Checkpoints.__new__(Checkpoints)
+    made._member, made._token = SimpleNamespace(number=process, local_rank=0), "token"
+    made._exchange = lambda *_: (tmp_path / f".host-token-{other}").touch()
+    assert made._is_first_on_file_system(tmp_path) == first

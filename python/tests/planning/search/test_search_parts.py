@@ -132,6 +132,21 @@ def test_the_next_number_of_micro_batches_divides_the_samples_of_a_part() -> Non
     assert space.with_more_micro_batches(replace(candidate, stages=2), 1.0) is None
 
 
+def test_constraints_bound_the_sizes_of_axes() -> None:
+    """Two of ``tp`` at most, and as many of ``dp`` as are given; one that is absent has one."""
+    rules = Constraints(("dp", "tp"), most={"tp": 2}, fixed={"dp": 4})
+    space = Enumeration(rules, 8, A100, 24, stages=False)
+    assert space.allows({"dp": 4, "tp": 2}) and space.allows({"dp": 4})
+    assert not space.allows({"dp": 4, "tp": 4})
+    assert not space.allows({"dp": 2, "tp": 2}) and not space.allows({"tp": 2})
+
+
+def test_words_of_a_candidate_name_what_is_not_usual() -> None:
+    plain = Candidate((("dp", 2),))
+    assert plain.words == ("dp=2",)
+    assert replace(plain, recompute="full").words == ("dp=2", "recompute=full")
+
+
 def _row(name: str, state: str = SOLVED, time_s: float | None = 2.0) -> CandidateRow:
     return CandidateRow(Candidate(((name, 4),)), state, 1.0, time_s=time_s, peak_bytes=8)
 
