@@ -137,10 +137,13 @@ def _external(call: ir.Call, full: Work, dtype: str) -> Kernel:
     return Kernel(str(name), Work(0, rule.work.in_bytes, rule.work.out_bytes), dtype)
 
 
+_OWN_KERNELS = ("relax.call_tir", "relax.call_tir_inplace")
+
+
 def _called(call: ir.Call, mod: ir.IRModule) -> tuple[str, bool]:
-    """Return the display name (of the PrimFunc, for a ``call_tir``), and whether it is a view."""
+    """Return the display name (that of a PrimFunc which is called), and whether it is a view."""
     op = str(call.op.name)
-    if op != "relax.call_tir" or not isinstance(call.args[0], ir.GlobalVar):
+    if op not in _OWN_KERNELS or not isinstance(call.args[0], ir.GlobalVar):
         return op, op in VIEWS
     target = call.args[0]
     func = mod[target] if target in mod.functions else None

@@ -126,7 +126,7 @@ def generated(steps: Steps, file: PromptFile, times: StepTimes | None = None) ->
     sizes = _StepSizes.of(steps)
     requests = sizes.requests(prompts, most, file.arrivals_s)
     options = sizes.options(file.scheduler)
-    loop = EngineLoop(times or _unit_times(), options, sizes.pages - 1, sizes.page)
+    loop = EngineLoop(times or _equal_times(file.step_s), options, sizes.pages - 1, sizes.page)
     replica = PythonReplicas(requests, loop, functools.partial(_Generator, steps, sizes, file))
     ((_, served),) = replica.run()
     (generator,) = replica.engines
@@ -200,10 +200,13 @@ class _StepSizes(NamedTuple):
         return Requests(*(np.array(column, np.int64) for column in columns))
 
 
-def _unit_times() -> StepTimes:
-    """Return the times of steps that take a picosecond each."""
-    axis, ones = np.array([1, 2], np.int64), np.ones((1, 2, 2), np.int64)
-    return StepTimes(axis, axis, ones, axis, axis, ones)
+def _equal_times(step_s: float) -> StepTimes:
+    """Return the times of steps that take equally long: some seconds, or else a picosecond."""
+    if step_s < 0:
+        raise bad_input(f"step_s is {step_s}", "Give the seconds of a step.")
+    axis = np.array([1, 2], np.int64)
+    each = np.full((1, 2, 2), max(1, round(step_s * PICOSECONDS)), np.int64)
+    return StepTimes(axis, axis, each, axis, axis, each)
 
 
 class _Generator(PythonEngine):

@@ -56,7 +56,8 @@ class Sampling:
 class PromptFile:
     """Requests, and how they are served: the keys of a file of ``run --requests``.
 
-    Attributes have the names and meanings of the parameters of :func:`tvm_distir.generate`.
+    Attributes have the names and meanings of the parameters of :func:`tvm_distir.generate`, but
+    for ``step_s``: the seconds of each step by the engine's clock, 0 for a picosecond.
     """
 
     prompts: Sequence[Sequence[Count]]
@@ -65,6 +66,7 @@ class PromptFile:
     scheduler: str = "continuous"
     sampling: Sampling = Sampling()
     stop: Count | None = None
+    step_s: float = 0.0
 
     @staticmethod
     def read(path: str | os.PathLike[str]) -> PromptFile:

@@ -85,14 +85,7 @@ class FleetResult:
 
     @property
     def _levels(self) -> str:
-        percent = self.levels.percentile
-        rows = (
-            ("TTFT", self.levels.ttft_s, 1e3, "ms"),
-            ("TPOT", self.levels.tpot_s, 1e3, "ms"),
-            ("e2e", self.levels.e2e_s, 1.0, "s"),
-        )
-        texts = [f"{n} p{percent} <= {v * k:g} {u}" for n, v, k, u in rows if v is not None]
-        return " and ".join(texts) or "up"
+        return self.levels.text or "up"
 
     @staticmethod
     def _size(choice: FleetChoice) -> str:

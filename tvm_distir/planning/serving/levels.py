@@ -55,6 +55,17 @@ class ServiceLevels:
         """Return the requests that the percentile needs."""
         return 100 * _BEYOND // (100 - self.percentile)
 
+    @property
+    def text(self) -> str:
+        """Return the levels in words; empty without any."""
+        rows = (
+            ("TTFT", self.ttft_s, 1e3, "ms"),
+            ("TPOT", self.tpot_s, 1e3, "ms"),
+            ("e2e", self.e2e_s, 1.0, "s"),
+        )
+        texts = [f"{n} p{self.percentile} <= {v * k:g} {u}" for n, v, k, u in rows if v is not None]
+        return " and ".join(texts)
+
     def kept(self, latencies: Sequence[Floats]) -> npt.NDArray[np.bool_]:
         """Return which requests keep all levels, from their TTFT, TPOT, time and further ones."""
         good = np.ones(latencies[0].size, bool)

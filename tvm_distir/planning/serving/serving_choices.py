@@ -90,9 +90,20 @@ class ServingSearchResult:
         """Return the best choice, if there is one."""
         return None if self.best is None else self.best.setup
 
+    @property
+    def verdict(self) -> str:
+        """Return the answer as a sentence."""
+        if self.best is None:
+            return "No choice keeps the levels."
+        c, levels = self.choices[0], self.best.levels.text
+        return f"{c.plan}, {c.scheduler} serves most, {c.per_device:.3f} requests/s/device" + (
+            f", and keeps {levels}." if levels else "."
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Return the result as JSON has it."""
         return {
+            "verdict": self.verdict,
             "best": None if self.best is None else self.best.to_dict(),
             "strategy": self.strategy,
             "mesh": dict(self.mesh),
@@ -102,8 +113,9 @@ class ServingSearchResult:
         }
 
     def text(self) -> str:
-        """Return the result as text."""
-        lines = ["front: tokens/s of a user, tokens/s of a device, users, TTFT p50, plan"]
+        """Return the result as text, the verdict first."""
+        lines = [self.verdict, ""]
+        lines += ["front: tokens/s of a user, tokens/s of a device, users, TTFT p50, plan"]
         lines += [
             f"  {p.per_user:8.1f} {p.per_device:9.1f} {p.users:5d} {p.ttft_p50_s * 1e3:8.0f} ms  "
             f"{p.plan}"
@@ -115,6 +127,5 @@ class ServingSearchResult:
             for c in self.choices
         ]
         lines += [f"  cut: {cut.plan}: {cut.why}" for cut in self.cuts]
-        if self.best is None:
-            return "\n".join([*lines, "", "no choice keeps the levels"])
-        return "\n".join([*lines, "", "best:", self.best.text()])
+        best = [] if self.best is None else ["", "best:", self.best.text()]
+        return "\n".join([*lines, *best])

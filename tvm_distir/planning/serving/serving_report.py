@@ -84,23 +84,34 @@ class ServingReport:
         return {
             **{key: value for key, value in plain.items() if key not in ("served", "setup")},
             "broken": self.broken,
+            "verdict": self.verdict,
             "tokens_per_s_per_device": self.summary.output_tokens_per_s / self.devices,
             "tokens_per_s_per_user": _rate(self.summary.tpot.mean_s),
         }
 
-    def text(self) -> str:
-        """Return the report as text; overload is said first."""
+    @property
+    def verdict(self) -> str:
+        """Return the answer as a sentence; empty without levels, unless there is overload."""
         s = self.summary
-        steady = {True: "steady", False: "not steady", None: "all requests"}[s.steady]
-        run = f"{s.requests} requests in {s.window_s:.1f} s of a run of {s.run_s:.1f} s"
-        lines = []
         if s.overloaded:
-            steady = "not steady: TTFT, e2e and queue grow with the run"
-            lines.append(
+            return (
                 f"overloaded: {s.offered_per_s or 0.0:.6g} requests/s arrive, and "
                 f"{s.capacity_per_s or 0.0:.3f} can be served; the queue grows without end"
             )
-        lines += [
+        where = f"{self.devices} devices of {self.system}"
+        if self.broken:
+            return f"{where} break {' and '.join(self.broken)} of {self.levels.text}."
+        return f"{where} keep {self.levels.text}." if self.levels.text else ""
+
+    def text(self) -> str:
+        """Return the report as text, the verdict first."""
+        s = self.summary
+        steady = {True: "steady", False: "not steady", None: "all requests"}[s.steady]
+        run = f"{s.requests} requests in {s.window_s:.1f} s of a run of {s.run_s:.1f} s"
+        if s.overloaded:
+            steady = "not steady: TTFT, e2e and queue grow with the run"
+        lines = [
+            *([self.verdict] if self.verdict else []),
             f"{self.model} on {self.devices} devices of {self.system}: {self.plan}",
             f"  workload {self.workload}, scheduler {self.scheduler}",
             *([f"  {self.weights}"] if self.weights else []),

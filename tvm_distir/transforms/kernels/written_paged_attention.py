@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,10 @@ from .written_attention import WRITTEN_ATTENTION
 def _const(value: Any) -> Expr:
     """Return a constant of int64, a number or an array."""
     return relax.const(value, "int64")
+
+
+_LEAST = -80.0
+"""The least exponent: CPUs take several times as long for subnormal numbers."""
 
 
 class _Pages:
@@ -109,8 +113,8 @@ class _Attention(_Pages):
         """Return a constant of the type of the scores."""
         return scalar(value, self.dtype)
 
-    def read(self, cache: Expr) -> Expr:
-        """Return the positions of all requests, ``(B, K, T, D)``."""
+    def read(self, cache: Expr, order: Sequence[int]) -> Expr:
+        """Return the positions of all requests, ``(B, T, K, D)``, with dims in another order."""
         width = int(cache.ty.shape[4])
         first = self.emit(op.multiply(self.pools_of_requests(), _const(self.count)))
         pages = self.emit(op.add(self.pages, first))
@@ -119,7 +123,7 @@ class _Attention(_Pages):
         rows = self.emit(op.take(self.emit(op.reshape(cache, shape)), flat, axis=0))
         shape = (self.batch, self.columns * self.rows, self.heads, width)
         rows = self.emit(op.reshape(rows, shape))
-        return self.typed(self.emit(op.permute_dims(rows, [0, 2, 1, 3])), self.dtype)
+        return self.typed(self.emit(op.permute_dims(rows, order)), self.dtype)
 
     def seen(self) -> Expr:
         """Return which positions a query sees, ``(B, 1, S, 1, T)``."""
@@ -140,14 +144,14 @@ class _Attention(_Pages):
         What a query does not see is left out of its scores and of its weights: pages of a cache
         that no request has written hold any numbers.
         """
-        keys, total = self.read(self.k), self.columns * self.rows
-        values = self.read(self.v)
+        keys, total = self.read(self.k, [0, 2, 3, 1]), self.columns * self.rows
+        values = self.read(self.v, [0, 2, 1, 3])
         if self.options.value_width:
             values = self.emit(op.strided_slice(values, [3], [0], [self.options.value_width]))
         rows, width = self.new * self.group, int(self.q.ty.shape[4])
         q = self.emit(op.permute_dims(self.typed(self.q, self.dtype), [0, 2, 1, 3, 4]))
         q = self.emit(op.reshape(q, (self.batch, self.heads, rows, width)))
-        scores = self.emit(op.matmul(q, self.emit(op.permute_dims(keys, [0, 1, 3, 2]))))
+        scores = self.emit(op.matmul(q, keys))
         scores = self.emit(op.multiply(scores, self.const(self.options.scale)))
         if self.options.score_cap:
             cap = self.const(self.options.score_cap)
@@ -157,7 +161,8 @@ class _Attention(_Pages):
         scores, seen = self.emit(op.reshape(scores, by_query)), self.seen()
         scores = self.emit(op.where(seen, scores, self.const(UNSEEN)))
         top = self.emit(op.max(scores, [4], keepdims=True))
-        raised = self.emit(op.exp(self.emit(op.subtract(scores, top))))
+        below = self.emit(op.subtract(scores, top))
+        raised = self.emit(op.exp(self.emit(op.maximum(below, self.const(_LEAST)))))
         raised = self.emit(op.where(seen, raised, self.const(0.0)))
         sums = self.emit(op.sum(raised, [4], keepdims=True))
         sums = self.emit(op.maximum(sums, self.const(1e-37)))

@@ -12,12 +12,14 @@ import sys
 import numpy as np
 import pytest
 import tvm
+from tvm import ir, relax
 
 import tvm_distir as td
 from tvm_distir.execution.runtime.program import timing
 from tvm_distir.execution.runtime.program.launched import launched
 from tvm_distir.performance.program.program import Program
 from tvm_distir.planning.strategies.composition import make_plan
+from tvm_distir.transforms import DonateInputs
 
 SPECS = {
     "gpt": ("zoo:gpt?size=tiny", "megatron:axis=x"),
@@ -61,6 +63,31 @@ def test_every_kernel_has_its_time(lowered, kept):
         for op in fn.ops:
             assert (op.measured_ps > 0) == (op.kind == "compute" and "axis_index" not in op.op)
     assert Program.from_json(program.to_json()) == program
+
+
+def test_kernels_of_paged_caches_have_times(kept):
+    """Attention to pages as the kernels that run, and appends also where they are in place."""
+    mod = td.load_model("zoo:llama3?size=tiny,layers=1,entry=serve,batch=2,seq=1,past=15").mod
+    lowered = td.distribute(mod, make_plan(mod, "megatron:axis=x", {"x": 2}))
+    for step, append in ((lowered, "scatter_nd"), (DonateInputs()(lowered), "append_in_place")):
+        ops = [op for fn in td.measure(step).functions.values() for op in fn.ops]
+        assert append in {op.op for op in ops}
+        for op in ops:
+            assert (op.measured_ps > 0) == (op.kind == "compute" and "axis_index" not in op.op)
+
+
+def test_large_operands_are_not_read_from_the_cache_of_a_core(monkeypatch):
+    """64 bytes in turns of 16, and 16 bytes each time the same."""
+    monkeypatch.setattr(timing, "_CORE_BYTES", 32)
+    monkeypatch.setattr(timing, "_SHARED_BYTES", 1024)
+    x, y = (relax.Var("x", relax.TensorType((count,), "float32")) for count in (16, 4))
+    for var, count in ((x, 16), (y, 1)):
+        call = relax.Call(ir.Op.get("relax.call_tir"), [ir.GlobalVar("f"), relax.Tuple([var])])
+        operands = timing._operands(call)
+        assert len({tensor.data_ptr() for (tensor,) in operands}) == len(operands) == count
+        seen = []
+        timing._timed(lambda tensor: seen.append(tensor.data_ptr()), operands)
+        assert set(seen) == {tensor.data_ptr() for (tensor,) in operands}
 
 
 def test_a_prediction_is_the_sum_of_the_times(kept):

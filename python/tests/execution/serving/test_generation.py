@@ -13,7 +13,7 @@ import pytest
 import tvm_distir as td
 from tests.execution.runtime.test_runtime_mpi import needs_mpi
 from tests.execution.serving.test_serving import serve
-from tvm_distir.execution import Sampling, draw_inputs
+from tvm_distir.execution import Sampling, draw_inputs, serve_prompts
 from tvm_distir.execution.serving.prompts import PromptFile
 from tvm_distir.interface.command.app import main
 from tvm_distir.planning.serving.batching import SchedulerOptions, StepTimes
@@ -148,6 +148,9 @@ def test_requests_arrive_by_the_clock_of_the_times():
     )
     assert result.steps[:, 0].tolist() == [0, 10**12, 10 * 10**12, 11 * 10**12, 12 * 10**12]
     assert result.tokens == [alone(prompt, 2) for prompt in prompts()[:2]]
+    file = PromptFile(prompts()[:2], 2, [0.0, 10.0], step_s=1.0)
+    by_file = serve_prompts(dist, file, weights(), engine="virtual")
+    np.testing.assert_array_equal(by_file.steps, result.steps)
 
 
 @pytest.mark.parametrize(
@@ -167,6 +170,11 @@ def test_what_does_not_fit_is_refused(change, message):
     options = {"prompts": prompts(), "tokens": 2, **change}
     with pytest.raises(DistIRError, match=message):
         td.generate(dist, weights=weights(), engine="virtual", **options)
+
+
+def test_a_negative_time_of_steps_is_refused():
+    with pytest.raises(EngineError, match=r"DIST0602.*step_s is -1"):
+        serve_prompts(serving_step()[1], PromptFile([[1]], 2, step_s=-1.0), weights())
 
 
 def test_another_program_is_refused():

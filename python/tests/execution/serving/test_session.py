@@ -12,8 +12,10 @@ import pytest
 import tvm_distir as td
 from tvm_distir.core.plan import plain_name
 from tvm_distir.execution.runtime import Reference
+from tvm_distir.execution.runtime.engines.threads import engine as threads_engine
 from tvm_distir.execution.runtime.program.joining import same_bits
 from tvm_distir.execution.runtime.program.lowered import lowered_program
+from tvm_distir.execution.runtime.program.machines import make_machine
 from tvm_distir.execution.verification.random_inputs import draw_inputs
 from tvm_distir.support.errors.tree import EngineError, OutputError
 
@@ -265,3 +267,21 @@ def test_types_that_safetensors_lack_are_refused(tmp_path):
     with pytest.raises(EngineError, match=r"DIST0642 .*complex64"):
         td.export_weights({"a": np.zeros(2, "complex64")}, tmp_path / "a.safetensors")
     assert not list(tmp_path.iterdir())
+
+
+def test_steps_on_threads_share_the_machines_of_their_ranks(monkeypatch):
+    made = []
+
+    def make(library):
+        made.append(library)
+        return make_machine(library)
+
+    monkeypatch.setattr(threads_engine, "make_machine", make)
+    batch, weights = drawn()
+    with td.Session(distributed("zero", 2), weights) as session:
+        for _ in range(3):
+            session.step(*batch)
+        assert len(made) == 2
+        with pytest.raises(EngineError):
+            session.step(batch[0][:1], batch[1][:1])
+        assert session.step(*batch)[0].item() > 0

@@ -39,7 +39,9 @@ SHEET = {
 
 def test_the_names_that_people_say_are_systems() -> None:
     people_say = {"a100", "a100-40gb", "h100", "h200", "b200", "gb200-nvl72", "mi300x", "l40s"}
-    assert people_say | {"tpu-v5p"} <= set(FAMILY)
+    people_say |= {"l4", "a10", "rtx-3090", "rtx-4090", "rtx-5090", "rtx-pro-6000", "gh200-nvl32"}
+    people_say |= {"h20", "b300", "gb300-nvl72", "mi325x", "mi355x", "gaudi3", "m4-max", "m3-ultra"}
+    assert people_say | {"tpu-v5p", "tpu-v5e", "tpu-v6e"} <= set(FAMILY)
 
 
 @pytest.mark.parametrize("name", FAMILY)

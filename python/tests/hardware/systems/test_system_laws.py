@@ -26,8 +26,13 @@ LINE_GBPS = {
     "NVLink 4 through NVSwitch": 450.0,
     "NVLink 5 through NVSwitch": 900.0,
     "Infinity Fabric, all to all": 448.0,
+    "Infinity Fabric 4, all to all": 537.6,
     "inter-chip interconnect, 3-D torus": 300.0,
+    "inter-chip interconnect, 2-D torus": 400.0,
+    "Ethernet of 200 Gb/s, all to all": 525.0,
+    "Thunderbolt 5": 10.0,
     "PCIe gen 4 x16": 32.0,
+    "PCIe gen 5 x16": 64.0,
     "shared memory": 40.0,
 }
 """What a device sends inside a node at most, per direction, by data sheets; of shared memory what

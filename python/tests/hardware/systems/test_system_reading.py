@@ -117,9 +117,9 @@ def test_missing_names_the_available():
         ("L40", "l40s"),
         ("mi300xx", "mi300x"),
         ("v100", None),
-        ("mi355x", None),
-        ("rtx3090", None),
-        ("b300", None),
+        ("mi455x", None),
+        ("rtx3080", None),
+        ("b100", None),
     ],
 )
 def test_another_model_number_is_not_suggested(name, suggestion):

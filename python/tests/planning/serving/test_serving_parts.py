@@ -276,7 +276,7 @@ def test_overload_is_the_first_line() -> None:
     lines = report(overloaded=True, offered_per_s=7.0, capacity_per_s=3.0)
     assert lines[0].startswith("overloaded: 7 requests/s arrive, and 3.000 can be served")
     assert any("(not steady: TTFT" in line for line in lines)
-    assert report()[0].startswith("m on 2 devices of s: p")
+    assert report()[1].startswith("m on 2 devices of s: p")
     assert any("(steady)" in line for line in report())
     assert any("(all requests)" in line for line in report(steady=None))
 
@@ -295,7 +295,9 @@ def test_sampling_errors_are_shares_of_percentiles_where_they_are_known() -> Non
 
 def test_levels_are_broken_by_90th_percentiles() -> None:
     assert any(line.endswith("broken levels: TTFT") for line in report())
-    calm = Latency(1.0, 1.0, 1.5, 4.0)
+    calm, asked = Latency(1.0, 1.0, 1.5, 4.0), "TTFT p90 <= 1500 ms and TPOT p90 <= 9000 ms."
+    assert report()[0] == f"2 devices of s break TTFT of {asked}"
+    assert report(ttft=calm)[0] == f"2 devices of s keep {asked}"
     assert not any("broken" in line for line in report(ttft=calm))
     assert any("broken levels: TTFT" in line for line in report(ttft=calm, overloaded=True))
 

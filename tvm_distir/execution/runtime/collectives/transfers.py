@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter, defaultdict
 from typing import Any
 
 from tvm_distir.core.collectives import Collective, Transfer, counted_bytes
@@ -16,6 +17,7 @@ from .array_operations import NUMPY, Arrays, Operand
 
 MessageKey = tuple[int, int, int]
 """Tag, source rank, destination rank."""
+Groups = tuple[tuple[int, ...], ...]
 ONE_MEANING = "Give every transfer a unique tag, and its sender and receiver the same shape."
 
 
@@ -31,8 +33,9 @@ class Transfers(ABC):
     arrays: Arrays[Any] = NUMPY
 
     def __init__(self) -> None:
-        self._received: dict[int, list[tuple[Transfer, int]]] = {}
-        self._executed: dict[int, list[native.Executed]] = {}
+        # Counts, as a job has many steps.
+        self._received = defaultdict[int, Counter[tuple[Transfer, int]]](Counter)
+        self._executed = defaultdict[int, Counter[tuple[str, Groups, int]]](Counter)
 
     @abstractmethod
     def _post(self, route: MessageKey, message: tuple[Any, Any]) -> list[Any]:
@@ -64,7 +67,7 @@ class Transfers(ABC):
             DIST0611 when the sender meant another transfer or type, else as ``collective``.
         """
         out = self._collected(rank, transfer, dtype)
-        self._received.setdefault(rank, []).append((transfer, dtype.itemsize))
+        self._received[rank][transfer, dtype.itemsize] += 1
         return out
 
     def _collected(self, rank: int, transfer: Transfer, dtype: Any) -> Operand:
@@ -87,13 +90,12 @@ class Transfers(ABC):
 
     def received(self, rank: int) -> list[tuple[Transfer, int]]:
         """Return transfers a rank received, each with the bytes of an element."""
-        return self._received.get(rank, [])
+        return list(self._received[rank].elements())
 
     def _count(self, rank: int, call: Collective, result: Operand) -> None:
         """Note that a rank has executed a collective."""
-        done = native.Executed(call.name, call.groups, counted_bytes(call, result), 1)
-        self._executed.setdefault(rank, []).append(done)
+        self._executed[rank][call.name, call.groups, counted_bytes(call, result)] += 1
 
     def executed(self, rank: int) -> list[native.Executed]:
         """Return collectives a rank executed, known once it has ended."""
-        return list(self._executed.get(rank, []))
+        return [native.Executed(*call, count) for call, count in self._executed[rank].items()]

@@ -65,9 +65,16 @@ def _without_padding(entry: EntryFunction, port: Port, rank: int, part: Array) -
 
 
 def wait_for_end(
-    member: JobFabric, entries: Entries, results: Mapping[int, Sequence[Array]], outputs: str
+    member: JobFabric,
+    entries: Entries,
+    results: Mapping[int, Sequence[Array]],
+    outputs: str,
+    counted: bool = False,
 ) -> list[Ended]:
-    """Wait until all ranks have ended, and return their reports."""
+    """Wait until all ranks have ended, and return their reports.
+
+    Those of steps have no counts: a job that runs step by step reports them to nobody.
+    """
     digests: list[str] = []
     for entry in entries:
         if outputs == "sharded" or member.rank is None or member.rank not in entry.ranks:
@@ -80,8 +87,8 @@ def wait_for_end(
     ended = Ended(
         rank,
         digests,
-        [] if rank is None else member.executed(rank),
-        [] if rank is None else member.received(rank),
+        member.executed(rank) if counted and rank is not None else [],
+        member.received(rank) if counted and rank is not None else [],
     )
     ranks = member.ranks
     texts = member.exchange_texts(
@@ -106,7 +113,7 @@ def finish_run(
         ``"whole"`` or ``"sharded"``.
     """
     entries = program.entries
-    ended = wait_for_end(member, entries, results, outputs)
+    ended = wait_for_end(member, entries, results, outputs, counted=True)
     of = {e.rank: e for e in ended}
     executed = count_executed(
         program.axes, entries, lambda rank: of[rank].executed, lambda rank: of[rank].received

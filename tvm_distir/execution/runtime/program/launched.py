@@ -8,11 +8,11 @@ import tvm
 from tvm import ir, relax
 
 from tvm_distir.core.ir import outline_branches
-from tvm_distir.transforms import kernel_passes
+from tvm_distir.transforms import GROUPED_KERNELS, WRITTEN_OPS, kernel_passes
 
 from .targets import target_in_scope
 
-_COMMUNICATION = "relax.dist."
+_OWN = "relax.dist."
 
 
 def launched(mod: ir.IRModule, fuse: bool = False) -> ir.IRModule:
@@ -28,9 +28,9 @@ def launched(mod: ir.IRModule, fuse: bool = False) -> ir.IRModule:
         Whether to fuse kernels as TVM's ``FuseOps`` does. False: the kernels that
         :func:`tvm_distir.run` launches on a CPU, one per op, or per chain of elementwise ops.
     """
-    communication = [
-        str(name) for name in ir.Op.list_op_names() if str(name).startswith(_COMMUNICATION)
-    ]
+    names = (str(name) for name in ir.Op.list_op_names())
+    own = [name for name in names if name.startswith(_OWN)]
+    communication = [name for name in own if name not in {**WRITTEN_OPS, **GROUPED_KERNELS}]
     passes = kernel_passes(skip_ops=communication)
     if fuse:
         passes += [

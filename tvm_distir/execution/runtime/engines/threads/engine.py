@@ -48,7 +48,10 @@ _LOOK_S = 0.05
 
 @dataclass
 class ThreadJob:
-    """The state that the workers of a run share."""
+    """The state that the workers of a run share.
+
+    ``idle`` has virtual machines of the program by rank, which no run uses.
+    """
 
     fabric: Watched
     machine: dict[int, VirtualMachine]
@@ -56,6 +59,7 @@ class ThreadJob:
     inputs: RankTensors
     outputs: dict[int, list[Any]] = field(default_factory=dict)
     traces: dict[int, RankTrace] = field(default_factory=dict)
+    idle: dict[int, VirtualMachine] = field(default_factory=dict)
     ended: set[int] = field(default_factory=set)
     all_ended: threading.Event = field(default_factory=threading.Event)
 
@@ -110,10 +114,11 @@ def work(job: ThreadJob, rank: int) -> None:
     """Run a rank's part on the calling thread; raises no exception."""
     try:
         with ccl.worker(job.fabric, rank):
-            machine = make_machine(job.machine[rank])
+            machine = job.idle.pop(rank, None) or make_machine(job.machine[rank])
             if rank in job.traces:
                 job.traces[rank].attach(machine)
             job.outputs[rank] = flat_tensors(machine[job.function[rank]](*job.inputs[rank]))
+            job.idle[rank] = machine  # where the call failed the machine is dropped
         job.fabric.finish(rank)
     except BaseException as err:
         job.fabric.fail(rank, err)
@@ -196,6 +201,7 @@ class ThreadsEngine(LocalEngine):
             raise EngineError("DIST0601", problem, location="engine", remedy=remedy)
         self.timeout_s = timeout_s
         self._implementation = collectives
+        self._idle: tuple[Runnable | None, dict[int, VirtualMachine]] = None, {}
 
     def run_tensors(self, program: Runnable, tensors: RankTensors) -> RankTensors:
         """Run every rank's entry function on its tensors.
@@ -211,6 +217,10 @@ class ThreadsEngine(LocalEngine):
         job = make_job(program, tensors, ccl.FABRICS[self._implementation], self.timeout_s)
         if self.trace is not None:
             job.traces = {rank: RankTrace() for rank in job.machine}
+        else:  # steps of a session run one program
+            if self._idle[0] is not program:
+                self._idle = program, {}
+            job.idle = self._idle[1]
         self._call(job, max(job.machine) + 1)
         raise_failure(job.fabric, entries)
         if self.trace is not None:
