@@ -13,6 +13,7 @@ from .common.traced import TRACE_ATTR as TRACE_ATTR
 from .export.ccl import LowerToCCL as LowerToCCL
 from .export.stablehlo import to_stablehlo as to_stablehlo
 from .frontends import load_weights as load_weights
+from .hlo import from_stablehlo as from_stablehlo
 from .model import Model as Model
 from .model import check_zoo_dims as check_zoo_dims
 from .model import load_model as load_model

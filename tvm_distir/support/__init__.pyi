@@ -76,6 +76,7 @@ from .notices import warnings_issued as warnings_issued
 from .plugins.docstrings import parameter_texts as parameter_texts
 from .plugins.docstrings import summary as summary
 from .plugins.extras import missing_extra as missing_extra
+from .plugins.extras import optional_module as optional_module
 from .plugins.kinds import Unreadable as Unreadable
 from .plugins.kinds import as_term as as_term
 from .plugins.notation import Call as Call

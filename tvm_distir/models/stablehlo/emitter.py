@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from tvm import relax, te
 from tvm.relax import BlockBuilder, Expr
 
+from tvm_distir.models.common.hlo_names import KERNEL_OPERATION
+
 from .translated_values import Tensors, TranslatedTensor, constant, dtype_of, is_constant, shape_of
 
 _op = relax.op
@@ -41,12 +43,14 @@ class Emitter:
         args: Sequence[Expr],
         shape: Sequence[int],
         dtype: str,
+        operation: str,
     ) -> Expr:
-        """Call a kernel that a function of TE tensors defines, for what no op of Relax does."""
+        """Call a kernel that TE tensors define, for an operation of StableHLO that Relax lacks."""
         operands = enumerate(args)
         tensors = [te.placeholder(shape_of(x), dtype_of(x), f"x{i}") for i, x in operands]
         function = te.create_prim_func([*tensors, compute(*tensors)])
-        variable = self._module.add_func(function.without_attr("global_symbol"), name)
+        function = function.without_attr("global_symbol").with_attr(KERNEL_OPERATION, operation)
+        variable = self._module.add_func(function, name)
         result = relax.TensorType(list(shape), dtype)
         return self.emit(_op.call_tir(variable, list(args), out_ty=result))
 
