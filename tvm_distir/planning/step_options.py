@@ -14,6 +14,7 @@ from tvm_distir.support import (
     UsageError,
     option,
     option_fields,
+    parse_amount,
     parse_bucket,
     parse_bytes,
     parse_count,
@@ -21,6 +22,8 @@ from tvm_distir.support import (
     parse_mesh,
     parse_number,
 )
+
+from .training_run import TrainingRun
 
 if TYPE_CHECKING:
     from tvm import ir
@@ -310,8 +313,33 @@ class AnalysisOptions(StepOptions):
         Take stages whose inputs are those of an earlier analysis of this process from there: a
         change of options that only the simulation reads, such as the kernel profile, then takes the
         time of the simulation.
+    tokens : float, optional
+        Predict days, and dollars, of a run on so many tokens, such as 15T; needs --train.
+    mtbf_hours : float, optional
+        Predict the goodput with failures: set the mean time between failures of a device; needs
+        --checkpoint-minutes.
+    checkpoint_minutes : float, optional
+        Set the time that steps wait for a checkpoint; needs --mtbf-hours.
+    restart_minutes : float, optional
+        Set the time from a failure to the next step (default: --checkpoint-minutes); needs
+        --mtbf-hours.
     """
 
     measure: bool = option(SIMULATE, default=False)
     advice: str = option(ADVISE, "HOW", default="bounds", usual="quick")
     reuse: bool = True
+    tokens: float | None = option(SIMULATE, "N", parse_amount)
+    mtbf_hours: float | None = option(SIMULATE, "HOURS", parse_number)
+    checkpoint_minutes: float | None = option(SIMULATE, "MIN", parse_number)
+    restart_minutes: float | None = option(SIMULATE, "MIN", parse_number)
+
+    @property
+    def training_run(self) -> TrainingRun:
+        """Return the run of the step (UsageError DIST0151, DIST0152)."""
+        run = TrainingRun(
+            self.tokens, self.mtbf_hours, self.checkpoint_minutes, self.restart_minutes
+        )
+        if run != TrainingRun() and not self.train:
+            problem, remedy = "a run of many steps trains", "Add train (--train)."
+            raise UsageError("DIST0151", problem, location="tokens", remedy=remedy)
+        return run

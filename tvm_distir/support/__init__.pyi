@@ -88,6 +88,7 @@ from .plugins.option_fields import option as option
 from .plugins.option_fields import option_fields as option_fields
 from .plugins.option_fields import parameters_of as parameters_of
 from .plugins.option_values import MESH_REMEDY as MESH_REMEDY
+from .plugins.option_values import parse_amount as parse_amount
 from .plugins.option_values import parse_bucket as parse_bucket
 from .plugins.option_values import parse_bytes as parse_bytes
 from .plugins.option_values import parse_count as parse_count
