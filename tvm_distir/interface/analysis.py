@@ -190,13 +190,18 @@ def analyze(options: AnalysisOptions) -> AnalysisResult:
     options = options.with_seq().on_one_device()
     with gc_paused():
         study = Study.of(
-            options,
+            options.with_skew(),
             exporter=exporter(options.measure, options.allocator),
             memo=ANALYSIS_MEMO if options.reuse else StageMemo(),
         )
         name = "module" if isinstance(options.model, ir.IRModule) else str(options.model)
         result = analyze_study(
-            study, name=name, command=_call(options, name), forward=not options.measure, run=run
+            study,
+            name=name,
+            command=_call(options, name),
+            forward=not options.measure,
+            run=run,
+            balanced=balanced_study(study, options),
         )
         report = advised(result.report, result.study, options.advice, options.measure)
         return replace(result, report=report)
@@ -223,6 +228,11 @@ def exporter(measure: bool, allocator: str | None) -> Callable[[ir.IRModule], Pr
     return lambda local: replace(make(local), storage=plan_storage(local))
 
 
+def balanced_study(study: Study, options: AnalysisOptions) -> Study | None:
+    """Return the study of the step whose experts are loaded evenly, where they are not."""
+    return None if options.expert_skew is None else replace(study, model=options.model)
+
+
 def analyze_study(
     study: Study,
     *,
@@ -230,6 +240,7 @@ def analyze_study(
     command: str,
     forward: bool = True,
     run: TrainingRun | None = None,
+    balanced: Study | None = None,
 ) -> AnalysisResult:
     """Run all stages of a study, and gather what reports show.
 
@@ -245,6 +256,8 @@ def analyze_study(
         is no training step.
     run : TrainingRun, optional
         The run of the steps.
+    balanced : Study, optional
+        The step that needs the FLOPs of the model alone, where experts are loaded unevenly.
 
     Raises
     ------
@@ -275,7 +288,7 @@ def analyze_study(
         strategy=study.strategy,
         batch=None if study.source.is_text else batch_of(study.program),
         tokens=tokens,
-        flops=step_flops(study.forward, study.step),
+        flops=step_flops((balanced or study).forward, (balanced or study).step),
         kernels=kernels,
         plan=study.step_plan.to_dict(),
         warnings=warnings,

@@ -6,7 +6,7 @@ from .common.published import zoo_spec as zoo_spec
 from .common.spec import check_model as check_model
 from .common.spec import may_be_annotated as may_be_annotated
 from .common.spec import model_file as model_file
-from .common.spec import model_with_seq as model_with_seq
+from .common.spec import model_with_key as model_with_key
 from .common.spec import split_keys as split_keys
 from .common.traced import LINES_ATTR as LINES_ATTR
 from .common.traced import TRACE_ATTR as TRACE_ATTR

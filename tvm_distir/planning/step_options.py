@@ -21,6 +21,7 @@ from tvm_distir.support import (
     parse_dims,
     parse_mesh,
     parse_number,
+    parse_numbers,
 )
 
 from .training_run import TrainingRun
@@ -275,7 +276,7 @@ class StepOptions:
         ModelError
             DIST0313 for a file whose sizes are not keys.
         """
-        from tvm_distir.models import model_with_seq
+        from tvm_distir.models import model_with_key
 
         if self.seq is None:
             return self
@@ -283,7 +284,13 @@ class StepOptions:
             problem = "the tokens of a sample are given, but the sizes of the module are fixed"
             remedy = "Remove seq, or give a configuration or a model of the zoo."
             raise UsageError("DIST0151", problem, location="seq", remedy=remedy)
-        return replace(self, model=model_with_seq(str(self.model), self.seq), seq=None)
+        remedy = (
+            "Give the size of a symbolic dim by its name: dims={NAME: SIZE} in Python, --dim "
+            "NAME=SIZE on the command line."
+        )
+        return replace(
+            self, model=model_with_key(str(self.model), "seq", self.seq, remedy), seq=None
+        )
 
     def on_one_device(self: _Options) -> _Options:
         """Return the options with the plan of one device, where no plan and no mesh is given.
@@ -323,6 +330,9 @@ class AnalysisOptions(StepOptions):
     restart_minutes : float, optional
         Set the time from a failure to the next step (default: --checkpoint-minutes); needs
         --mtbf-hours.
+    expert_skew : float or sequence of float, optional
+        Load the experts unevenly: the rows of the most loaded device of expert_parallel over the
+        mean, such as 1.5, or the loads of all experts, 3,1,1,1.
     """
 
     measure: bool = option(SIMULATE, default=False)
@@ -332,6 +342,31 @@ class AnalysisOptions(StepOptions):
     mtbf_hours: float | None = option(SIMULATE, "HOURS", parse_number)
     checkpoint_minutes: float | None = option(SIMULATE, "MIN", parse_number)
     restart_minutes: float | None = option(SIMULATE, "MIN", parse_number)
+    expert_skew: float | Sequence[float] | None = option(SIMULATE, "F[,F...]", parse_numbers)
+
+    def with_skew(self) -> AnalysisOptions:
+        """Return the options with as many slots for tokens as the most loaded device has rows.
+
+        Raises
+        ------
+        UsageError
+            DIST0151 without expert parallelism or for a module, DIST0152 for wrong loads.
+        ModelError
+            DIST0313 for a file whose sizes are not keys.
+        """
+        from tvm_distir.models import model_with_key
+
+        from .expert_skew import most_loaded
+
+        if self.expert_skew is None:
+            return self
+        factor = most_loaded(self.expert_skew, self.strategy, self.mesh)
+        remedy = "Give hf:NAME, a config.json or zoo:NAME."
+        if not isinstance(self.model, (str, Path)):
+            problem = "the load of the experts is given, but the sizes of the module are fixed"
+            raise UsageError("DIST0151", problem, location="expert_skew", remedy=remedy)
+        model = model_with_key(str(self.model), "capacity_factor", factor, remedy)
+        return replace(self, model=model, expert_skew=None)
 
     @property
     def training_run(self) -> TrainingRun:

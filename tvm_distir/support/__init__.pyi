@@ -95,6 +95,7 @@ from .plugins.option_values import parse_count as parse_count
 from .plugins.option_values import parse_dims as parse_dims
 from .plugins.option_values import parse_mesh as parse_mesh
 from .plugins.option_values import parse_number as parse_number
+from .plugins.option_values import parse_numbers as parse_numbers
 from .plugins.option_values import parse_seed as parse_seed
 from .plugins.options import REQUIRED as REQUIRED
 from .plugins.options import Option as Option

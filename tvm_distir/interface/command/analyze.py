@@ -102,14 +102,17 @@ def analyze_step(
 
     ``levels`` receives the module after each pass, and ``memo`` the stages for further calls.
     """
-    with named_by_options("tokens", "mtbf_hours", "checkpoint_minutes", "restart_minutes"):
+    with named_by_options(
+        "tokens", "mtbf_hours", "checkpoint_minutes", "restart_minutes", "expert_skew"
+    ):
         run = step.training_run
+        loaded = step.with_skew()
     watch = stopwatch()
     with watch.stage("load"):
-        from tvm_distir.interface.analysis import analyze_study, exporter
+        from tvm_distir.interface.analysis import analyze_study, balanced_study, exporter
         from tvm_distir.planning import StageMemo
     study = study_of(
-        step,
+        loaded,
         watch=watch,
         exporter=exporter(step.measure, step.allocator),
         levels=levels,
@@ -117,7 +120,12 @@ def analyze_step(
     )
     with asked_by("--kernels", "DIST0701"):
         result = analyze_study(
-            study, name=str(step.model), command=command, forward=not step.measure, run=run
+            study,
+            name=str(step.model),
+            command=command,
+            forward=not step.measure,
+            run=run,
+            balanced=balanced_study(study, step),
         )
     for line in result.report.warnings:
         print_message(f"warning: {line}")

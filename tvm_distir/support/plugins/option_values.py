@@ -117,6 +117,11 @@ def parse_number(text: str, option: str) -> float:
     return number
 
 
+def parse_numbers(text: str, option: str) -> list[float]:
+    """Read finite numbers, joined by commas (UsageError DIST0152)."""
+    return [parse_number(part, option) for part in text.split(",")]
+
+
 def parse_amount(text: str, option: str) -> float:
     """Read a number with an optional K, M, B or T, as in ``1.5T`` (UsageError DIST0152)."""
     scale = _SCALES.get(text[-1:].upper(), 1.0)
