@@ -48,8 +48,8 @@ def most_loaded(
         raise _wrong("loads are not negative, and not all 0", "Give loads such as 3,1,1,1.")
     if len(loads) == 1:
         if not 1 <= loads[0] <= devices:
-            remedy = f"Give a factor from 1 to {devices}."
-            raise _wrong(f"the most loaded of {devices} devices has 1 to {devices} times", remedy)
+            problem = f"the most loaded of {devices} devices has 1 to {devices} times the mean"
+            raise _wrong(problem, "Give such a factor.")
         return float(loads[0])
     if len(loads) % devices:
         remedy = "Give the load of each expert."

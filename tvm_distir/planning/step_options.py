@@ -276,21 +276,20 @@ class StepOptions:
         ModelError
             DIST0313 for a file whose sizes are not keys.
         """
+        remedy = "Give the size of a symbolic dim: dims={NAME: SIZE}, or --dim NAME=SIZE."
+        return self if self.seq is None else self._with_key("seq", "seq", self.seq, remedy)
+
+    def _with_key(self: _Options, option: str, key: str, value: float, remedy: str) -> _Options:
+        """Return the options with the value of an option as a key of the model."""
         from tvm_distir.models import model_with_key
 
-        if self.seq is None:
-            return self
         if not isinstance(self.model, (str, Path)):
-            problem = "the tokens of a sample are given, but the sizes of the module are fixed"
-            remedy = "Remove seq, or give a configuration or a model of the zoo."
-            raise UsageError("DIST0151", problem, location="seq", remedy=remedy)
-        remedy = (
-            "Give the size of a symbolic dim by its name: dims={NAME: SIZE} in Python, --dim "
-            "NAME=SIZE on the command line."
-        )
-        return replace(
-            self, model=model_with_key(str(self.model), "seq", self.seq, remedy), seq=None
-        )
+            problem = f"{option} is given, but the sizes of the module are fixed"
+            remedy = f"Remove {option}, or give a configuration or a model of the zoo."
+            raise UsageError("DIST0151", problem, location=option, remedy=remedy)
+        model = model_with_key(str(self.model), key, value, remedy)
+        changed: dict[str, Any] = {"model": model, option: None}
+        return replace(self, **changed)
 
     def on_one_device(self: _Options) -> _Options:
         """Return the options with the plan of one device, where no plan and no mesh is given.
@@ -354,19 +353,13 @@ class AnalysisOptions(StepOptions):
         ModelError
             DIST0313 for a file whose sizes are not keys.
         """
-        from tvm_distir.models import model_with_key
-
         from .expert_skew import most_loaded
 
         if self.expert_skew is None:
             return self
         factor = most_loaded(self.expert_skew, self.strategy, self.mesh)
         remedy = "Give hf:NAME, a config.json or zoo:NAME."
-        if not isinstance(self.model, (str, Path)):
-            problem = "the load of the experts is given, but the sizes of the module are fixed"
-            raise UsageError("DIST0151", problem, location="expert_skew", remedy=remedy)
-        model = model_with_key(str(self.model), "capacity_factor", factor, remedy)
-        return replace(self, model=model, expert_skew=None)
+        return self._with_key("expert_skew", "capacity_factor", factor, remedy)
 
     @property
     def training_run(self) -> TrainingRun:

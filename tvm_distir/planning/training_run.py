@@ -45,10 +45,8 @@ class TrainingRun:
             problem = f"{value!r} is not a positive number"
             remedy = "Give a positive number, such as 1e12 tokens."
             raise UsageError("DIST0152", problem, location=name, remedy=remedy)
-        rest = (self.checkpoint_minutes, self.restart_minutes)
-        if (self.mtbf_hours is None) != (self.checkpoint_minutes is None) or (
-            self.mtbf_hours is None and rest != (None, None)
-        ):
+        stated = [self.mtbf_hours is not None, self.checkpoint_minutes is not None]
+        if not all(stated) and (any(stated) or self.restart_minutes is not None):
             problem = "failures need the time between them and that of a checkpoint"
             remedy = "Give --mtbf-hours and --checkpoint-minutes (mtbf_hours, checkpoint_minutes)."
             raise UsageError("DIST0151", problem, location="mtbf_hours", remedy=remedy)

@@ -77,12 +77,8 @@ class ArgumentNames:
         if self._data is None and count is not None and 0 <= count <= len(titles):
             return Signature(titles, list(range(len(titles))), count)
         if self._data is None:
-            batches = _batches(function, given_names)
-            data = [
-                i
-                for i, name in enumerate(given_names)
-                if not _ROOT.search(name) or _root(name) in batches
-            ]
+            arguments = _data_arguments(function, given_names)
+            data = [i for i, name in enumerate(given_names) if _root(name) in arguments]
         else:
             roots = [cleaned(_root(name)) for name in given_names]
             named = [{title, root} for title, root in zip(titles, roots, strict=True)]
@@ -99,11 +95,12 @@ def _root(name: str) -> str:
     return _ROOT.split(name)[0]
 
 
-def _batches(function: Operation, names: list[str]) -> set[str]:
-    """Return the structures that no results replace and whose parts share their first size.
+def _data_arguments(function: Operation, names: list[str]) -> set[str]:
+    """Return the arguments that are no structures, and the structures that are data.
 
-    They are looked for only where results replace another structure: have its parts, by path and
-    type, as the state that a step returns or the gradients of weights.
+    These are looked for only where results replace a structure: have its parts, by path and type,
+    as the state that a step returns or the gradients of weights. Then all others are data whose
+    parts share their first size.
     """
     block = function.regions[0]
     notes = function.attributes.get("res_attrs") or []
@@ -113,13 +110,13 @@ def _batches(function: Operation, names: list[str]) -> set[str]:
     }
     parts: dict[str, list[tuple[str, Type]]] = {}
     for name, argument in zip(names, block.arguments, strict=True):
-        if _ROOT.search(name):
-            parts.setdefault(_root(name), []).append((name[len(_root(name)) :], argument.type))
-    unmatched = [root for root, leaves in parts.items() if not _are_among(leaves, results)]
-    if len(unmatched) == len(parts):
-        return set()
+        parts.setdefault(_root(name), []).append((name[len(_root(name)) :], argument.type))
+    plain = {name for name in names if not _ROOT.search(name)}
+    unmatched = [r for r in parts if r not in plain and not _are_among(parts[r], results)]
+    if len(unmatched) + len(plain) == len(parts):
+        return plain
     sizes = {root: {getattr(ty, "shape", ())[:1] for _, ty in parts[root]} for root in unmatched}
-    return {root for root, firsts in sizes.items() if len(firsts) == 1 and () not in firsts}
+    return plain | {r for r, firsts in sizes.items() if len(firsts) == 1 and () not in firsts}
 
 
 def _are_among(leaves: list[tuple[str, Type]], results: set[tuple[str, str]]) -> bool:

@@ -44,7 +44,7 @@ class Emitter:
         shape: Sequence[int],
         dtype: str,
         operation: str,
-    ) -> Expr:
+    ) -> TranslatedTensor:
         """Call a kernel that TE tensors define, for an operation of StableHLO that Relax lacks."""
         operands = enumerate(args)
         tensors = [te.placeholder(shape_of(x), dtype_of(x), f"x{i}") for i, x in operands]
@@ -52,7 +52,7 @@ class Emitter:
         function = function.without_attr("global_symbol").with_attr(KERNEL_OPERATION, operation)
         variable = self._module.add_func(function, name)
         result = relax.TensorType(list(shape), dtype)
-        return self.emit(_op.call_tir(variable, list(args), out_ty=result))
+        return self.value(self.emit(_op.call_tir(variable, list(args), out_ty=result)))
 
     def full(self, value: TranslatedTensor) -> Expr:
         """Return the full tensor, expanded once."""

@@ -38,7 +38,7 @@ def _bitcast(call: HloCall) -> TranslatedTensor:
     else:
         shape, make = (*x.shape, source // target), _parted(target, dtype)
     args = [call.write.full(x)]
-    return call.write.value(call.write.kernel("bitcast", make, args, shape, dtype, _BITCAST))
+    return call.write.kernel("bitcast", make, args, shape, dtype, _BITCAST)
 
 
 def _unsigned(value: Expr) -> Expr:
@@ -106,8 +106,7 @@ def _erf_inv(call: HloCall) -> TranslatedTensor:
     if x.dtype != "float32":
         raise UnsupportedOperation(f"the inverse error function of {x.dtype}")
     args = [call.write.full(x)]
-    result = call.write.kernel("erf_inv", _te_erf_inv, args, x.shape, x.dtype, _ERF_INV)
-    return call.write.value(result)
+    return call.write.kernel("erf_inv", _te_erf_inv, args, x.shape, x.dtype, _ERF_INV)
 
 
 def _te_erf_inv(x: te.Tensor) -> te.Tensor:

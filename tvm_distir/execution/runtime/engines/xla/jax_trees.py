@@ -53,17 +53,11 @@ class JaxStep:
     def run(self, leaves: Sequence[jax.Array]) -> Any:
         """Return the tree of results for the leaves of the arguments."""
         import jax
-        from jax import numpy as jnp
 
-        arrays = []
-        for position, sharding in zip(self._positions, self.function.in_shardings, strict=True):
-            leaf = leaves[position]
-            if _is_key(self._exported.in_avals[position]):
-                leaf = jax.random.key_data(leaf)
-            else:
-                leaf = jnp.asarray(leaf, self._exported.in_avals[position].dtype)
-            arrays.append(jax.device_put(leaf, sharding))
-        results = map(_of_type, self.function(*arrays), self._exported.out_avals)
+        avals = self._exported.in_avals
+        arrays = (_plain(leaves[position], avals[position]) for position in self._positions)
+        placed = map(jax.device_put, arrays, self.function.in_shardings)
+        results = map(_of_type, self.function(*placed), self._exported.out_avals)
         return jax.tree.unflatten(self._exported.out_tree, results)
 
 
@@ -72,6 +66,15 @@ def _is_key(aval: jax.core.ShapedArray) -> bool:
     import jax
 
     return bool(jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key))
+
+
+def _plain(leaf: jax.Array, aval: jax.core.ShapedArray) -> jax.Array:
+    """Return an argument as an array of numbers, of typed keys their words."""
+    import jax
+
+    if _is_key(aval):
+        return jax.random.key_data(leaf)
+    return jax.numpy.asarray(leaf, aval.dtype)
 
 
 def _of_type(array: jax.Array, aval: jax.core.ShapedArray) -> jax.Array:
@@ -150,10 +153,8 @@ class JittedFunction:
         function = to_jax(distribute(mod, plan), self._devices, donated)
         replicated = NamedSharding(function.mesh, PartitionSpec())
         shardings = dict(zip(positions, function.in_shardings, strict=True))
-        inputs = [
-            _of_array(shardings.get(i, replicated), aval)
-            for i, aval in enumerate(exported.in_avals)
-        ]
+        every = (shardings.get(i, replicated) for i in range(len(exported.in_avals)))
+        inputs = map(_of_array, every, exported.in_avals)
         outputs = map(_of_array, function.out_shardings, exported.out_avals)
         tree = jax.tree.unflatten(exported.in_tree, inputs)[0]
         results = jax.tree.unflatten(exported.out_tree, outputs)
@@ -164,10 +165,8 @@ def _typed(leaf: object) -> jax.ShapeDtypeStruct:
     """Return the shape and type of an argument, whatever its sharding is."""
     import jax
 
-    if isinstance(leaf, jax.ShapeDtypeStruct):
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.weak_type)
     try:
-        aval = jax.typeof(leaf)
+        aval = leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jax.typeof(leaf)
     except TypeError:
         problem = f"an argument is {type(leaf).__name__}, which is no array"
         remedy = "Bind static arguments first: functools.partial(f, name=value)."
