@@ -21,6 +21,7 @@ from .execution.deployment.loading import load as load
 from .execution.deployment.weight_export import export_weights as export_weights
 from .execution.runtime.engines.registry import run as run
 from .execution.runtime.engines.xla.jax_function import to_jax as to_jax
+from .execution.runtime.engines.xla.jax_trees import jit as jit
 from .execution.runtime.program.ahead_of_time import compile as compile
 from .execution.runtime.program.device_objects import DeviceObjects as DeviceObjects
 from .execution.runtime.program.planning import plan_storage as plan_storage
@@ -43,6 +44,7 @@ from .models.export.stablehlo import to_stablehlo as to_stablehlo
 from .models.frontends import from_exported_program as from_exported_program
 from .models.frontends import from_onnx as from_onnx
 from .models.frontends import trace_ranks as trace_ranks
+from .models.hlo import from_jax as from_jax
 from .models.hlo import from_stablehlo as from_stablehlo
 from .models.model import load_model as load_model
 from .models.relax_ccl import from_ccl as from_ccl

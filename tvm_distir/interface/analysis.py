@@ -17,7 +17,14 @@ from tvm_distir.execution import measure as measure_kernels
 from tvm_distir.execution import plan_storage
 from tvm_distir.hardware import System
 from tvm_distir.performance import Program, Result, export, step_flops
-from tvm_distir.planning import ANALYSIS_MEMO, BEST, AnalysisOptions, StageMemo, Study
+from tvm_distir.planning import (
+    ANALYSIS_MEMO,
+    BEST,
+    AnalysisOptions,
+    StageMemo,
+    Study,
+    TrainingRun,
+)
 from tvm_distir.support import (
     Column,
     DataTable,
@@ -186,16 +193,22 @@ def analyze(options: AnalysisOptions) -> AnalysisResult:
     if options.system is None:
         System.required(None)  # raises, before the step is distributed
     check_advice(options.advice)
+    run = options.training_run
     options = options.with_seq().on_one_device()
     with gc_paused():
         study = Study.of(
-            options,
+            options.with_skew(),
             exporter=exporter(options.measure, options.allocator),
             memo=ANALYSIS_MEMO if options.reuse else StageMemo(),
         )
         name = "module" if isinstance(options.model, ir.IRModule) else str(options.model)
         result = analyze_study(
-            study, name=name, command=_call(options, name), forward=not options.measure
+            study,
+            name=name,
+            command=_call(options, name),
+            forward=not options.measure,
+            run=run,
+            balanced=balanced_study(study, options),
         )
         report = advised(result.report, result.study, options.advice, options.measure)
         return replace(result, report=report)
@@ -222,7 +235,20 @@ def exporter(measure: bool, allocator: str | None) -> Callable[[ir.IRModule], Pr
     return lambda local: replace(make(local), storage=plan_storage(local))
 
 
-def analyze_study(study: Study, *, name: str, command: str, forward: bool = True) -> AnalysisResult:
+def balanced_study(study: Study, options: AnalysisOptions) -> Study | None:
+    """Return the study of the step whose experts are loaded evenly, where they are not."""
+    return None if options.expert_skew is None else replace(study, model=options.model)
+
+
+def analyze_study(
+    study: Study,
+    *,
+    name: str,
+    command: str,
+    forward: bool = True,
+    run: TrainingRun | None = None,
+    balanced: Study | None = None,
+) -> AnalysisResult:
     """Run all stages of a study, and gather what reports show.
 
     Parameters
@@ -235,9 +261,23 @@ def analyze_study(study: Study, *, name: str, command: str, forward: bool = True
     forward : bool
         Whether a step that waits for communication is compared with that of one device, where it
         is no training step.
+    run : TrainingRun, optional
+        The run of the steps.
+    balanced : Study, optional
+        The step that needs the FLOPs of the model alone, where experts are loaded unevenly.
+
+    Raises
+    ------
+    UsageError
+        DIST0151 for a run on tokens, of which the model has none.
     """
+    run, tokens = run or TrainingRun(), tokens_of(study)
+    if run.tokens is not None and tokens is None:
+        problem = "the run is on tokens, and the model has no input of tokens"
+        raise UsageError("DIST0151", problem, location="tokens", remedy="Leave it out.")
     warnings = unused_axes(study.step_plan) if study.step_plan.rules else ()
     result = study.result
+    run.checkpoint_interval_s(len(result.devices))  # refuses what never ends
     if forward and study.is_planned and study.training() is None:
         with study.watch.stage("simulate"):
             warnings += one_device(study, result)
@@ -252,8 +292,8 @@ def analyze_study(study: Study, *, name: str, command: str, forward: bool = True
         analysis_of(result, study.program, system, name, command),
         strategy=study.strategy,
         batch=None if study.source.is_text else batch_of(study.program),
-        tokens=tokens_of(study),
-        flops=step_flops(study.forward, study.step),
+        tokens=tokens,
+        flops=step_flops((balanced or study).forward, (balanced or study).step),
         kernels=kernels,
         plan=study.step_plan.to_dict(),
         warnings=warnings,
@@ -262,4 +302,4 @@ def analyze_study(study: Study, *, name: str, command: str, forward: bool = True
         band=error_band(result, study.program, system, software, trained),
         timings_s=dict(study.watch.timings_s),
     )
-    return AnalysisResult(study, with_lighter_weights(report, study))
+    return AnalysisResult(study, with_lighter_weights(replace(report, run=run), study))

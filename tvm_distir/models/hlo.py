@@ -4,13 +4,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from tvm import ir
 
 from tvm_distir.models.common.spec import batch_fault, split_keys
-from tvm_distir.support import ModelError
+from tvm_distir.support import ModelError, optional_module
 
 
 def from_stablehlo(
@@ -33,8 +33,9 @@ def from_stablehlo(
         ``jax.jit(f).lower(...)`` or ``jax.export.export(jax.jit(f))(...)`` gives.
     data : collection of str, optional
         Names of the arguments that are data; by default those that are no part of a structure
-        (``x``, not ``p['w']``). The others are weights. Names are in texts with locations only
-        (``as_text(debug_info=True)``); arguments without are ``arg0``, ``arg1``, ...
+        (``x``, not ``p['w']``) and, where the module returns a structure anew (the state of a
+        step), other structures that have a batch. The others are weights. Names are in texts with
+        locations only (``as_text(debug_info=True)``); arguments without are ``arg0``, ...
     inline : int
         Private functions of at most so many operations are written into their callers.
     loops : int, optional
@@ -74,6 +75,54 @@ def from_stablehlo(
         remedy = "Give 1 or more, or leave it out: counted loops need no bound."
         raise ModelError("DIST0373", problem, location="loops", remedy=remedy)
     return read(source, data=data, inline=inline, loops=loops, shardings=shardings)
+
+
+def from_jax(
+    function: Callable[..., object],
+    *args: object,
+    data: Collection[str] | None = None,
+    inline: int = 8,
+    loops: int | None = None,
+    **kwargs: object,
+) -> ir.IRModule:
+    """Import a function of JAX, whose parameters are named by the paths of the leaves.
+
+    Parameters
+    ----------
+    function : callable
+        A function of arrays in trees; if it is jitted, its static arguments and shardings count.
+    *args, **kwargs
+        Arguments of the function: trees of arrays or of ``jax.ShapeDtypeStruct``.
+    data, inline, loops
+        As for :func:`from_stablehlo`.
+
+    Returns
+    -------
+    IRModule
+        ``main(*data, *weights)``. A leaf of ``params["layers"][0]["q"]`` is ``params.layers.0.q``;
+        results are flat, in the order of the leaves of the function's result.
+
+    Raises
+    ------
+    DependencyError
+        DIST0111 without JAX.
+    ModelError
+        DIST0370 to DIST0373 the module.
+
+    Examples
+    --------
+    >>> layer = {"up": np.zeros((4, 8), "float32"), "down": np.zeros((8, 4), "float32")}
+    >>> x = np.zeros((2, 4), "float32")
+    >>> mod = td.from_jax(lambda p, x: x @ p["up"] @ p["down"], layer, x)
+    >>> [str(name) for name in mod["main"].attrs["dist.param_names"]]
+    ['x', 'p.down', 'p.up']
+    """
+    optional_module("jax", "from_jax", "jax")
+    from jax import export, jit
+
+    jitted = function if hasattr(function, "lower") else jit(function)
+    exported = export.export(jitted)(*args, **kwargs)
+    return from_stablehlo(exported, data=data, inline=inline, loops=loops)
 
 
 def read_stablehlo(path: str, spec: str, batch: int | None, dims: Mapping[str, int]) -> ir.IRModule:

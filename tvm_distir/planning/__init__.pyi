@@ -55,5 +55,6 @@ from .strategies.registry import strategy_names as strategy_names
 from .strategies.training_parts import with_updates as with_updates
 from .study import Study as Study
 from .sweep.sweep_driver import sweep as sweep
+from .training_run import TrainingRun as TrainingRun
 from .weight_types import kernels_for as kernels_for
 from .weight_types import with_weights as with_weights

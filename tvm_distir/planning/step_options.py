@@ -14,13 +14,17 @@ from tvm_distir.support import (
     UsageError,
     option,
     option_fields,
+    parse_amount,
     parse_bucket,
     parse_bytes,
     parse_count,
     parse_dims,
     parse_mesh,
     parse_number,
+    parse_numbers,
 )
+
+from .training_run import TrainingRun
 
 if TYPE_CHECKING:
     from tvm import ir
@@ -272,15 +276,20 @@ class StepOptions:
         ModelError
             DIST0313 for a file whose sizes are not keys.
         """
-        from tvm_distir.models import model_with_seq
+        remedy = "Give the size of a symbolic dim: dims={NAME: SIZE}, or --dim NAME=SIZE."
+        return self if self.seq is None else self._with_key("seq", "seq", self.seq, remedy)
 
-        if self.seq is None:
-            return self
+    def _with_key(self: _Options, option: str, key: str, value: float, remedy: str) -> _Options:
+        """Return the options with the value of an option as a key of the model."""
+        from tvm_distir.models import model_with_key
+
         if not isinstance(self.model, (str, Path)):
-            problem = "the tokens of a sample are given, but the sizes of the module are fixed"
-            remedy = "Remove seq, or give a configuration or a model of the zoo."
-            raise UsageError("DIST0151", problem, location="seq", remedy=remedy)
-        return replace(self, model=model_with_seq(str(self.model), self.seq), seq=None)
+            problem = f"{option} is given, but the sizes of the module are fixed"
+            remedy = f"Remove {option}, or give a configuration or a model of the zoo."
+            raise UsageError("DIST0151", problem, location=option, remedy=remedy)
+        model = model_with_key(str(self.model), key, value, remedy)
+        changed: dict[str, Any] = {"model": model, option: None}
+        return replace(self, **changed)
 
     def on_one_device(self: _Options) -> _Options:
         """Return the options with the plan of one device, where no plan and no mesh is given.
@@ -310,8 +319,55 @@ class AnalysisOptions(StepOptions):
         Take stages whose inputs are those of an earlier analysis of this process from there: a
         change of options that only the simulation reads, such as the kernel profile, then takes the
         time of the simulation.
+    tokens : float, optional
+        Predict days, and dollars, of a run on so many tokens, such as 15T; needs --train.
+    mtbf_hours : float, optional
+        Predict the goodput with failures: set the mean time between failures of a device; needs
+        --checkpoint-minutes.
+    checkpoint_minutes : float, optional
+        Set the time that steps wait for a checkpoint; needs --mtbf-hours.
+    restart_minutes : float, optional
+        Set the time from a failure to the next step (default: --checkpoint-minutes); needs
+        --mtbf-hours.
+    expert_skew : float or sequence of float, optional
+        Load the experts unevenly: the rows of the most loaded device of expert_parallel over the
+        mean, such as 1.5, or the loads of all experts, 3,1,1,1.
     """
 
     measure: bool = option(SIMULATE, default=False)
     advice: str = option(ADVISE, "HOW", default="bounds", usual="quick")
     reuse: bool = True
+    tokens: float | None = option(SIMULATE, "N", parse_amount)
+    mtbf_hours: float | None = option(SIMULATE, "HOURS", parse_number)
+    checkpoint_minutes: float | None = option(SIMULATE, "MIN", parse_number)
+    restart_minutes: float | None = option(SIMULATE, "MIN", parse_number)
+    expert_skew: float | Sequence[float] | None = option(SIMULATE, "F[,F...]", parse_numbers)
+
+    def with_skew(self) -> AnalysisOptions:
+        """Return the options with as many slots for tokens as the most loaded device has rows.
+
+        Raises
+        ------
+        UsageError
+            DIST0151 without expert parallelism or for a module, DIST0152 for wrong loads.
+        ModelError
+            DIST0313 for a file whose sizes are not keys.
+        """
+        from .expert_skew import most_loaded
+
+        if self.expert_skew is None:
+            return self
+        factor = most_loaded(self.expert_skew, self.strategy, self.mesh)
+        remedy = "Give hf:NAME, a config.json or zoo:NAME."
+        return self._with_key("expert_skew", "capacity_factor", factor, remedy)
+
+    @property
+    def training_run(self) -> TrainingRun:
+        """Return the run of the step (UsageError DIST0151, DIST0152)."""
+        run = TrainingRun(
+            self.tokens, self.mtbf_hours, self.checkpoint_minutes, self.restart_minutes
+        )
+        if run != TrainingRun() and not self.train:
+            problem, remedy = "a run of many steps trains", "Add train (--train)."
+            raise UsageError("DIST0151", problem, location="tokens", remedy=remedy)
+        return run

@@ -78,6 +78,7 @@ from .notices import warnings_issued as warnings_issued
 from .plugins.docstrings import parameter_texts as parameter_texts
 from .plugins.docstrings import summary as summary
 from .plugins.extras import missing_extra as missing_extra
+from .plugins.extras import optional_module as optional_module
 from .plugins.kinds import Unreadable as Unreadable
 from .plugins.kinds import as_term as as_term
 from .plugins.notation import Call as Call
@@ -89,12 +90,14 @@ from .plugins.option_fields import option as option
 from .plugins.option_fields import option_fields as option_fields
 from .plugins.option_fields import parameters_of as parameters_of
 from .plugins.option_values import MESH_REMEDY as MESH_REMEDY
+from .plugins.option_values import parse_amount as parse_amount
 from .plugins.option_values import parse_bucket as parse_bucket
 from .plugins.option_values import parse_bytes as parse_bytes
 from .plugins.option_values import parse_count as parse_count
 from .plugins.option_values import parse_dims as parse_dims
 from .plugins.option_values import parse_mesh as parse_mesh
 from .plugins.option_values import parse_number as parse_number
+from .plugins.option_values import parse_numbers as parse_numbers
 from .plugins.option_values import parse_seed as parse_seed
 from .plugins.options import REQUIRED as REQUIRED
 from .plugins.options import Option as Option

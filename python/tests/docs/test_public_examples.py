@@ -23,6 +23,8 @@ WINGS = frozenset(
 EXTRAS = {
     "check": "torch",
     "from_exported_program": "torch",
+    "from_jax": "jax",
+    "jit": "jax",
     "to_jax": "jax",
     "trace_ranks": "torch",
 }

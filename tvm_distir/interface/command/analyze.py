@@ -16,7 +16,13 @@ from tvm_distir.planning import STAGES, AnalysisOptions, TrainingOptions
 from tvm_distir.support import option_fields
 
 from .opt import script
-from .options import add_model_options, asked_by, model_inputs, read_planned_step
+from .options import (
+    add_model_options,
+    asked_by,
+    model_inputs,
+    named_by_options,
+    read_planned_step,
+)
 from .outputs import Outputs, add_force
 from .stages import stopwatch, study_of
 from .terminal import print_analysis, print_message
@@ -96,12 +102,17 @@ def analyze_step(
 
     ``levels`` receives the module after each pass, and ``memo`` the stages for further calls.
     """
+    with named_by_options(
+        "tokens", "mtbf_hours", "checkpoint_minutes", "restart_minutes", "expert_skew"
+    ):
+        run = step.training_run
+        loaded = step.with_skew()
     watch = stopwatch()
     with watch.stage("load"):
-        from tvm_distir.interface.analysis import analyze_study, exporter
+        from tvm_distir.interface.analysis import analyze_study, balanced_study, exporter
         from tvm_distir.planning import StageMemo
     study = study_of(
-        step,
+        loaded,
         watch=watch,
         exporter=exporter(step.measure, step.allocator),
         levels=levels,
@@ -109,7 +120,12 @@ def analyze_step(
     )
     with asked_by("--kernels", "DIST0701"):
         result = analyze_study(
-            study, name=str(step.model), command=command, forward=not step.measure
+            study,
+            name=str(step.model),
+            command=command,
+            forward=not step.measure,
+            run=run,
+            balanced=balanced_study(study, step),
         )
     for line in result.report.warnings:
         print_message(f"warning: {line}")

@@ -26,6 +26,9 @@ _FIGURES: Sequence[tuple[str, str, Callable[[float], str]]] = (
     ("$ per hour", "cost_per_hour_usd", "{:,.2f}".format),
     ("$ per million tokens", "cost_per_million_tokens_usd", "{:.4g}".format),
     ("kWh per step", "energy_per_step_kWh", "{:.3g}".format),
+    ("goodput", "goodput", lambda value: units.share(value, 1)),
+    ("days", "run_days", "{:,.3g}".format),
+    ("$ of the run", "run_cost_usd", "{:,.0f}".format),
 )
 """Columns of the figures of steps: head, field of :class:`.figures.Figures`, text."""
 

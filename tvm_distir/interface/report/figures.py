@@ -34,6 +34,10 @@ class Figures(NamedTuple):
         Where the system states a price.
     energy_per_step_kWh : float, optional
         Where the system states the power of a device.
+    goodput, checkpoint_interval_s : float, optional
+        Of :class:`.TrainingRun`, where devices may fail.
+    run_days, run_cost_usd : float, optional
+        Of a run on a stated number of tokens, with its failures.
     """
 
     samples_per_s: float | None = None
@@ -46,6 +50,10 @@ class Figures(NamedTuple):
     cost_per_hour_usd: float | None = None
     cost_per_million_tokens_usd: float | None = None
     energy_per_step_kWh: float | None = None
+    goodput: float | None = None
+    checkpoint_interval_s: float | None = None
+    run_days: float | None = None
+    run_cost_usd: float | None = None
 
 
 def figures(analysis: Analysis) -> Figures:
@@ -63,6 +71,11 @@ def figures(analysis: Analysis) -> Figures:
         hfu = (flops.model + flops.recomputed) / peak if flops.recomputed else None
     price, watts = hardware.price_per_device_hour_usd, hardware.watts_per_device
     hourly = None if price is None else price * count
+    run = analysis.run
+    goodput = run.goodput(count)
+    hours = None
+    if run.tokens is not None and tokens_per_s:
+        hours = run.tokens / tokens_per_s / (goodput or 1) / 3600
     return Figures(
         samples_per_s,
         None if samples_per_s is None else samples_per_s / count,
@@ -74,6 +87,10 @@ def figures(analysis: Analysis) -> Figures:
         hourly,
         None if hourly is None or not tokens_per_s else hourly / 3600 / tokens_per_s * 1e6,
         None if watts is None else watts * count * time_s / 3.6e6,
+        goodput,
+        run.checkpoint_interval_s(count),
+        None if hours is None else hours / 24,
+        None if hours is None or hourly is None else hours * hourly,
     )
 
 
@@ -115,11 +132,35 @@ def cost_parts(step_figures: Figures) -> list[str]:
     return words
 
 
+def run_words(analysis: Analysis, step_figures: Figures) -> str:
+    """Return days, dollars and goodput of the run; empty where nothing is stated of it."""
+    words = []
+    if step_figures.run_days is not None:
+        billions = (analysis.run.tokens or 0) / 1e9
+        amount = f"{billions / 1000:,.4g}T" if billions >= 1000 else f"{billions:.4g}B"
+        words.append(f"{amount} tokens take {step_figures.run_days:,.3g} days")
+    if step_figures.run_cost_usd is not None:
+        words.append(f"${step_figures.run_cost_usd:,.0f}")
+    if step_figures.goodput is not None:
+        failure_s = analysis.run.failure_interval_s(len(analysis.devices)) or 0
+        words.append(
+            f"goodput {units.share(step_figures.goodput, 1)} with a checkpoint every "
+            f"{_hours(step_figures.checkpoint_interval_s or 0)} and a failure every "
+            f"{_hours(failure_s)}"
+        )
+    return ", ".join(words)
+
+
+def _hours(time_s: float) -> str:
+    return f"{time_s / 3600:,.1f} h" if time_s >= 3600 else f"{time_s / 60:.1f} min"
+
+
 def figure_lines(analysis: Analysis) -> list[str]:
-    """Return throughput and utilisation in a line, and the cost in another."""
+    """Return throughput and utilisation in a line, the cost and the run in others."""
     step_figures = figures(analysis)
     rates = [throughput_words(step_figures), utilisation_words(analysis, step_figures)]
     lines = ["; ".join(word for word in rates if word), ", ".join(cost_parts(step_figures))]
+    lines.append(run_words(analysis, step_figures))
     return [line for line in lines if line]
 
 

@@ -9,7 +9,14 @@ from typing import Any
 
 from .advice import advice_lines
 from .events import lane_data
-from .figures import band_words, basis_words, cost_parts, figures, throughput_words
+from .figures import (
+    band_words,
+    basis_words,
+    cost_parts,
+    figures,
+    run_words,
+    throughput_words,
+)
 from .insights import ParameterGroup, findings, parameter_groups
 from .links import LINK_HEAD, link_cells
 from .memory import account_sentences, fullest, holder_cells, verdict_words
@@ -47,6 +54,7 @@ def to_html(analysis: Analysis) -> str:
         figures=figures(analysis),
         throughput_words=throughput_words(figures(analysis)),
         cost_parts=cost_parts(figures(analysis)),
+        run_words=run_words(analysis, figures(analysis)),
         basis_words=basis_words(analysis),
         band_words=band_words(analysis),
         findings=findings(analysis),

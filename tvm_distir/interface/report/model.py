@@ -20,7 +20,7 @@ from tvm_distir.performance import (
     StepFlops,
     Verdict,
 )
-from tvm_distir.planning import ErrorBand
+from tvm_distir.planning import ErrorBand, TrainingRun
 from tvm_distir.support import lists_by_key
 
 SCHEMA_VERSION = 1
@@ -203,6 +203,7 @@ class Analysis:
     assumptions: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    run: TrainingRun = field(default_factory=TrainingRun)
     timings_s: Mapping[str, float] = field(default_factory=dict)
     pipeline: PipelineResult | None = None
     verdict: Verdict | None = None

@@ -17,3 +17,6 @@ COMPARISONS: dict[str, str] = _NAMES["comparisons"]
 REDUCTIONS: dict[str, str] = _NAMES["reductions"]
 SCATTERS: dict[str, str] = _NAMES["scatters"]
 """The reductions of a scatter."""
+
+KERNEL_OPERATION = "dist.stablehlo"
+"""Attribute of a kernel: the operation that it computes, whose types alone define it."""

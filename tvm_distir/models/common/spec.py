@@ -183,8 +183,10 @@ def split_keys(text: str, spec: str) -> tuple[str, dict[str, str]]:
     return name, keys
 
 
-def model_with_seq(spec: str, seq: int) -> str:
-    """Return the MODEL string with the key ``seq``, the tokens of a sample.
+def model_with_key(spec: str, key: str, value: float, remedy: str) -> str:
+    """Return the MODEL string with a further key, such as ``seq``, the tokens of a sample.
+
+    ``remedy`` says what replaces the key where the model has none.
 
     Raises
     ------
@@ -193,19 +195,18 @@ def model_with_seq(spec: str, seq: int) -> str:
 
     Examples
     --------
-    >>> model_with_seq("hf:llama-3.1-8b", 8192), model_with_seq("zoo:gpt?size=tiny", 8)
-    ('hf:llama-3.1-8b?seq=8192', 'zoo:gpt?size=tiny,seq=8')
+    >>> model_with_key("zoo:gpt?size=tiny", "seq", 8, "Leave it out.")
+    'zoo:gpt?size=tiny,seq=8'
     """
     path = model_file(spec)
     if path is not None and Path(path).suffix.lower() in FILES and not is_config(path):
         raise ModelError(
             "DIST0313",
-            "only models of the zoo and configurations have the key seq",
-            location="seq",
-            remedy="Give the size of a symbolic dim by its name: dims={NAME: SIZE} in Python, "
-            "--dim NAME=SIZE on the command line.",
+            f"only models of the zoo and configurations have the key {key}",
+            location=key,
+            remedy=remedy,
         )
-    return f"{spec}{',' if '?' in spec else '?'}seq={seq}"
+    return f"{spec}{',' if '?' in spec else '?'}{key}={value}"
 
 
 def batch_fault(kind: str, spec: str, instead: str) -> ModelError:

@@ -26,7 +26,6 @@ BINARY = {
     "mod": "remainder",
     "atan2": "atan2",
     "left_shift": "shift_left",
-    "right_shift": "shift_right_arithmetic",
     **{f"{kind}_{n}": n for kind in ("logical", "bitwise") for n in ("and", "or", "xor")},
 }
 
@@ -128,6 +127,12 @@ def _made(value: float) -> Write:
     return write
 
 
+def _right_shift(step: ExportStep) -> Ssa:
+    """Write a shift that keeps the sign, which unsigned numbers have none of."""
+    kind = "logical" if step.dtype.startswith("uint") else "arithmetic"
+    return step.body.binary(f"shift_right_{kind}", step[0], step[1])
+
+
 def _full(step: ExportStep) -> Ssa:
     """Write a filled tensor, of a shape or like another tensor."""
     value: Any = step[1]
@@ -147,6 +152,7 @@ WRITERS: dict[str, Write] = {
     **{name: _unary(other) for name, other in UNARY.items()},
     **{name: _binary(other) for name, other in BINARY.items()},
     **{name: _compare(direction) for name, direction in COMPARISONS.items()},
+    "right_shift": _right_shift,
     "isfinite": lambda step: step.body.unary("is_finite", step[0], "bool"),
     "isnan": lambda step: step.body.compare("NE", step[0], step[0]),
     "isinf": lambda step: step.body.compare("EQ", step.body.unary("abs", step[0]), math.inf),

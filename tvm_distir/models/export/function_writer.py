@@ -138,6 +138,10 @@ class FunctionWriter:
         if str(getattr(call.op, "name", "")) in WRITTEN_OPS:
             return self._written_out(call)
         name = str(getattr(call.op, "name", "")).removeprefix("relax.").removesuffix(_STARTED)
+        operation = self._devices.operation(call.args[0]) if name == "call_tir" else None
+        if operation is not None:
+            operands = [self._value(arg) for arg in call.args[1].fields]
+            return self.body.op(operation, operands, dims(call.ty), dtype(call.ty))
         if name not in WRITERS:
             raise Unwritable(f"{op_name(call)} cannot be expressed in StableHLO")
         args = [self._argument(arg) for arg in call.args]

@@ -28,6 +28,7 @@ from tvm_distir.core.ir import (
 from tvm_distir.core.ir.attributes import IO_ATTR, num_input
 from tvm_distir.core.ir.views import first_view
 from tvm_distir.core.rewriting import gc_paused, plain_calls
+from tvm_distir.models.common.hlo_names import KERNEL_OPERATION
 from tvm_distir.support import UsageError, nearest
 
 from .body_writer import Ssa
@@ -154,6 +155,11 @@ class _Writer:
     def number(self, device: int) -> int:
         """Return the number of a device in the program."""
         return self._numbers[device]
+
+    def operation(self, kernel: ir.GlobalVar) -> str | None:
+        """Return the operation of StableHLO that a kernel computes, if it was imported from one."""
+        name = (self._mod[kernel].attrs or {}).get(KERNEL_OPERATION)
+        return None if name is None else str(name)
 
     def groups(self, mesh: DeviceMesh, axes: Sequence[int]) -> list[list[int]]:
         """Return the groups of devices along some axes, by number."""

@@ -19,7 +19,7 @@ from .text import Unwritable, integers, table
 
 
 class DeviceInterface(Protocol):
-    """Interface to the devices of a module for calls that communicate."""
+    """Interface to a module: its kernels, and its devices for calls that communicate."""
 
     is_local: bool
     partitioning: str
@@ -32,6 +32,9 @@ class DeviceInterface(Protocol):
 
     def number(self, device: int) -> int:
         """Return the number of a device in the program."""
+
+    def operation(self, kernel: ir.GlobalVar) -> str | None:
+        """Return the operation of StableHLO that a kernel computes, if it was imported from one."""
 
 
 def dims(ty: ir.Type) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tvm_distir.models.export.port_attributes import NUM_INPUT
 from tvm_distir.models.mlir.attributes import read_name
-from tvm_distir.models.mlir.tree import Operation
+from tvm_distir.models.mlir.tree import Operation, Type
 from tvm_distir.support import ModelError, nearest, parse_int
 
 from .translated_values import cleaned
@@ -47,7 +47,8 @@ class ArgumentNames:
         Locations of the module, by alias.
     data : collection of str, or None
         Names of the arguments that are data, or of structures such as ``batch`` all of whose parts
-        are. None: those that are no part of a structure.
+        are. None: those that are no part of a structure and, where results have the same parts as
+        a structure (a state that a step replaces), all other structures that have a batch.
     location : str
         The name of the text in errors.
     """
@@ -76,9 +77,10 @@ class ArgumentNames:
         if self._data is None and count is not None and 0 <= count <= len(titles):
             return Signature(titles, list(range(len(titles))), count)
         if self._data is None:
-            data = [i for i, name in enumerate(given_names) if not ("[" in name or "." in name)]
+            arguments = _data_arguments(function, given_names)
+            data = [i for i, name in enumerate(given_names) if _root(name) in arguments]
         else:
-            roots = [cleaned(_ROOT.split(name)[0]) for name in given_names]
+            roots = [cleaned(_root(name)) for name in given_names]
             named = [{title, root} for title, root in zip(titles, roots, strict=True)]
             data = [i for i, names in enumerate(named) if names & self._data]
             for name in sorted(self._data.difference(*named)):
@@ -87,6 +89,41 @@ class ArgumentNames:
                 raise ModelError("DIST0373", problem, location=self._location, remedy=remedy)
         weights = [i for i in range(len(titles)) if i not in set(data)]
         return Signature(titles, data + weights, len(data))
+
+
+def _root(name: str) -> str:
+    return _ROOT.split(name)[0]
+
+
+def _data_arguments(function: Operation, names: list[str]) -> set[str]:
+    """Return the arguments that are no structures, and the structures that are data.
+
+    These are looked for only where results replace a structure: have its parts, by path and type,
+    as the state that a step returns or the gradients of weights. Then all others are data whose
+    parts share their first size.
+    """
+    block = function.regions[0]
+    notes = function.attributes.get("res_attrs") or []
+    types = block.operations[-1].operand_types if block.operations else []
+    results = {
+        (str(note.get("jax.result_info")), str(ty)) for note, ty in zip(notes, types, strict=False)
+    }
+    parts: dict[str, list[tuple[str, Type]]] = {}
+    for name, argument in zip(names, block.arguments, strict=True):
+        parts.setdefault(_root(name), []).append((name[len(_root(name)) :], argument.type))
+    plain = {name for name in names if not _ROOT.search(name)}
+    unmatched = [r for r in parts if r not in plain and not _are_among(parts[r], results)]
+    if len(unmatched) + len(plain) == len(parts):
+        return plain
+    sizes = {root: {getattr(ty, "shape", ())[:1] for _, ty in parts[root]} for root in unmatched}
+    return plain | {r for r, firsts in sizes.items() if len(firsts) == 1 and () not in firsts}
+
+
+def _are_among(leaves: list[tuple[str, Type]], results: set[tuple[str, str]]) -> bool:
+    """Return whether all leaves of a structure are results, with one prefix of their paths."""
+    first = leaves[0][0]
+    prefixes = {path.removesuffix(first) for path, _ in results if path.endswith(first)}
+    return any(results.issuperset((p + path, str(ty)) for path, ty in leaves) for p in prefixes)
 
 
 def _count(function: Operation) -> int | None:

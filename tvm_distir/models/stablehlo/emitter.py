@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from tvm import relax, te
 from tvm.relax import BlockBuilder, Expr
 
+from tvm_distir.models.common.hlo_names import KERNEL_OPERATION
 from tvm_distir.models.common.translation import dtype_of, shape_of
 
 from .translated_values import Tensors, TranslatedTensor, constant, is_constant
@@ -43,14 +44,16 @@ class Emitter:
         args: Sequence[Expr],
         shape: Sequence[int],
         dtype: str,
-    ) -> Expr:
-        """Call a kernel that a function of TE tensors defines, for what no op of Relax does."""
+        operation: str,
+    ) -> TranslatedTensor:
+        """Call a kernel that TE tensors define, for an operation of StableHLO that Relax lacks."""
         operands = enumerate(args)
         tensors = [te.placeholder(shape_of(x), dtype_of(x), f"x{i}") for i, x in operands]
         function = te.create_prim_func([*tensors, compute(*tensors)])
-        variable = self._module.add_func(function.without_attr("global_symbol"), name)
+        function = function.without_attr("global_symbol").with_attr(KERNEL_OPERATION, operation)
+        variable = self._module.add_func(function, name)
         result = relax.TensorType(list(shape), dtype)
-        return self.emit(_op.call_tir(variable, list(args), out_ty=result))
+        return self.value(self.emit(_op.call_tir(variable, list(args), out_ty=result)))
 
     def full(self, value: TranslatedTensor) -> Expr:
         """Return the full tensor, expanded once."""

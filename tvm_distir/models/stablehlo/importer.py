@@ -25,6 +25,8 @@ from .local_collectives import MOVES
 from .shardings import Shardings, sharding_of
 from .source import read_source
 
+ARGUMENTS = "arguments"
+"""Key of ``dist.frontend``: the names of the arguments in the order of the text."""
 _KNOWN = {*CONVERTERS, *CALLS, *RETURNS, *ANNOTATIONS, *MOVES, MANUAL}
 
 
@@ -50,8 +52,9 @@ def from_stablehlo(
         problem = "the module has no public function"
         remedy = "Export a function with jax.export."
         raise ModelError("DIST0370", problem, location=location, remedy=remedy)
+    names = ArgumentNames(module.locations, data, location)
     try:
-        mod = functions.written(ArgumentNames(module.locations, data, location))
+        mod = functions.written(names)
     except ModelError as error:
         drop_half_built(error)
         raise
@@ -62,7 +65,9 @@ def from_stablehlo(
     ]
     mod = transform.Sequential(passes)(mod)
     mod = noted_step(annotations.declare(mod))
-    return mod.with_attr(FRONTEND_ATTR, {"format": "stablehlo", "source": ""})  # no weights in it
+    about = {"format": "stablehlo", "source": ""}  # no weights in it
+    order = names.of(functions.by_name[functions.public[0]]).titles
+    return mod.with_attr(FRONTEND_ATTR, {**about, ARGUMENTS: order})
 
 
 def _walk(block: RegionBlock) -> Iterator[Operation]:

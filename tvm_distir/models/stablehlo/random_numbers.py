@@ -12,6 +12,7 @@ from tvm_distir.models.common.translation import Unsupported
 from .operation_call import Converter, HloCall
 from .translated_values import TranslatedTensor
 
+_BITCAST, _ERF_INV = "stablehlo.bitcast_convert", "chlo.erf_inv"
 _WIDTHS = {"bfloat16": 16, "float8_e4m3fn": 8, "float8_e5m2": 8}
 
 
@@ -38,7 +39,8 @@ def _bitcast(call: HloCall) -> TranslatedTensor:
         shape, make = x.shape[:-1], _joined(target // source, source, dtype)
     else:
         shape, make = (*x.shape, source // target), _parted(target, dtype)
-    return call.write.value(call.write.kernel("bitcast", make, [call.write.full(x)], shape, dtype))
+    args = [call.write.full(x)]
+    return call.write.kernel("bitcast", make, args, shape, dtype, _BITCAST)
 
 
 def _unsigned(value: Expr) -> Expr:
@@ -106,7 +108,7 @@ def _erf_inv(call: HloCall) -> TranslatedTensor:
     if x.dtype != "float32":
         raise Unsupported(f"the inverse error function of {x.dtype}")
     args = [call.write.full(x)]
-    return call.write.value(call.write.kernel("erf_inv", _te_erf_inv, args, x.shape, x.dtype))
+    return call.write.kernel("erf_inv", _te_erf_inv, args, x.shape, x.dtype, _ERF_INV)
 
 
 def _te_erf_inv(x: te.Tensor) -> te.Tensor:
@@ -129,4 +131,4 @@ def _te_erf_inv(x: te.Tensor) -> te.Tensor:
     return te.compute(x.shape, element, name="erf_inv")
 
 
-CONVERTERS: dict[str, Converter] = {"chlo.erf_inv": _erf_inv, "stablehlo.bitcast_convert": _bitcast}
+CONVERTERS: dict[str, Converter] = {_ERF_INV: _erf_inv, _BITCAST: _bitcast}

@@ -54,6 +54,10 @@ _SECOND_REPLICATED = ("row", "fused", "fused_gate_up")
 """Projections whose second adapter is replicated; so is the first, but for rows."""
 
 
+_WEIGHT = r"(?:(.*?)_)??(weight|bias|kernel|q_weight|q_scale)(?:_value)?"
+"""Names of weights of PyTorch, and of Flax (``kernel``, and ``kernel.value``), without dots."""
+
+
 @dataclass(frozen=True)
 class KnownWeight:
     """Known weight: its role, and how its consumers use it."""
@@ -67,7 +71,7 @@ class KnownWeight:
 @functools.lru_cache(maxsize=1 << 16)
 def projection_of(name: str) -> tuple[str, bool] | None:
     """Return the role of a parameter by its name, and whether it is a bias; None for others."""
-    match = re.fullmatch(r"(?:(.*?)_)??(weight|bias|q_weight|q_scale)", plain_name(name))
+    match = re.fullmatch(_WEIGHT, plain_name(name))
     while match is not None:
         stem, _, adapter = (match[1] or "").partition("_lora_")
         for projection, words in ROLES.items():

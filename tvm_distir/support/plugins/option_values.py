@@ -18,6 +18,7 @@ from tvm_distir.support.errors.user_input import (
 
 _AXIS = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 MESH_REMEDY = "Write axes and sizes, major first: --mesh dp=2,tp=4."
+_SCALES = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
 
 def parse_mesh(text: str, option: str = "--mesh") -> dict[str, int]:
@@ -114,6 +115,17 @@ def parse_number(text: str, option: str) -> float:
         remedy = f"Give a number, e.g. {option} 1.0."
         raise UsageError("DIST0152", problem, location=option, remedy=remedy)
     return number
+
+
+def parse_numbers(text: str, option: str) -> list[float]:
+    """Read finite numbers, joined by commas (UsageError DIST0152)."""
+    return [parse_number(part, option) for part in text.split(",")]
+
+
+def parse_amount(text: str, option: str) -> float:
+    """Read a number with an optional K, M, B or T, as in ``1.5T`` (UsageError DIST0152)."""
+    scale = _SCALES.get(text[-1:].upper(), 1.0)
+    return parse_number(text[:-1] if scale > 1 else text, option) * scale
 
 
 def parse_bytes(text: str, option: str) -> int:

@@ -147,8 +147,8 @@ class OrderProblem:
     def _updated(self, fn: relax.Function, results: Sequence[PlacedTensor | None]) -> None:
         """Tie weights and states of a training step to their new values."""
         names = [plain_name(name) for name in training_notes(fn, "updated")]
-        titles = {int(k): plain_name(str(v)) for k, v in training_notes(fn, "places").items()}
-        number_of = {name: n for n, name in (titles or dict(enumerate(names, 1))).items()}
+        stated = {plain_name(str(k)): int(v) for k, v in training_notes(fn, "places").items()}
+        number_of = stated or {name: n for n, name in enumerate(names, 1)}
         for param in fn.params:
             fields = named_leaves(str(param.name), param.ty)
             for (field, _), leaf in zip(fields, self.leaves[param], strict=False):

@@ -76,8 +76,8 @@ def _updated(name: str, fn: relax.Function, pipeline: Pipeline | None) -> dict[i
     """Return the position of the new value of each updated parameter, by the parameter's."""
     names = {plain_name(updated): updated for updated in training_notes(fn, "updated")}
     io = fn.attrs[IO_ATTR]
-    titles = {int(k): str(v) for k, v in training_notes(fn, "places").items()}
-    name_of = {k: plain_name(v) for k, v in titles.items()} or dict(enumerate(names, 1))
+    stated = {int(v): plain_name(str(k)) for k, v in training_notes(fn, "places").items()}
+    name_of = stated or dict(enumerate(names, 1))
     if pipeline is not None:
         note = next((note for note in pipeline.stages if note.function == name), None)
         if note is None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tvm import ir
@@ -40,6 +40,8 @@ class JaxFunction:
     axes : sequence of str
         The names of the mesh axes.
     devices : sequence of jax.Device
+    donated : collection of int
+        The numbers of the arguments whose buffers results may take.
 
     Attributes
     ----------
@@ -51,7 +53,12 @@ class JaxFunction:
     """
 
     def __init__(
-        self, text: str, entry: EntryFunction, axes: Sequence[str], devices: Sequence[jax.Device]
+        self,
+        text: str,
+        entry: EntryFunction,
+        axes: Sequence[str],
+        devices: Sequence[jax.Device],
+        donated: Collection[int] = (),
     ) -> None:
         import jax
         import numpy as np
@@ -73,6 +80,7 @@ class JaxFunction:
             lambda *args: tuple(bind(*args)),
             in_shardings=self.in_shardings,
             out_shardings=self.out_shardings,
+            donate_argnums=tuple(donated),
         )
 
     def __call__(self, *args: Any) -> tuple[jax.Array, ...]:
@@ -151,7 +159,11 @@ def _primitive() -> jax.extend.core.Primitive:
     return primitive
 
 
-def to_jax(dist: ir.IRModule, devices: Sequence[jax.Device] | None = None) -> JaxFunction:
+def to_jax(
+    dist: ir.IRModule,
+    devices: Sequence[jax.Device] | None = None,
+    donated: Collection[int] = (),
+) -> JaxFunction:
     """Return a distributed module as a function of JAX, which XLA compiles and runs.
 
     The function is called with full arrays, of which every device gets its shard. It may be called
@@ -164,6 +176,8 @@ def to_jax(dist: ir.IRModule, devices: Sequence[jax.Device] | None = None) -> Ja
         The module, at level 5, of a single mesh or views of one, with shards of equal size.
     devices : sequence of jax.Device, optional
         The devices in the order of the mesh; by default the first of ``jax.devices()``.
+    donated : collection of int
+        The numbers of the arguments whose buffers results may take, as ``jax.jit`` donates them.
 
     Returns
     -------
@@ -210,8 +224,9 @@ def to_jax(dist: ir.IRModule, devices: Sequence[jax.Device] | None = None) -> Ja
             'Call jax.config.update("jax_enable_x64", True) first.',
         )
     axes = mesh_axes(program.mod)[entry.mesh_index]
-    text = to_stablehlo(program.mod, "manual")
-    return JaxFunction(text, entry, axes, placed[: len(entry.ranks)])
+    # XLA partitions nothing for a single device, whose manual computations it then cannot run.
+    text = to_stablehlo(program.mod, "manual" if len(entry.ranks) > 1 else "replicas")
+    return JaxFunction(text, entry, axes, placed[: len(entry.ranks)], donated)
 
 
 def _unfit(problem: str, remedy: str) -> EngineError:
