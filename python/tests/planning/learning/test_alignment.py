@@ -69,5 +69,8 @@ def test_collectives_are_aligned_by_kind() -> None:
     works = [w for w in align(calls, ops) if w.is_collective]
     sizes = [(w.family, len(w.calls), [o.args["payload_bytes"] for o in w.ops]) for w in works]
     assert sizes == [
-        ("all_reduce", 1, [1]), ("all_reduce", 1, [2]), ("broadcast", 1, []), ("all_gather", 0, [3]),
-    ]  # fmt: skip
+        ("all_reduce", 1, [1]),
+        ("all_reduce", 1, [2]),
+        ("broadcast", 1, []),
+        ("all_gather", 0, [3]),
+    ]

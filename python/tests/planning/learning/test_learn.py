@@ -11,7 +11,7 @@ import pytest
 
 import tvm_distir as td
 from tests.planning.learning.device_traces import NODE, DeviceTrace
-from tvm_distir.hardware import LAWS
+from tvm_distir.hardware import LAWS, to_data
 from tvm_distir.interface.command.app import main
 from tvm_distir.performance import HOSTS, simulate
 from tvm_distir.planning.calibration.step_times import with_constants
@@ -159,6 +159,18 @@ def test_laws_keep_the_rates_of_a_system(name: str) -> None:
             x.rate("memory", "float32").spent_s(flops, moved).total for x in (system, other)
         )
         assert new == pytest.approx(old, rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["laptop-cpu", "dgx-a100-megatron", "a100", "h100"])
+def test_fitted_systems_are_read_as_written(name: str) -> None:
+    system = with_laws(td.System.load(name), ["float32"])
+    fitted = with_constants(system, {"kernels.matmul.float32.arithmetic": 0.25}, "a test")
+    again = td.System.from_dict(to_data(fitted))
+    assert again.device.kernel_times == fitted.device.kernel_times
+    assert again.constants == fitted.constants
+    assert again.collective_time_s("all_reduce", 1 << 20, range(2)) == pytest.approx(
+        system.collective_time_s("all_reduce", 1 << 20, range(2))
+    )
 
 
 def test_the_command_writes_a_system(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
