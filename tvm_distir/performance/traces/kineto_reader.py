@@ -154,14 +154,15 @@ def read_kineto(path: str | Path) -> list[TracedStep]:
     try:
         raw = Path(path).read_bytes()
         data = json.loads(gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw)
-        steps = list(_steps([event for event in data["traceEvents"] if event.get("ph") == "X"]))
+        events = [event for event in data["traceEvents"] if event.get("ph") == "X"]
+        steps = [step for step in _steps(events) if step.busy_s > 0]
         if steps:
             return steps
     except (OSError, EOFError, ValueError, TypeError, KeyError, AttributeError) as error:
         problem = f"it cannot be read as a trace: {getattr(error, 'strerror', None) or error!r}"
     raise SimulationError(
         "DIST0731", problem, location=str(path),
-        remedy="Give a file of torch.profiler's export_chrome_trace, with ProfilerActivity.CPU.",
+        remedy="Give what torch.profiler's export_chrome_trace wrote; tables of steps: calibrate.",
     )  # fmt: skip
 
 
@@ -285,10 +286,7 @@ def _covered(kernels: Iterable[TracedCall]) -> float:
 
 
 def typical_step(steps: Sequence[TracedStep]) -> TracedStep:
-    """Return the step of the median duration, with the medians of it and of its calls.
-
-    They are those of the steps whose calls are the same.
-    """
+    """Return the step of the median duration, with medians over all steps of the same calls."""
     ordered = sorted(steps, key=lambda step: step.duration_s)
     middle = ordered[len(ordered) // 2]
     names = [call.name for call in middle.calls]
