@@ -55,6 +55,7 @@ from .performance.program.program import Program as Program
 from .performance.simulation.simulator import simulate as simulate
 from .performance.traces.merged import merge_traces as merge_traces
 from .planning.calibration.calibrate import calibrate as calibrate
+from .planning.learning.learn import learn as learn
 from .planning.plan_export.plan_formats import export_plan as export_plan
 from .planning.search.auto_sharding import auto_shard as auto_shard
 from .planning.search.driver import search as search

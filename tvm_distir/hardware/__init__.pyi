@@ -18,14 +18,17 @@ from .cost_weights import main_dtype as main_dtype
 from .systems.clock import PICOSECONDS as PICOSECONDS
 from .systems.clock import Clock as Clock
 from .systems.clock import picoseconds as picoseconds
+from .systems.constants import LAWS as LAWS
 from .systems.constants import LINKS as LINKS
 from .systems.constants import MEANINGS as MEANINGS
 from .systems.constants import Constant as Constant
+from .systems.constants import ConstantSpec as ConstantSpec
 from .systems.expert_kernels import EXPERTS as EXPERTS
 from .systems.expert_kernels import SERVED_CAPACITY as SERVED_CAPACITY
 from .systems.faults import no_json as no_json
 from .systems.faults import wrong as wrong
 from .systems.hardware import ASSUMED as ASSUMED
+from .systems.hardware import PowerLaw as PowerLaw
 from .systems.kernel_tables import KernelSizes as KernelSizes
 from .systems.network import GroupLayout as GroupLayout
 from .systems.network import GroupTopology as GroupTopology

@@ -66,6 +66,14 @@ from .simulation.result import Result as Result
 from .simulation.simulator import simulate as simulate
 from .traces.files import trace_format as trace_format
 from .traces.files import write_trace as write_trace
+from .traces.kineto_reader import TracedCall as TracedCall
+from .traces.kineto_reader import TracedStep as TracedStep
+from .traces.kineto_reader import family_of as family_of
+from .traces.kineto_reader import read_kineto as read_kineto
+from .traces.kineto_reader import typical_step as typical_step
 from .traces.merged import merge_traces as merge_traces
+from .traces.records import BACKWARD as BACKWARD
+from .traces.records import FORWARD as FORWARD
+from .traces.records import OPTIMIZER as OPTIMIZER
 from .traces.records import Event as Event
 from .traces.records import titled as titled

@@ -7,6 +7,8 @@ from .error_band import StepKind as StepKind
 from .error_band import band_of as band_of
 from .error_band import bits_of as bits_of
 from .error_band import program_family as program_family
+from .learning.learn import learn as learn
+from .learning.learned_system import LearnedSystem as LearnedSystem
 from .lighter_weights import lighter_kinds as lighter_kinds
 from .plan_export.plan_formats import PLAN_FORMATS as PLAN_FORMATS
 from .plan_export.plan_formats import export_plan as export_plan

@@ -205,7 +205,7 @@ class StepOptions:
         """
         if self.train is None or self.train is False:
             return None
-        masters = {"master": bool(system.device.kernel_times)} if system is not None else {}
+        masters = {"master": system.device.is_composed} if system is not None else {}
         if isinstance(self.train, TrainingOptions):
             return {**masters, **self.train.keywords()}
         return {**masters, **({} if self.train is True else self.train)}

@@ -53,6 +53,9 @@ DEFAULTS: Mapping[str, float | str] = _TABLES["defaults"]
 DEVICE_CONSTANTS = _specs("devices")
 """Constants of a device with forms of kernels. Products of a step run at the rate of their form for
 ``burst_us``, then at ``sustained`` times this rate."""
+LAWS = _specs("laws")
+"""Numbers of the forms of a device that a fit may change on request; fractions above 1 say that the
+peak of the device is too low."""
 LINKS = _specs("links")
 """Fields of links that a fit may change on request."""
 

@@ -92,7 +92,8 @@ class Device:
         By kernel class; empty for a device with ``kernel_times``.
     kernel_times : mapping of str to mapping of str to PowerLaw
         The form of each kernel class but views, by dtype, with an entry ``default``. Empty for a
-        device inside a system's file, whose constants or efficiencies price kernels.
+        device inside a system's file, whose constants or efficiencies price kernels until a fit
+        adds forms.
     constants : mapping of str to Constant
         Of :data:`.constants.DEVICE_CONSTANTS`; only with ``kernel_times``.
     sources : mapping of str to str
@@ -115,6 +116,11 @@ class Device:
     sources: Mapping[str, str] = field(default_factory=dict)
     price_per_hour: float | None = None
     watts: float | None = None
+
+    @property
+    def is_composed(self) -> bool:
+        """Return whether it has a file of its own, with forms of kernels, and no efficiencies."""
+        return bool(self.kernel_times) and not self.efficiency
 
     def form(self, kernel_class: str, dtype: str) -> PowerLaw:
         """Return the form of a kernel class: of the dtype, of its family, or the default."""

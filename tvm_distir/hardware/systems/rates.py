@@ -111,7 +111,7 @@ def law_rate(
     law = device.form(kernel_class, dtype)
     alone = law.arithmetic * peak_flops
     slower, burst_s = 1.0, 0.0
-    if sustained and kernel_class in POWER_LIMITED:
+    if sustained and device.constants and kernel_class in POWER_LIMITED:
         slower = device.constants["sustained"].value
         burst_s = device.constants["burst_us"].value * 1e-6
     bytes_per_s = law.traffic * device.memory_bandwidth_GBps * 1e9

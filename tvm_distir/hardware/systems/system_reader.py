@@ -18,7 +18,7 @@ from tvm_distir.support import Positive, Text, check_version, read_json
 from .constants import KERNEL_TIME_MODELS, AllConstants, value_of
 from .efficiency import Efficiency
 from .faults import SLOWEST, no_json, unequal, unknown_name, wrong
-from .hardware import Device, HostLink, Peaks
+from .hardware import Device, HostLink, Peaks, PowerLaws
 from .network_reader import LinkKeys, read_linked
 from .offered import offered, offered_names
 
@@ -37,6 +37,7 @@ class _RatedDevice:
     memory_bandwidth_GBps: Positive
     matmul_TFLOPs: Peaks
     vector_TFLOPs: Peaks
+    kernel_times: Mapping[str, PowerLaws] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,17 +17,18 @@ from .system_reader import SCHEMA_VERSION
 def to_data(system: System) -> dict[str, Any]:
     """Give the content of a system's file, which :meth:`System.from_dict` reads.
 
-    A system whose device has forms of kernels has schema version 2, with the device and the
-    network written out.
+    A system whose device has forms of kernels of its own has schema version 2, with the device and
+    the network written out.
     """
     System.required(system, equal_for="the file of a fitted system")
     data = {"schema_version": SCHEMA_VERSION, **dataclasses.asdict(system)}
     del data["stages"]
+    if system.device.is_composed or system.constants:
+        del data["device"]["launch_floor_us"], data["device"]["efficiency"]
     for key in ("kernel_times", "constants", "sources", "price_per_hour", "watts"):
         if not data["device"][key]:
             del data["device"][key]
     if system.constants:
-        del data["device"]["launch_floor_us"], data["device"]["efficiency"]
         data["constants"] = {
             name: {
                 "value": constant.value,
@@ -57,7 +58,7 @@ def to_data(system: System) -> dict[str, Any]:
         del data["inter_node"]
     if outer := data.pop("outer_tiers"):
         data["tiers"] = _tiers(data.pop("intra_node"), data.pop("inter_node"), outer)
-    return _composed(data) if system.device.kernel_times else data
+    return _composed(data) if system.device.is_composed else data
 
 
 def _composed(data: dict[str, Any]) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from . import (
     explain,
     export_plan,
     export_weights,
+    learn,
     opt,
     run,
     search,
@@ -61,7 +62,7 @@ EXIT_PIPE_CLOSED = 141
 
 _COMMANDS = (
     ask, analyze, compare, ui, search, sweep, serve_analyze, serve_search, explain, verify, check,
-    opt, convert, export_plan, simulate, deploy, run, export_weights, systems, calibrate,
+    opt, convert, export_plan, simulate, deploy, run, export_weights, systems, calibrate, learn,
 )  # fmt: skip
 
 

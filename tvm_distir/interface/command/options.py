@@ -225,7 +225,7 @@ def read_planned_step(
     location = f"tvm-distir {arguments.command}"
     both = arguments.plan is not None and arguments.strategy is not None
     neither = arguments.plan is None and arguments.strategy is None
-    alone = arguments.command == "analyze" and arguments.mesh is None
+    alone = arguments.command in ("analyze", "learn") and arguments.mesh is None
     if both or (neither and not planless and not alone and not may_be_annotated(arguments.model)):
         raise UsageError(
             "DIST0151",

@@ -20,13 +20,13 @@ from tvm_distir.performance.program.checks import call_order
 from tvm_distir.performance.program.parts import Op, Value
 from tvm_distir.performance.program.program import Program
 from tvm_distir.performance.program.unit_phases import unit_word
+from tvm_distir.performance.traces.records import BACKWARD, FORWARD, OPTIMIZER
 from tvm_distir.support import memoized
 
 from .device_results import HOST_MODULE, ModuleTime
 from .op_costs import COMPUTE, HOSTS, SLOWDOWN, OpRow
 from .weight_sources import WeightSources
 
-FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 _PHASES = {"count": FORWARD, "rows": FORWARD, "forward": FORWARD, "gather": FORWARD}
 _PHASES |= dict.fromkeys(("backward", "weight", "accumulate", "accumulate_next"), BACKWARD)
 _PHASES |= {"count_next": FORWARD, "reduce": BACKWARD}

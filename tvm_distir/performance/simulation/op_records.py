@@ -88,6 +88,7 @@ def _event_args(row: OpRow) -> dict[str, Any]:
         return args
     if op.kind == "compute":
         args |= {"flops": op.flops, "bytes": op.bytes_read + op.bytes_written}
+        args |= {"class": op.kernel_class, "dtype": op.dtype}
         if not op.modelled:
             args["unmodelled"] = op.reason
         return args

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 from tvm_distir.performance.event_loop.function_summaries import Ints
 
+FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
+"""Passes of a step."""
 STREAMS = ("compute", "comm", "send", "store", "fetch", "recv")
 """Streams of a device. Compute, collectives, sends and copies to and from the host run in order of
 issue, each on its own stream; a receive only waits for its send."""

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.hardware import LINKS, MEANINGS, System
+from tvm_distir.hardware import LAWS, LINKS, MEANINGS, System
 from tvm_distir.planning.workers import Workers
 from tvm_distir.support import SimulationError
 
-from .calibration import Calibration, value_of
+from .calibration import KERNELS, Calibration, spec_of, value_of
 from .least_squares import Fit, fit
 from .measured_rows import StepTimeModel
 from .row_files import read_rows
@@ -104,7 +104,7 @@ def calibrate(
     for _ in range(2):
         result = work.fit(range(len(work.rows)))
         times = work.model.walk(work.values(result.point))
-    errors = {"in sample": _percent(times, work.measured)}
+    errors = {"in sample": work.percent(times)}
     if folds:
         errors.update(_validated(work, result, folds, seed))
     spread = np.sqrt(np.diag(np.linalg.inv(work.hessian(result)))) / work.spread
@@ -131,16 +131,25 @@ def calibrate(
 
 
 def _refuse_unfit(system: System, rows: Sequence[AnyRow], fit_also: Sequence[str]) -> None:
-    if not rows or not system.constants:
+    if not rows or not (system.constants or fit_also):
         problem = "there are no rows" if not rows else f"the system {system.name} has no constants"
         remedy = 'Give rows, and a system with "constants".'
         raise SimulationError("DIST0730", problem, location="calibrate", remedy=remedy)
-    unknown = [name for name in fit_also if name not in LINKS and name not in MEANINGS]
+    laws = [f"{KERNELS}{name}." for name in system.device.kernel_times]
+    unknown = [
+        name
+        for name in fit_also
+        if name not in LINKS and name not in MEANINGS and not _is_law(name, laws)
+    ]
     if unknown:
         raise SimulationError(
             "DIST0730", f"{unknown[0]!r} cannot be fitted", location="calibrate",
-            remedy=f"Known: {', '.join([*FIXED, *LINKS])}.",
+            remedy=f"Known: {', '.join([*FIXED, *LINKS])}, kernels.CLASS.DTYPE.FIELD.",
         )  # fmt: skip
+
+
+def _is_law(name: str, laws: Sequence[str]) -> bool:
+    return name.startswith(tuple(laws)) and name.count(".") == 3 and name.split(".")[3] in LAWS
 
 
 class _Work:
@@ -170,7 +179,7 @@ class _Work:
         if products and "burst_us" not in self.names:
             self.names.append("burst_us")
         self.names += [name for name in also if name not in self.names]
-        means = [MEANINGS.get(name) or LINKS[name] for name in self.names]
+        means = [spec_of(name) for name in self.names]
         self.before = [value_of(system, name) for name in self.names]
         center = [now or mean.begin for now, mean in zip(self.before, means, strict=True)]
         self.center = np.log(np.clip(center, [m.least for m in means], [m.most for m in means]))
@@ -187,9 +196,10 @@ class _Work:
         """Return what each constant was and is, where the rows say that it differs."""
         changed = {}
         for name, begin, is_seen in zip(self.names, self.before, affected, strict=True):
+            is_law = name.startswith(KERNELS)
             is_new = name == "burst_us" and name not in self.system.constants
             differs = abs(values[name] - begin) > CHANGED * abs(begin)
-            if is_seen and differs and not (is_new and name in vague):
+            if is_seen and differs and not ((is_new or is_law) and name in vague):
                 changed[name] = begin, values[name]
         return changed
 
@@ -204,6 +214,11 @@ class _Work:
 
         weights = np.array([self.rows[row].weight for row in numbers])
         return fit(residuals, weights, self.center, self.spread, self.bounds, begin)
+
+    def percent(self, times: Floats, rows: Sequence[int] | slice = slice(None)) -> float:
+        """Return the mean error of rows, by their weights."""
+        weights = np.array([row.weight for row in self.rows])[rows]
+        return float(100 * np.average(np.abs(times / self.measured[rows] - 1), weights=weights))
 
     def hessian(self, result: Fit) -> Floats:
         """Return the curvature of the loss, the prior's included."""
@@ -224,12 +239,8 @@ def _validated(work: _Work, result: Fit, folds: int, seed: int) -> dict[str, flo
     for number, row in enumerate(work.rows):
         for key in row.groups(per_node):
             groups.setdefault(key, []).append(number)
-    out = {"out of fold": _percent(times, work.measured)}
-    for key in sorted(groups, key=lambda key: (key.split()[0], int(key.split()[1]))):
+    out = {"out of fold": work.percent(times)}
+    for key in sorted(groups, key=lambda key: (len(key), key)):
         members = groups[key]
-        out[key] = _percent(times[members], work.measured[members])
+        out[key] = work.percent(times[members], members)
     return out
-
-
-def _percent(times: Floats, measured: Floats) -> float:
-    return float(100 * np.abs(times / measured - 1).mean())

@@ -8,7 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tvm_distir.hardware import LINKS, MEANINGS, System
+from tvm_distir.hardware import LAWS, LINKS, MEANINGS, ConstantSpec, System
+
+KERNELS = "kernels."
+"""Numbers of laws are named ``kernels.CLASS.DTYPE.FIELD``, with a field of :data:`LAWS`."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +72,20 @@ class Calibration:
 
 def unit_of(name: str) -> str:
     """Return the unit of a constant, or of a number of links."""
-    return (MEANINGS.get(name) or LINKS[name]).unit
+    return spec_of(name).unit
+
+
+def spec_of(name: str) -> ConstantSpec:
+    """Return what is known of a constant, a number of links, or one of a law of kernels."""
+    known = {**MEANINGS, **LINKS}
+    return known[name] if name in known else LAWS[name.rpartition(".")[2]]
 
 
 def value_of(system: System, name: str) -> float:
-    """Return a constant of a system, or a number of its links."""
+    """Return a constant of a system, or a number of its links or of its laws of kernels."""
     if name in LINKS:
         return float(getattr(system.intra_node, name.removeprefix("intra_node.")))
+    if name.startswith(KERNELS):
+        _, kernel_class, dtype, field = name.split(".")
+        return float(getattr(system.device.form(kernel_class, dtype), field))
     return system.constant(name)

@@ -17,7 +17,7 @@ from tvm_distir.planning.workers import Lookahead, Workers
 from .cost_terms import CostTerms, KernelBatch, KernelTerm, StepCostTerms
 from .critical_path import longest_path
 from .programs import program_of
-from .rows import AnyRow, ProductRow
+from .rows import AnyRow, ProductRow, TracedRow
 from .step_times import StepSums, with_constants
 
 Floats = npt.NDArray[np.float64]
@@ -74,7 +74,7 @@ class StepTimeModel:
         for number, (row, floor_s) in enumerate(zip(self._rows, floors.tolist(), strict=True)):
             if isinstance(row, ProductRow):
                 floor_s = max(floor_s, row.bytes / self.system.memory_bandwidth_bytes_per_s)
-            if row.time_s >= floor_s:
+            if row.time_s >= floor_s or isinstance(row, TracedRow):
                 result.append(number)
         return result
 
@@ -105,6 +105,8 @@ class _Pricer:
 
 def step_terms(system: System, row: AnyRow) -> StepCostTerms | CostTerms:
     """Return the cost terms of a row on a system."""
+    if isinstance(row, TracedRow):
+        return row.terms
     if isinstance(row, ProductRow):
         kernel = KernelTerm("matmul", row.dtype, row.flops, row.bytes)
         return CostTerms(Counter({KernelBatch(((kernel, 1),), 0): 1}))

@@ -7,6 +7,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from .cost_terms import CostTerms
+
 
 @dataclass(frozen=True)
 class MeasuredStep:
@@ -135,6 +137,29 @@ class ProductRow:
         return ()
 
 
-AnyRow = MeasuredStep | StepRow | ProductRow
+@dataclass(frozen=True)
+class TracedRow:
+    """Work of a traced step, which took so much time.
+
+    Attributes
+    ----------
+    terms : CostTerms
+    family : str
+        The group that its error is reported for.
+    time_s, weight : float
+        The time and weight, as those of :class:`MeasuredStep`.
+    """
+
+    terms: CostTerms
+    family: str
+    time_s: float
+    weight: float
+
+    def groups(self, per_node: int) -> tuple[str, ...]:
+        """Return the groups that errors are reported for."""
+        return (self.family,)
+
+
+AnyRow = MeasuredStep | StepRow | ProductRow | TracedRow
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 """The bytes of the types of measured products."""

@@ -14,24 +14,34 @@ import numpy.typing as npt
 from tvm_distir.hardware import LINKS, Constant, System
 from tvm_distir.performance import HOST, host_time_s
 
+from .calibration import KERNELS
 from .cost_terms import CollectiveTerm, CostTerms, KernelBatch, KernelTerm
 
 Floats = npt.NDArray[np.float64]
 
 
 def with_constants(system: System, values: Mapping[str, float], source: str = "") -> System:
-    """Return a system with other values of some constants, and of numbers of :data:`LINKS`."""
+    """Return a system with other values of constants, of :data:`LINKS`, and of laws of kernels."""
     constants: dict[str, Constant] = dict(system.constants)
     links: dict[str, Any] = {}
+    laws = {name: dict(laws) for name, laws in system.device.kernel_times.items()}
     for name, value in values.items():
-        if name in LINKS:
+        if name.startswith(KERNELS):
+            _, kernel_class, dtype, field = name.split(".")
+            law = laws[kernel_class].get(dtype) or system.device.form(kernel_class, dtype)
+            values_of_law: dict[str, Any] = {field: float(value), "source": source or law.source}
+            laws[kernel_class][dtype] = dataclasses.replace(law, **values_of_law)
+        elif name in LINKS:
             links[name.removeprefix("intra_node.")] = float(value)
         else:
             known = constants[name].source if name in constants else ""
             constants[name] = Constant(float(value), source or known)
     near = dataclasses.replace(system.intra_node, **links) if links else system.intra_node
     sources = {**system.sources, **{n: source for n in values if n in LINKS and source}}
-    return dataclasses.replace(system, constants=constants, intra_node=near, sources=sources)
+    device = dataclasses.replace(system.device, kernel_times=laws)
+    return dataclasses.replace(
+        system, device=device, constants=constants, intra_node=near, sources=sources
+    )
 
 
 class _Table(dict[Hashable, int]):

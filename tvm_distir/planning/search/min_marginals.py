@@ -84,10 +84,10 @@ def _of_entry(
     starts = WarmStarts()
     for (pattern, _, form), nodes in groups.items():
         states, variable = net.ends[nodes[0]]
-        forms = states.results[0]
-        if all(x == form for x in forms):
+        placements = states.results[0]
+        if all(x == form for x in placements):
             continue
-        barred = np.array([INFINITE if x == form else 0 for x in forms], np.int64)
+        barred = np.array([INFINITE if x == form else 0 for x in placements], np.int64)
         number, constant = tables.intern(barred)
         factors = dict(net.factors)
         if (variable,) in factors:
@@ -105,7 +105,7 @@ def _of_entry(
             pattern,
             len(nodes),
             placement_text(form),
-            placement_text(forms[other.values[variable]]),
+            placement_text(placements[other.values[variable]]),
             (total + constant - cost) / PICOSECONDS,
         )
 
