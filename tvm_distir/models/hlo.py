@@ -34,8 +34,9 @@ def from_stablehlo(
     data : collection of str, optional
         Names of the arguments that are data; by default those that are no part of a structure
         (``x``, not ``p['w']``) and, where the module returns a structure anew (the state of a
-        step), other structures that have a batch. The others are weights. Names are in texts with
-        locations only (``as_text(debug_info=True)``); arguments without are ``arg0``, ...
+        step), other structures that have a batch; keys of random numbers are none. The others are
+        weights. Names are in texts with locations only (``as_text(debug_info=True)``); arguments
+        without are ``arg0``, ...
     inline : int
         Private functions of at most so many operations are written into their callers.
     loops : int, optional

@@ -18,6 +18,9 @@ from .translated_values import cleaned
 _ROOT = re.compile(r"[\[.]")
 """What the name of a structure ends with, in those of its parts: ``batch['x']``, ``data.0``."""
 
+_KEYS = ("tensor<2xui32>", "tensor<4xui32>")
+"""The types of keys of ``jax.random``, which have no batch."""
+
 
 @dataclass(frozen=True)
 class Signature:
@@ -47,8 +50,9 @@ class ArgumentNames:
         Locations of the module, by alias.
     data : collection of str, or None
         Names of the arguments that are data, or of structures such as ``batch`` all of whose parts
-        are. None: those that are no part of a structure and, where results have the same parts as
-        a structure (a state that a step replaces), all other structures that have a batch.
+        are. None: those that are no part of a structure and, where results have the same parts as a
+        structure (a state that a step replaces), all other structures that have a batch; keys of
+        random numbers are none.
     location : str
         The name of the text in errors.
     """
@@ -78,7 +82,12 @@ class ArgumentNames:
             return Signature(titles, list(range(len(titles))), count)
         if self._data is None:
             arguments = _data_arguments(function, given_names)
-            data = [i for i, name in enumerate(given_names) if _root(name) in arguments]
+            types = [str(argument.type) for argument in function.regions[0].arguments]
+            data = [
+                i
+                for i, name in enumerate(given_names)
+                if _root(name) in arguments and types[i] not in _KEYS
+            ]
         else:
             roots = [cleaned(_root(name)) for name in given_names]
             named = [{title, root} for title, root in zip(titles, roots, strict=True)]
@@ -100,7 +109,7 @@ def _data_arguments(function: Operation, names: list[str]) -> set[str]:
 
     These are looked for only where results replace a structure: have its parts, by path and type,
     as the state that a step returns or the gradients of weights. Then all others are data whose
-    parts share their first size.
+    parts, besides numbers and keys of random numbers, share their first size.
     """
     block = function.regions[0]
     notes = function.attributes.get("res_attrs") or []
@@ -115,8 +124,9 @@ def _data_arguments(function: Operation, names: list[str]) -> set[str]:
     unmatched = [r for r in parts if r not in plain and not _are_among(parts[r], results)]
     if len(unmatched) + len(plain) == len(parts):
         return plain
-    sizes = {root: {getattr(ty, "shape", ())[:1] for _, ty in parts[root]} for root in unmatched}
-    return plain | {r for r, firsts in sizes.items() if len(firsts) == 1 and () not in firsts}
+    kinds = {r: [ty for _, ty in parts[r] if str(ty) not in _KEYS] for r in unmatched}
+    sizes = {r: {getattr(ty, "shape", ())[:1] for ty in kinds[r]} - {()} for r in unmatched}
+    return plain | {r for r, firsts in sizes.items() if len(firsts) <= 1}
 
 
 def _are_among(leaves: list[tuple[str, Type]], results: set[tuple[str, str]]) -> bool:

@@ -221,6 +221,12 @@ def test_structures_that_no_result_replaces_are_data() -> None:
     assert names(td.from_jax(step, state, batch)) == ["batch.x", "batch.y"]
     assert names(td.from_jax(step, state, batch, data=["batch.y"])) == ["batch.y"]
 
+    def keyed(state: State, batch: dict[str, Any]) -> Any:
+        return step(state._replace(key=batch["key"]), batch)
+
+    keys = {**batch, "key": jax.random.key(1)}
+    assert names(td.from_jax(keyed, state, keys)) == ["batch.x", "batch.y"]
+
     def score(params: Any, x: Any) -> Any:  # returns no structure anew
         return x @ params["w"]
 
