@@ -7,6 +7,9 @@ varied. The first sweep finds the structure, with an empty cache; those behind i
 on disk. What it takes to read and fit these is told apart, and so are the rows that are taken
 through the whole pipeline too. What each of these leaves behind is collected where it was made:
 else the collector, which a sweep pauses, would look through it while rows are written.
+
+The second table has plans of a model, each of which goes through the whole pipeline, first on one
+system and then on another: how many programs are made for them, and the rows per second.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from measure import parser, print_setting, table
 import tvm_distir as td
 from tvm_distir.planning.sweep import partition as learning
 from tvm_distir.planning.sweep import sweep_run
+from tvm_distir.planning.sweep.pipeline import ProgramPipeline
 
 MODEL = "zoo:gpt?layers=32,dropout=0.1,fused_qkv=1"
 HIDDEN = [str(size) for size in range(4096, 10241, 256)]
@@ -29,6 +33,11 @@ GRID = {
     "tp": ["4"], "pp": ["8"], "dp": ["4"], "hidden": HIDDEN, "heads": ["16", "32", "64"],
     "seq": ["2048", "4096"], "vocab": [str(size) for size in range(48000, 64001, 400)],
 }  # fmt: skip
+PLANS = {
+    "tp": ["1", "2", "4"], "pp": ["2", "4"], "dp": ["2", "4"], "zero": ["0", "1"],
+    "micro_batches": ["8"], "schedule": ["1f1b", "gpipe"],
+}  # fmt: skip
+"""Plans of a model, of which no two have a structure in common."""
 MICRO_BATCHES = {"3 numbers of micro-batches": ("8", "16", "64"), "1": ("32",)}
 
 
@@ -89,8 +98,31 @@ def measured(apart: Apart, micro_batches: tuple[str, ...], cache: str) -> dict[s
     }
 
 
+def shared(cache: str) -> Iterator[list[str]]:
+    """Sweep plans row by row on a system, and on another one with the same cache."""
+    pipeline: Any = ProgramPipeline
+    make, made = pipeline.study, list[Any]()
+
+    def counted(made_by: Any, row: Any) -> Any:
+        made.append(row)
+        return make(made_by, row)
+
+    pipeline.study = counted
+    for system in ("a100", "h100"):
+        made.clear()
+        start = time.process_time()
+        rows = td.sweep(
+            "zoo:gpt?size=gpt3-6.7b,layers=8,dropout=0.1,fused_qkv=1", PLANS, system,
+            train={"optimizer": "adamw"}, cache=cache,
+        ).rows  # fmt: skip
+        spent_s = time.process_time() - start
+        rate = len(rows) / spent_s
+        yield [system, f"{len(rows)}", f"{len(made)}", f"{spent_s:.1f}", f"{rate:.2f}"]
+    pipeline.study = make
+
+
 def main() -> None:
-    """Print the table."""
+    """Print the tables."""
     options = parser(__doc__).parse_args()
     print_setting()
     apart, rows = Apart(), []
@@ -115,6 +147,8 @@ def main() -> None:
         "a checked row, s",
     ]  # fmt: skip
     table(header, rows)
+    with tempfile.TemporaryDirectory() as folder:
+        table(["system", "plans", "programs made", "s", "rows/s"], [*shared(folder)])
 
 
 if __name__ == "__main__":

@@ -144,7 +144,9 @@ class System(Displayed):
             remedy = 'Give a System, or the name or path of one, such as "h100".'
             raise UsageError("DIST0155", problem, location="system", remedy=remedy)
         if equal_for and system.stages:
-            raise unequal("system", f"{equal_for} is for equal devices, unlike {system.name}")
+            remedy = 'Name one of them; "analyze --strategy pipeline" predicts a plan of several.'
+            problem = f"{equal_for} is for equal devices, unlike {system.name}"
+            raise unequal("system", problem, remedy)
         return system
 
     @staticmethod

@@ -114,6 +114,7 @@ def lane_data(lane: ReportLane, colours: dict[str, int]) -> dict[str, object]:
         for e in events
     ]
     return {
+        "capacity": lane.capacity_bytes,
         "mesh": lane.mesh,
         "devices": list(lane.devices),
         "words": list(words),

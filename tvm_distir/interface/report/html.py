@@ -106,12 +106,7 @@ def _script_data(
         "time_ns": round(analysis.time_s * 1e9),
         "legend": colour_legend(colours),
         "lanes": [
-            {
-                "title": _lane_title(lane),
-                "capacity": lane.capacity_bytes,
-                **lane_data(lane, colours),
-            }
-            for lane in analysis.timelines
+            {"title": _lane_title(lane), **lane_data(lane, colours)} for lane in analysis.timelines
         ],
         "meshes": [
             {

@@ -35,7 +35,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (path / "s").mkdir()
     (path / "s/search.json").write_text(json.dumps(result.to_dict()))
     rows = [{"micro_batch": 4, "dp": dp, "tp": 1} for dp in (1, 2)]
-    (path / "sweep.csv").write_text(td.sweep(MODEL, rows, "h100").to_csv())
+    td.sweep(MODEL, rows, "h100", output=path / "sweep.csv")
+    assert (path / "sweep.csv.sweep.json").exists()
     (path / "plan.json").write_text(json.dumps(result.plans[0].plan.to_dict()))
     (path / "other.json").write_text("[]")
     return path
