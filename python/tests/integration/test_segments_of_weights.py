@@ -79,6 +79,18 @@ def test_a_layer_has_one_all_reduce(engine: str) -> None:
     assert {c.kind: c.count for c in report.collectives} == {"all_reduce": 1}
 
 
+def test_a_result_has_the_columns_of_its_weight_in_their_own_order() -> None:
+    """Not interleaved, as the value that is returned is."""
+    source = HEAD + LAYER.format(name="main")
+    source = source.replace("R.output(y)", "R.output(first)").replace("return y", "return first")
+    source = source.replace(
+        "pair = R.split(R.matmul(x, up)",
+        "first = R.matmul(x, up)\n            pair = R.split(first",
+    )
+    source = source.replace('-> R.Tensor((8, 16), "float32")', '-> R.Tensor((8, 64), "float32")')
+    assert td.verify(td.from_tvmscript(source), PLAN, exact=True).equal
+
+
 def test_private_functions_take_the_weight_interleaved() -> None:
     report = td.verify(_private(), PLAN)
     assert report.equal

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from tvm_distir.hardware.auto_sharding.decisions import mesh_of
 from tvm_distir.hardware.auto_sharding.in_flight import LiveRanges
 from tvm_distir.hardware.auto_sharding.states import OpStates
 from tvm_distir.planning.search.candidates import Candidate
+from tvm_distir.planning.search.estimates import Estimator
 from tvm_distir.planning.search.layers import LayerTables
 from tvm_distir.planning.search.trials import StrategyMaker
 from tvm_distir.planning.search.uneven_stages import Uneven
@@ -124,3 +126,15 @@ def test_a_call_that_runs_apart_has_the_most_kernels_of_its_factors() -> None:
     assert apart(0, 0, 0) == (1, 2)  # 12 in 12 parts
     assert apart(0, None, 1) == (3 + 1, 5 + 2)  # 9 in 2 parts
     assert apart(None, None, None) == (0, 0)
+
+
+@pytest.mark.parametrize(("chunks", "units"), [(1, (4 - 1) * 7 + 10), (2, (4 * 2 + 2 - 1) * 4)])
+def test_a_step_takes_its_units_and_the_ramp(chunks: int, units: int) -> None:
+    """Four layers of 1 to 4 ps, in two stages or four: the longest one bounds all units."""
+    groups = [range(0, 2), range(2, 4)] if chunks == 1 else [range(k, k + 1) for k in range(4)]
+    table = SimpleNamespace(times_ps=(1, 2, 3, 4), weights_bytes=(0,) * 4)
+    candidate = Candidate((("dp", 1),), stages=2, micro_batches=4, chunks=chunks)
+    bare: Any = SimpleNamespace(_with_gradients=lambda _, step_ps, *__: step_ps)
+    found = Estimator.estimate(bare, candidate, table, 0, [(8, 9, 1, 2), (1, 2, 8, 10)], groups)
+    assert found.time_s == pytest.approx(units * 1e-12)
+    assert found.peak_bytes == (18 if chunks == 1 else 12)
