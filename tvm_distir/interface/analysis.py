@@ -17,14 +17,7 @@ from tvm_distir.execution import measure as measure_kernels
 from tvm_distir.execution import plan_storage
 from tvm_distir.hardware import System
 from tvm_distir.performance import Program, Result, export, step_flops
-from tvm_distir.planning import (
-    ANALYSIS_MEMO,
-    BEST,
-    AnalysisOptions,
-    StageMemo,
-    Study,
-    TrainingRun,
-)
+from tvm_distir.planning import ANALYSIS_MEMO, BEST, AnalysisOptions, StageMemo, Study, TrainingRun
 from tvm_distir.support import (
     Column,
     DataTable,
