@@ -29,8 +29,8 @@ def launched(mod: ir.IRModule, fuse: bool = False) -> ir.IRModule:
         :func:`tvm_distir.run` launches on a CPU, one per op, or per chain of elementwise ops.
     """
     names = (str(name) for name in ir.Op.list_op_names())
-    own = [name for name in names if name.startswith(_OWN)]
-    communication = [name for name in own if name not in {**WRITTEN_OPS, **GROUPED_KERNELS}]
+    ops = [name for name in names if name.startswith(_OWN)]
+    communication = [name for name in ops if name not in {**WRITTEN_OPS, **GROUPED_KERNELS}]
     passes = kernel_passes(skip_ops=communication)
     if fuse:
         passes += [
