@@ -143,11 +143,9 @@ def run_words(analysis: Analysis, step_figures: Figures) -> str:
         words.append(f"${step_figures.run_cost_usd:,.0f}")
     if step_figures.goodput is not None:
         failure_s = analysis.run.failure_interval_s(len(analysis.devices)) or 0
-        words.append(
-            f"goodput {units.share(step_figures.goodput, 1)} with a checkpoint every "
-            f"{_hours(step_figures.checkpoint_interval_s or 0)} and a failure every "
-            f"{_hours(failure_s)}"
-        )
+        words.append(f"goodput {units.share(step_figures.goodput, 1)} with a checkpoint every ")
+        words[-1] += _hours(step_figures.checkpoint_interval_s or 0)
+        words[-1] += f" and a failure every {_hours(failure_s)}"
     return ", ".join(words)
 
 

@@ -200,12 +200,8 @@ def model_with_key(spec: str, key: str, value: float, remedy: str) -> str:
     """
     path = model_file(spec)
     if path is not None and Path(path).suffix.lower() in FILES and not is_config(path):
-        raise ModelError(
-            "DIST0313",
-            f"only models of the zoo and configurations have the key {key}",
-            location=key,
-            remedy=remedy,
-        )
+        problem = f"only models of the zoo and configurations have the key {key}"
+        raise ModelError("DIST0313", problem, location=key, remedy=remedy)
     return f"{spec}{',' if '?' in spec else '?'}{key}={value}"
 
 

@@ -83,11 +83,8 @@ class ArgumentNames:
         if self._data is None:
             arguments = _data_arguments(function, given_names)
             types = [str(argument.type) for argument in function.regions[0].arguments]
-            data = [
-                i
-                for i, name in enumerate(given_names)
-                if _root(name) in arguments and types[i] not in _KEYS
-            ]
+            data = [i for i, name in enumerate(given_names) if _root(name) in arguments]
+            data = [i for i in data if types[i] not in _KEYS]
         else:
             roots = [cleaned(_root(name)) for name in given_names]
             named = [{title, root} for title, root in zip(titles, roots, strict=True)]

@@ -153,7 +153,7 @@ class JittedFunction:
         function = to_jax(distribute(mod, plan), self._devices, donated)
         replicated = NamedSharding(function.mesh, PartitionSpec())
         shardings = dict(zip(positions, function.in_shardings, strict=True))
-        every = (shardings.get(i, replicated) for i in range(len(exported.in_avals)))
+        every = [shardings.get(i, replicated) for i in range(len(exported.in_avals))]
         inputs = map(_of_array, every, exported.in_avals)
         outputs = map(_of_array, function.out_shardings, exported.out_avals)
         tree = jax.tree.unflatten(exported.in_tree, inputs)[0]
