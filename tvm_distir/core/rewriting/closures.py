@@ -22,7 +22,6 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvm_distir.core.ir.handles import handle
 from tvm_distir.core.ir.types import relax_functions
 from tvm_distir.support import PropagationError
 
@@ -32,7 +31,6 @@ from .scopes import all_bindings
 
 MAKE_CLOSURE = "relax.make_closure"
 _INVOKE = ("relax.invoke_closure", "relax.invoke_pure_closure")
-_MAKE_HANDLE = handle(ir.Op.get(MAKE_CLOSURE))
 
 
 def without_closures(mod: ir.IRModule) -> ir.IRModule:
@@ -70,7 +68,7 @@ def _is_local(binding: relax.Binding) -> bool:
 
 
 def _makes(value: ir.Expr) -> bool:
-    return type(value) is ir.Call and handle(value.op) == _MAKE_HANDLE
+    return type(value) is ir.Call and called_name(value) == MAKE_CLOSURE
 
 
 def _fault(problem: str, location: str, remedy: str) -> PropagationError:
