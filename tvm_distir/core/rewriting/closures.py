@@ -21,17 +21,16 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core.ir.handles import handle
 from tvm_distir.core.ir.types import relax_functions
 from tvm_distir.support import PropagationError
 
-from .calls import field_of
+from .calls import called_name, field_of
 from .functions import calls_op, with_functions
 from .replacing import replaced_calls
 from .scopes import all_bindings
 
-MAKE_CLOSURE, _INVOKE = "relax.make_closure", ("relax.invoke_closure", "relax.invoke_pure_closure")
-_MAKE_HANDLE = handle(ir.Op.get(MAKE_CLOSURE))
+MAKE_CLOSURE = "relax.make_closure"
+_INVOKE = ("relax.invoke_closure", "relax.invoke_pure_closure")
 
 
 def without_closures(mod: ir.IRModule) -> ir.IRModule:
@@ -64,7 +63,7 @@ def _is_local(binding: relax.Binding) -> bool:
 
 
 def _makes(value: ir.Expr) -> bool:
-    return type(value) is ir.Call and handle(value.op) == _MAKE_HANDLE
+    return type(value) is ir.Call and called_name(value) == MAKE_CLOSURE
 
 
 def _fault(problem: str, location: str, remedy: str) -> PropagationError:

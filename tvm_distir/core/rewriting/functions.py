@@ -84,12 +84,8 @@ def calls_op(mod: ir.IRModule, names: Collection[str], local: bool = False) -> b
     """
     ops = {handle(ir.Op.get(name)) for name in names}
     values = (binding.value for _, fn in relax_functions(mod) for binding in all_bindings(fn.body))
-    return any(
-        handle(value.op) in ops
-        if type(value) is ir.Call
-        else local and type(value) is relax.Function
-        for value in values
-    )
+    kinds = (relax.Function,) if local else ()
+    return any(type(v) in kinds or (type(v) is ir.Call and handle(v.op) in ops) for v in values)
 
 
 def inner_made_private(mod: ir.IRModule) -> ir.IRModule:
