@@ -24,6 +24,7 @@ from .factor import Work
 from .lookup import work_of
 from .packed import is_packed_call, packed_functions, packed_name, packed_rule, packed_types
 
+_OWN_KERNELS = ("relax.call_tir", "relax.call_tir_inplace")
 VIEWS = frozenset(
     relax_names(
         "reshape expand_dims squeeze flatten nn.batch_flatten memory.view builtin.stop_lift_params"
@@ -135,9 +136,6 @@ def _external(call: ir.Call, full: Work, dtype: str) -> Kernel:
         return Kernel(str(name), full, dtype, "an external function")
     rule, _ = packed_rule(call, [None] * len(packed_types(call)))
     return Kernel(str(name), Work(0, rule.work.in_bytes, rule.work.out_bytes), dtype)
-
-
-_OWN_KERNELS = ("relax.call_tir", "relax.call_tir_inplace")
 
 
 def _called(call: ir.Call, mod: ir.IRModule) -> tuple[str, bool]:

@@ -28,9 +28,9 @@ def launched(mod: ir.IRModule, fuse: bool = False) -> ir.IRModule:
         Whether to fuse kernels as TVM's ``FuseOps`` does. False: the kernels that
         :func:`tvm_distir.run` launches on a CPU, one per op, or per chain of elementwise ops.
     """
-    names = (str(name) for name in ir.Op.list_op_names())
-    ops = [name for name in names if name.startswith(_OWN)]
-    communication = [name for name in ops if name not in {**WRITTEN_OPS, **GROUPED_KERNELS}]
+    kernels = {**WRITTEN_OPS, **GROUPED_KERNELS}
+    names = map(str, ir.Op.list_op_names())
+    communication = [n for n in names if n.startswith(_OWN) and n not in kernels]
     passes = kernel_passes(skip_ops=communication)
     if fuse:
         passes += [
