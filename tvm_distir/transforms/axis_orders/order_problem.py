@@ -112,14 +112,18 @@ class OrderProblem:
         self._terms: PartialState | None = None
         self._slots: dict[str, PlacedTensor | None] = {}
         self._fields = FieldLeaves(value_types)
+        self.functions: list[tuple[ir.GlobalVar, relax.Function]] = []
         known = relax_functions(mod)
         views = read_functions([fn for _, fn in known])
         self.readings = {str(gv.name_hint): view for (gv, _), view in zip(known, views)}
+        marks = [any(map(self._has_order, view.variables, view.types)) for view in views]
+        if not any(marks):
+            return
         callees = {name: view.callees for name, view in self.readings.items()}
         self.functions = callees_first(mod, callees)
         for gv, fn in self.functions:
             self._function(str(gv.name_hint), fn)
-        pipeline = Pipeline.of(mod) if self.leaves else None
+        pipeline = Pipeline.of(mod)
         if pipeline is not None:
             for stage, note in enumerate(pipeline.stages):
                 self._stage(stage, note)
