@@ -23,7 +23,7 @@ from tvm_distir.core.ir.types import as_dtensor
 from tvm_distir.core.ir.views import Tiling
 from tvm_distir.execution.verification.random_inputs import draw_inputs
 from tvm_distir.planning import Study, TrainingOptions
-from tvm_distir.support import LevelError, PropagationError
+from tvm_distir.support import LevelError, LoweringError, PropagationError
 from tvm_distir.transforms.axis_orders.order_choice import OrderChoice, tiles_of
 from tvm_distir.transforms.axis_orders.order_problem import OrderProblem
 from tvm_distir.transforms.axis_orders.ordered_dims import NONE
@@ -373,3 +373,17 @@ def test_reports_name_a_mesh_without_its_views():
     assert [(mesh.name, mesh.axes) for mesh in report.meshes] == [("mesh0", ("dp", "tp"))]
     assert {report.axis_words(total) for total in report.collectives} == {"dp", "tp"}
     assert report.focus.endswith("of mesh0")
+
+
+@pytest.mark.quick
+def test_control_flow_is_refused_by_name():
+    """Propagation writes branches as functions; here the orders of their values would be lost."""
+    mesh = DeviceMesh((2, 2), list(range(4)))
+    placed = as_dtensor(relax.TensorType((8, 4), "float32"), mesh, (0, 0))
+    c, x, r = relax.Var("c", relax.TensorType((), "bool")), *(relax.Var(n, placed) for n in "xr")
+    choice = relax.If(c, relax.SeqExpr([], x), relax.SeqExpr([], x))
+    body = relax.SeqExpr([relax.BindingBlock([relax.VarBinding(r, choice)])], r)
+    fn = relax.Function([c, x], body, placed).with_attr("global_symbol", "main")
+    mod = tvm.IRModule({"main": fn}, global_infos={"mesh": [mesh]})
+    with pytest.raises(LoweringError, match=r"DIST0504 main/r \(If\)"):
+        OrderAxes()(mod.with_attr("mesh_axes", [["dp", "tp"]]))

@@ -8,10 +8,12 @@ level 4 it is partial until a collective reduces it.
 
 from __future__ import annotations
 
+import itertools
+
 from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
-from tvm_distir.core.ir.attributes.keys import PARTIAL_ATTR
+from tvm_distir.core.ir.arrays import unpack
 from tvm_distir.core.ir.handles import handle
 from tvm_distir.core.ir.mesh import mesh_shape
 from tvm_distir.core.ir.operators.compute_ops import COMPUTE_OPS
@@ -25,33 +27,47 @@ from tvm_distir.core.ops.call_view import call_view
 from tvm_distir.core.ops.lookup import rule_of
 from tvm_distir.core.ops.match import match_factor
 from tvm_distir.core.ops.packed import is_packed_call
-from tvm_distir.core.rewriting.native.function_index import FunctionView, read_functions
+from tvm_distir.core.ops.terms import attribute_axes
+from tvm_distir.core.rewriting.native.function_index import (
+    FUNCTION_CALL,
+    OP_CALL,
+    FunctionView,
+    read_functions,
+)
 from tvm_distir.support import LevelError
 
 Axes = frozenset[int]
 NONE: Axes = frozenset()
-
-
-def declared(fn: relax.Function, kind: str, index: int) -> Axes:
-    """Return the mesh axes along which a flat parameter or result is declared partial."""
-    if not (fn.attrs and PARTIAL_ATTR in fn.attrs):
-        return NONE
-    table = fn.attrs[PARTIAL_ATTR][kind]
-    return frozenset(int(a) for a in table[str(index)]) if str(index) in table else NONE
+_PARTIAL = handle(ir.Op.get("relax.dist.partial"))
 
 
 class PartialState:
-    """Partial sums of a function."""
+    """Partial sums of a function.
+
+    Attributes
+    ----------
+    state : mapping of int to list of axes
+        The partial axes per leaf of variables, by their handles; none of what it does not hold.
+    """
 
     def __init__(self, mod: ir.IRModule, name: str, fn: relax.Function, *, legalized: bool) -> None:
         self.mod, self.name, self.fn, self.legalized = mod, name, fn, legalized
-        self.state: dict[ir.Expr, list[Axes]] = {}
+        self.state: dict[int, list[Axes]] = {}
         self._leaves = FieldLeaves(value_types)
-        index = 0
-        for p in fn.params[:]:
-            leaves = value_types(p.ty)
-            self.state[p] = [declared(fn, "params", index + i) for i in range(len(leaves))]
-            index += len(leaves)
+        self._tables: dict[tuple[int, str], dict[int, Axes]] = {}
+        if table := self._declared(fn, "params"):
+            numbers = itertools.count()
+            for p in fn.params[:]:
+                axes = [table.get(next(numbers), NONE) for _ in value_types(p.ty)]
+                self.state[handle(p)] = axes
+
+    def _declared(self, fn: relax.Function, side: str) -> dict[int, Axes]:
+        """Return the axes along which some flat parameters or results are declared partial."""
+        key = handle(fn), side
+        if key not in self._tables:
+            table = attribute_axes(fn, side).items()
+            self._tables[key] = {number: frozenset(axes) for number, axes in table if axes}
+        return self._tables[key]
 
     def error(self, where: str, problem: str) -> LevelError:
         """Return the error at a binding."""
@@ -61,37 +77,57 @@ class PartialState:
     def of(self, expr: ir.Expr) -> list[Axes]:
         """Return the partial axes per leaf of an expression."""
         if isinstance(expr, relax.Tuple):
-            return [axes for f in expr.fields[:] for axes in self.of(f)]
+            return [axes for f in unpack(expr.fields) for axes in self.of(f)]
         if isinstance(expr, relax.TupleGetItem):
             full, leaves = self.of(expr.tuple_value), self._leaves.of(expr)
             return full[leaves.start : leaves.stop]
-        if expr in self.state:
-            return self.state[expr]
-        return [NONE] * len(value_types(expr.ty))
+        return self.state.get(handle(expr)) or [NONE] * len(value_types(expr.ty))
 
-    def check(self, reading: FunctionView | None = None) -> None:
+    def check(self, reading: FunctionView | None = None, *, rules: bool = True) -> None:
         """Walk the bindings; the result must be as declared.
 
-        Of equal bindings with the same partial operands only the first is checked. ``reading`` is
-        the view of the function, where it exists already.
+        Of equal bindings with the same partial operands only the first is checked.
+
+        Parameters
+        ----------
+        reading : FunctionView, optional
+            The view of the function, where it exists already.
+        rules : bool
+            Whether calls without partial sums are checked too, and the result. At level 3 no
+            partial sum depends on that.
         """
         reading = read_functions([self.fn])[0] if reading is None else reading
-        numbers: dict[tuple[Axes, ...], int] = {}  # of what a variable may have
-        have = [numbers.setdefault(tuple(axes), len(numbers)) for axes in self.state.values()]
+        numbers: dict[tuple[Axes, ...], int] = {}  # of what a variable may have; 0 is nothing
+        params = [tuple(self.state.get(handle(p), ())) for p in self.fn.params[:]]
+        have = [numbers.setdefault(x, len(numbers) + 1) if any(x) else 0 for x in params]
         known: dict[tuple[int, ...], tuple[list[Axes], int]] = {}
-        for i, (like, b) in enumerate(zip(reading.like, reading.bindings, strict=True)):
-            key = (like, *(have[n] if n >= 0 else -1 for n in reading.used(i)))
+        rows = zip(reading.kinds, reading.like, reading.uses, reading.values, reading.bindings)
+        for kind, like, reads, value, b in rows:
+            key = (like, *(have[n] if n >= 0 else -1 for n in reads))
+            if not (rules or max(key[1:], default=0) > 0 or self._starts(kind, value)):
+                have.append(0)
+                continue
             entry = known.get(key) if like >= 0 else None
             if entry is None:
                 axes = self._value(b)
-                entry = known[key] = axes, numbers.setdefault(tuple(axes), len(numbers))
-            self.state[reading.variables[len(have)]] = entry[0]
+                new = numbers.setdefault(tuple(axes), len(numbers) + 1) if any(axes) else 0
+                entry = known[key] = axes, new
+            self.state[handle(reading.variables[len(have)])] = entry[0]
             have.append(entry[1])
-        self._result()
+        if rules:
+            self._result()
+
+    def _starts(self, kind: int, value: ir.Expr) -> bool:
+        """Return whether a binding starts a partial sum at level 3, whatever it reads."""
+        if kind == FUNCTION_CALL:
+            return bool(self._declared(self.mod[value.op], "results"))
+        return kind == OP_CALL and handle(value.op) == _PARTIAL
 
     def _result(self) -> None:
-        for i, axes in enumerate(self.of(self.fn.body.body)):
-            want = declared(self.fn, "results", i) if is_private(self.fn) else NONE
+        have = self.of(self.fn.body.body)
+        table = self._declared(self.fn, "results") if is_private(self.fn) else {}
+        for i, axes in enumerate(have):
+            want = table.get(i, NONE)
             if axes != want:
                 problem = f"partial along mesh axes {sorted(axes)}, declared {sorted(want)}"
                 raise self.error(f"result {i}", problem)
@@ -112,15 +148,17 @@ class PartialState:
 
     def _call(self, where: str, call: ir.Call) -> list[Axes]:
         callee = self.mod[call.op]
+        table = self._declared(callee, "params")
         for i, axes in enumerate([axes for a in call.args for axes in self.of(a)]):
-            want = declared(callee, "params", i)
+            want = table.get(i, NONE)
             if axes != want:
                 raise self.error(
                     f"{where} ({call.op.name_hint})",
                     f"argument {i} is partial along mesh axes {sorted(axes)}, the function expects "
                     f"{sorted(want)}",
                 )
-        return [declared(callee, "results", i) for i in range(len(value_types(call.ty)))]
+        table = self._declared(callee, "results")
+        return [table.get(i, NONE) for i in range(len(value_types(call.ty)))]
 
     def _dist(self, where: str, short: str, call: ir.Call) -> list[Axes]:
         have = self.of(call.args[0])[0] if len(call.args) else NONE

@@ -12,7 +12,9 @@ import tvm_ffi
 from tvm import ir, relax, tirx
 from tvm.relax.distributed import DeviceMesh, DTensorType
 
+from .arrays import unpack
 from .attributes.keys import CODEGEN_ATTR
+from .handles import handle
 from .placement import placement_of
 
 _DTENSOR_TYPE = tvm_ffi.get_global_func("relax.distributed.DTensorType")
@@ -49,11 +51,11 @@ def flat_types(ty: ir.Type) -> list[ir.Type]:
     """Return the leaves of a (nested) tuple type, in order."""
     if type(ty) is not relax.TupleType:
         return [ty]
-    leaves, pending = [], ty.fields[::-1]
+    leaves, pending = [], unpack(ty.fields)[::-1]
     while pending:
         ty = pending.pop()
         if type(ty) is relax.TupleType:
-            pending += ty.fields[::-1]
+            pending += unpack(ty.fields)[::-1]
         else:
             leaves.append(ty)
     return leaves
@@ -89,16 +91,16 @@ class FieldLeaves:
 
     def __init__(self, leaves: Callable[[Any], list[Any]] = flat_types) -> None:
         self._leaves = leaves
-        self._ends: dict[ir.Expr, list[int]] = {}
+        self._ends: dict[int, tuple[ir.Expr, list[int]]] = {}  # by handle of the tuple
 
     def of(self, item: relax.TupleGetItem) -> range:
         """Return the numbers of the leaves of a field."""
         full, index = item.tuple_value, int(item.index)
-        ends = self._ends.get(full)
-        if ends is None:
-            counts = [len(self._leaves(field)) for field in full.ty.fields[:]]
-            ends = self._ends[full] = [0, *itertools.accumulate(counts)]
-        return range(ends[index], ends[index + 1])
+        known = self._ends.get(handle(full))
+        if known is None:
+            counts = [len(self._leaves(field)) for field in unpack(full.ty.fields)]
+            known = self._ends[handle(full)] = full, [0, *itertools.accumulate(counts)]
+        return range(known[1][index], known[1][index + 1])
 
 
 def as_dtensor(ty: ir.Type, mesh: DeviceMesh, labels: Sequence[int]) -> DTensorType:

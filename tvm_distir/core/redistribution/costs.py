@@ -75,4 +75,4 @@ class RingCosts:
 
     def floor(self, received_bytes: int) -> int:
         """Implement :class:`StepCosts`."""
-        return received_bytes
+        return received_bytes + LAUNCH_BYTES * (received_bytes > 0)

@@ -87,28 +87,20 @@ def cost_matrix(
     R. W. Floyd, Algorithm 97: Shortest Path, CACM 5(6), 1962; what lies between in order of its
     size, so that pairs are done when all that is as small as they are was between them.
     """
-    return _Matrix(costs, tuple(shape), dtype, tuple(mesh), tuple(devices), placements).run()
+    replicated = (R,) * len(mesh)
+    key = Transition(tuple(shape), dtype, replicated, replicated, tuple(mesh), tuple(devices))
+    return _Matrix(costs, key, tuple(placements)).run()
 
 
 class _Matrix:
     """The pairs of a tensor."""
 
-    def __init__(
-        self,
-        costs: StepCosts,
-        shape: tuple[int, ...],
-        dtype: str,
-        mesh: tuple[int, ...],
-        devices: tuple[int, ...],
-        placements: Sequence[Labels],
-    ) -> None:
-        self.costs, self.placements = costs, tuple(placements)
-        replicated = (R,) * len(mesh)
-        self.key = Transition(shape, dtype, replicated, replicated, mesh, devices)
-        self.at = {labels: i for i, labels in enumerate(self.placements)}
-        self.groups = functools.cache(self.key.groups)
-        every = tuple(range(len(shape)))
-        self.space = Space(mesh, (every,) * len(mesh), (True,) * len(mesh), KINDS)
+    def __init__(self, costs: StepCosts, key: Transition, placements: tuple[Labels, ...]) -> None:
+        self.costs, self.key, self.placements = costs, key, placements
+        self.at = {labels: i for i, labels in enumerate(placements)}
+        self.groups = functools.cache(key.groups)
+        axes, every = len(key.mesh), tuple(range(len(key.shape)))
+        self.space = Space(key.mesh, (every,) * axes, (True,) * axes, KINDS)
 
     def run(self) -> CostMatrix:
         count = len(self.placements)

@@ -20,29 +20,35 @@ from tvm_distir.core.ir.operators.async_ops import collective_op
 from tvm_distir.core.ir.operators.ops import call_axes
 from tvm_distir.core.ir.placement import Labels, R, blocks_fault, labels_of
 from tvm_distir.core.ir.types import static_shape
+from tvm_distir.core.ir.views.tilings import Axes
 
 Bounds = npt.NDArray[np.int64]
 
 
-@functools.lru_cache(maxsize=4096)
 def bounds_of(shape: tuple[int, ...], labels: Labels, mesh: tuple[int, ...]) -> Bounds:
     """Return the bounds of every device's shard: (2, devices, dims); partial counts as replicated.
 
     Those of :func:`tvm_distir.core.ir.placement.shard_slices`, of all devices at once.
     """
+    dims = [tuple(a for a, x in enumerate(labels) if x == d) for d in range(len(shape))]
+    return tile_bounds(shape, tuple(dims), mesh)
+
+
+@functools.lru_cache(maxsize=4096)
+def tile_bounds(shape: tuple[int, ...], dims: tuple[Axes, ...], mesh: tuple[int, ...]) -> Bounds:
+    """Return the bounds of tiles whose dims are sharded by mesh axes, from major to minor."""
     bounds = np.zeros((2, *mesh, len(shape)), np.int64)
     for dim, extent in enumerate(shape):
         start: Any = 0
         stop: Any = int(extent)
         block = int(extent)
-        for axis, size in enumerate(mesh):
-            if labels[axis] == dim:
-                block = -(-block // size)
-                positions = np.arange(size).reshape(
-                    [-1 if a == axis else 1 for a in range(len(mesh))]
-                )
-                start = np.minimum(stop, start + positions * block)
-                stop = np.minimum(stop, start + block)
+        for axis in dims[dim]:
+            block = -(-block // mesh[axis])
+            positions = np.arange(mesh[axis]).reshape(
+                [-1 if a == axis else 1 for a in range(len(mesh))]
+            )
+            start = np.minimum(stop, start + positions * block)
+            stop = np.minimum(stop, start + block)
         bounds[0, ..., dim], bounds[1, ..., dim] = start, stop
     return bounds.reshape(2, math.prod(mesh), len(shape))
 

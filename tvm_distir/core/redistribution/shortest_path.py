@@ -106,7 +106,7 @@ class ShortestPath(ABC, Generic[State]):
         ticket = itertools.count(1)
         queue = [(self._floor(self.start), 0, 0, self.start)]
         while queue:
-            _, count, _, state = heapq.heappop(queue)
+            bound, count, _, state = heapq.heappop(queue)
             if state in done:
                 continue
             done.add(state)
@@ -119,6 +119,8 @@ class ShortestPath(ABC, Generic[State]):
                 if not self._has_room(self._labels(after)):
                     continue
                 best[after], came[after] = total, (state, step)
+                if after == self.end and total == bound:
+                    return self._found(total, came)  # no path is cheaper
                 entry = (total + self._floor(after), count + 1, next(ticket), after)
                 heapq.heappush(queue, entry)
         limit = "" if self.limit is None else f"keeps every shard within {self.limit} bytes "
@@ -147,8 +149,23 @@ class ShortestPath(ABC, Generic[State]):
         """Return a lower bound of the cost of the remaining steps."""
         if state not in self.floors:
             elements = int(lacking(self._bounds(state), self.goal))
+            if isinstance(self.costs, RingCosts):
+                elements = max(elements, self._reduced(self._labels(state)))
             self.floors[state] = self.costs.floor(size_bytes((elements,), self.key.dtype))
         return self.floors[state]
+
+    def _reduced(self, labels: Labels) -> int:
+        """Return a lower bound of the elements that a device sends while partial sums are reduced.
+
+        The terms of an element reach a first device by as many messages as there are further
+        terms, and each further device that has the sum in the end needs one more.
+        """
+        key = self.key
+        terms = math.prod(n for n, x in zip(key.mesh, labels) if x == P)
+        if terms == 1 or P in key.after:
+            return 0
+        holders = len(key.devices) // key.parts(key.after)
+        return (terms + holders - 2) * math.prod(key.shape) // len(key.devices)
 
     def _exchanges(
         self, space: Space, labels: Labels, goal: Labels | None

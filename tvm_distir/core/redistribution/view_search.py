@@ -10,7 +10,7 @@ different views nothing moves.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 
 from tvm_distir.core.ir.mesh import MeshKey
 from tvm_distir.core.ir.placement import Labels
@@ -24,11 +24,14 @@ from tvm_distir.core.ir.views.tilings import (
 )
 from tvm_distir.core.ops.dims import size_bytes
 
-from .shards import Bounds, bounds_of
+from .shards import Bounds, tile_bounds
 from .shortest_path import ShortestPath
 from .steps import Space, Step, can_exchange, crossing_axes, exchange_step, steps_from
 from .transfer import StepTraffic, step_transfer
 from .transition import PlannerOptions, Transition
+
+StepKey = tuple[str, int | None, Tiling]
+"""The kind of a step from a state, the dim that it joins and the state that it leads to."""
 
 
 @dataclass(frozen=True)
@@ -115,37 +118,39 @@ class ViewSearch(ShortestPath[Tiling]):
                 yield view, space, labels, goal
 
     def _bounds(self, state: Tiling) -> Bounds:
-        for order in self.request.views:
-            labels = labels_on(View(self.request.family, order), state)
-            if labels is not None:
-                sizes = self.request.sizes(order)
-                bounds = bounds_of(self.key.shape, labels, sizes)
-                table = bounds.reshape(2, *sizes, -1)
-                axes = [1 + order.index(a) for a in range(len(order))]
-                return table.transpose(0, *axes, table.ndim - 1).reshape(bounds.shape)
-        raise AssertionError(state)
+        return tile_bounds(self.key.shape, state.dims, self.key.mesh)
 
     def _priced(self, state: Tiling) -> Iterator[tuple[Step, Tiling, int]]:
-        key = self.key
+        key, known = self.key, set[StepKey]()
         stated = list(self._stated(state))
         by_goal = any(g is not None and can_exchange(x, g) for _, _, x, g in stated)
-        for view, space, labels, goal in stated:
+        for view, space, labels, _ in stated:
             for step in steps_from(space, labels):
-                transfer = step_transfer(key.shape, labels, step, space.mesh, key.dtype)
-                if transfer.kind in space.kinds:
-                    yield self._on(view, labels, step, transfer)
+                if (after := self._new(known, view, step)) is not None:
+                    transfer = step_transfer(key.shape, labels, step, space.mesh, key.dtype)
+                    if transfer.kind in space.kinds:
+                        yield self._on(view, labels, step, transfer, after)
+        for view, space, labels, goal in stated:
             if "exchange" not in space.kinds or (by_goal and goal is None):
                 continue
-            for after, elements in self._exchanges(space, labels, goal):
-                axes, moved_bytes = crossing_axes(labels, after), size_bytes((elements,), key.dtype)
-                transfer = StepTraffic("exchange", axes, moved_bytes)
-                yield self._on(view, labels, exchange_step(labels, after), transfer)
+            for labels_after, elements in self._exchanges(space, labels, goal):
+                step = exchange_step(labels, labels_after)
+                if (after := self._new(known, view, step)) is not None:
+                    axes = crossing_axes(labels, labels_after)
+                    transfer = StepTraffic("exchange", axes, size_bytes((elements,), key.dtype))
+                    yield self._on(view, labels, step, transfer, after)
+
+    def _new(self, known: set[StepKey], view: View, step: Step) -> Tiling | None:
+        """Return the tiling that a step leads to; None where another view has the same step."""
+        after = tiling(view, step.after, len(self.key.shape))
+        size = len(known)
+        known.add((step.kind, step.gather_dim, after))
+        return after if len(known) > size else None
 
     def _on(
-        self, view: View, labels: Labels, step: Step, transfer: StepTraffic
+        self, view: View, labels: Labels, step: Step, transfer: StepTraffic, after: Tiling
     ) -> tuple[Step, Tiling, int]:
-        values = {field.name: getattr(step, field.name) for field in fields(Step)}
-        after = tiling(view, step.after, len(self.key.shape))
         axes = tuple(sorted(view.axes[a] for a in transfer.axes))
-        cost = self._cost(replace(transfer, axes=axes))
-        return ViewStep(**values, view=view.axes, before=labels), after, cost
+        cost = self._cost(StepTraffic(transfer.kind, axes, transfer.payload_bytes))
+        done = ViewStep(**vars(step), view=view.axes, before=labels)
+        return done, after, cost

@@ -12,7 +12,7 @@ from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
 from tvm_distir.core.analysis import PartialState
-from tvm_distir.core.ir import flat_types
+from tvm_distir.core.ir import flat_types, handle
 from tvm_distir.core.ir.operators import dist_op_name
 
 from .instrumented import TracedProgram, leaf_paths, type_key
@@ -54,7 +54,7 @@ def pairs_of(original: TracedProgram, distributed: TracedProgram) -> list[ValueP
         if at is None:
             continue
         known[step.var] = at
-        partial = state.get(step.var, [])
+        partial = state.get(handle(step.var), [])
         for i, path in enumerate(leaf_paths(step.var.ty)):
             if (i < len(partial) and partial[i]) or not _placed(step.var.ty, i):
                 continue
@@ -83,8 +83,8 @@ def _placed(ty: ir.Type, number: int) -> bool:
     return isinstance(flat_types(ty)[number], DTensorType)
 
 
-def _partial(distributed: TracedProgram) -> dict[relax.Var, relax.Expr]:
-    """Return the mesh axes along which the tensors of each variable are unfinished sums."""
+def _partial(distributed: TracedProgram) -> dict[int, list[frozenset[int]]]:
+    """Return the mesh axes along which tensors are unfinished sums, by handles of variables."""
     entry = distributed.mod[distributed.entry]
     bindings = [relax.VarBinding(s.var, s.value) for s in distributed.steps]
     body = relax.SeqExpr([relax.BindingBlock(bindings)], entry.body.body)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -75,12 +76,11 @@ class OrderChoice:
         self.problem = problem
         self._kinds: dict[_Kind, int] = {}
         self._edges: dict[_Edge, int] = {}
-        self._counts: list[int] = []
+        self._counts: Counter[int] = Counter()
         self._known: dict[tuple[int, tuple[Axes | None, ...]], float] = {}
         self._planned_costs: dict[tuple[int, Tiling, Tiling], float] = {}
         for move in problem.moves:
             number = self._edges.setdefault(self._edge(move), len(self._edges))
-            self._counts += [0] * (len(self._edges) - len(self._counts))
             self._counts[number] += problem.runs[move.function]
         self._kind_list, self._edge_list = list(self._kinds), list(self._edges)
         self._of_root: dict[int, list[int]] = {}
@@ -98,17 +98,12 @@ class OrderChoice:
         best = dict(stated)
         moved = [root for root in self.problem.dims.free() if root in self._of_root]
         free = {root: known[root] for root in moved if root not in stated}
-        if not free:
-            return {root: axes for root, axes in best.items() if axes != known[root]}
-        lowest = self._total(best)
-        widest = max(free.values(), key=len)
-        starts = {tuple(sorted(axes)) for axes in free.values() if len(axes) == len(widest)}
-        others = [p for axes in sorted(starts) for p in itertools.permutations(axes)]
-        for start in dict.fromkeys((widest, *others)):
-            orders = self._descend(free, start, stated)
-            cost = self._total(orders)
-            if cost < lowest:
-                best, lowest = orders, cost
+        if free:
+            widest = max(free.values(), key=len)
+            starts = {tuple(sorted(axes)) for axes in free.values() if len(axes) == len(widest)}
+            others = [p for axes in sorted(starts) for p in itertools.permutations(axes)]
+            found = [self._descend(free, x, stated) for x in dict.fromkeys((widest, *others))]
+            best = min((best, *found), key=self._total)
         return {root: axes for root, axes in best.items() if axes != known[root]}
 
     def _descend(self, free: Mapping[int, Axes], start: Axes, stated: Orders) -> dict[int, Axes]:
@@ -135,7 +130,7 @@ class OrderChoice:
         return sum(self._counts[n] * self._cost(n, orders) for n in self._of_root[root])
 
     def _total(self, orders: Orders) -> float:
-        return sum(count * self._cost(n, orders) for n, count in enumerate(self._counts))
+        return sum(count * self._cost(n, orders) for n, count in self._counts.items())
 
     def _edge(self, move: Move) -> _Edge:
         source, target = move.source, move.target

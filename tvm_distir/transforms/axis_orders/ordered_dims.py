@@ -5,12 +5,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tvm import ir
 from tvm.relax.distributed import DTensorType
 
-from tvm_distir.core.ir import handle, labels_of, static_shape
+from tvm_distir.core.ir import handle, labels_of, static_shape, value_types
 from tvm_distir.core.ir.views import Axes, Tiling, View, family, tiling
 from tvm_distir.support import PropagationError
 
@@ -30,12 +30,19 @@ class PlacedTensor:
         The tiles in the order of the view.
     dims : tuple of int
         The number of the order of each dim, :data:`NONE` for a dim that has none.
+    has_order : bool
+        Whether a dim has one.
     """
 
     ty: DTensorType
     view: View
     tiles: Tiling
     dims: tuple[int, ...]
+    has_order: bool
+
+
+Leaves = list[PlacedTensor | None]
+"""The tensors of a value; None for a leaf without a placement."""
 
 
 class OrderedDims:
@@ -53,6 +60,7 @@ class OrderedDims:
         self._parents: list[int] = []
         self._fixed: list[int] = []
         self._stated: dict[int, tuple[Axes, str]] = {}
+        self._unordered: dict[int, Leaves] = {}
         self._types: dict[int, tuple[PlacedTensor, dict[int, Axes], bool]] = {}
 
     def root(self, number: int) -> int:
@@ -117,15 +125,25 @@ class OrderedDims:
         numbers = range(first, len(self.axes))
         self._parents += numbers
         self._fixed += () if is_known else numbers
-        return replace(plain, dims=tuple(dims))
+        return PlacedTensor(plain.ty, plain.view, plain.tiles, tuple(dims), True)
 
-    def tie(
-        self, some: Sequence[PlacedTensor | None], others: Sequence[PlacedTensor | None]
-    ) -> None:
+    def tensors(self, ty: ir.Type) -> Leaves:
+        """Return the tensors of a type, always the same where none has an order."""
+        key = handle(ty)
+        if key not in self._unordered:
+            leaves = [self.tensor(leaf) for leaf in value_types(ty)]
+            if any(leaf is not None and leaf.has_order for leaf in leaves):
+                return leaves
+            self._unordered[key] = leaves
+        return self._unordered[key]
+
+    def tie(self, some: Leaves, others: Leaves) -> None:
         """Tie the dims of pairs of tensors; of a pair with another value the orders stay."""
         for leaf, other in zip(some, others, strict=True):
             if leaf is None or other is None:
                 self.fix([leaf, other])
+                continue
+            if not (leaf.has_order or other.has_order):
                 continue
             for pair in zip(leaf.dims, other.dims, strict=True):
                 if NONE in pair:
@@ -154,4 +172,5 @@ def _facts(ty: DTensorType) -> tuple[PlacedTensor, dict[int, Axes], bool]:
     sizes = view.family[0]
     several = [tuple(a for a in axes if sizes[a] > 1) for axes in tiles.dims]
     ordered = {d: axes for d, axes in enumerate(several) if len(axes) > 1}
-    return PlacedTensor(ty, view, tiles, (NONE,) * ndim), ordered, static_shape(ty) is not None
+    plain = PlacedTensor(ty, view, tiles, (NONE,) * ndim, False)
+    return plain, ordered, static_shape(ty) is not None

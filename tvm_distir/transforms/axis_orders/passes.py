@@ -13,19 +13,18 @@ from tvm.relax.distributed import DTensorType
 from tvm.relax.op.distributed import redistribute
 
 from tvm_distir.core.ir import (
-    R,
     as_dtensor,
     carries_value,
-    flat_types,
     handle,
-    labels_of,
     mesh_shape,
     meshes,
     relax_functions,
+    unpack,
 )
 from tvm_distir.core.ir.attributes import AXIS_ORDERS_ATTR, PARTIAL_ATTR, stated_orders
 from tvm_distir.core.ir.operators import ops
 from tvm_distir.core.ir.views import (
+    Axes,
     ModuleViews,
     has_views,
     mesh_of,
@@ -34,20 +33,19 @@ from tvm_distir.core.ir.views import (
 from tvm_distir.core.ops import attribute_axes
 from tvm_distir.core.passes import Rewrite, module_pass, with_call_views
 from tvm_distir.core.rewriting import (
-    all_bindings,
     called_name,
-    callees_first,
     field_of,
     is_redistribute,
     make_binding,
     make_call,
     make_var,
+    map_functions,
     retyped,
     tuple_of,
     typed,
     with_body,
-    with_functions,
 )
+from tvm_distir.core.rewriting.native import CAST, FUNCTION_CALL, FunctionView
 from tvm_distir.support import GenericConst, PropagationError
 
 from .order_choice import OrderChoice, Orders, stated_view, tiles_of
@@ -55,6 +53,8 @@ from .order_problem import OrderProblem
 from .ordered_dims import PlacedTensor
 
 _is = operator.is_
+_OPEN = (CAST, FUNCTION_CALL)
+"""Bindings that may change although what they read stays."""
 
 
 @module_pass("distributed")
@@ -72,15 +72,15 @@ def OrderAxes() -> Rewrite:
     -------
     pass : tvm.transform.Pass
         It raises PropagationError DIST0401 or DIST0405 for a call whose placements follow no rule,
-        and DIST0405 for stated orders that cannot be.
+        DIST0405 for stated orders that cannot be, and LoweringError DIST0504 for control flow.
     """
 
     def order(mod: ir.IRModule) -> ir.IRModule:
         if has_views(meshes(mod)):
             _refuse_statements(mod)
             return mod
-        if not _has_orders(mod):
-            return _without_statements(mod)
+        if not any(sum(size > 1 for size in mesh_shape(mesh)) > 1 for mesh in meshes(mod)):
+            return _without_statements(mod)  # no two axes can meet on a dim
         choice = OrderChoice(OrderProblem(mod))
         orders = choice.run()
         if not orders:
@@ -92,11 +92,8 @@ def OrderAxes() -> Rewrite:
 
 def _without_statements(mod: ir.IRModule) -> ir.IRModule:
     """Return a module whose types have the orders that were stated of its parameters."""
-    functions = dict(mod.functions.items())
-    for gv, fn in relax_functions(mod):
-        if stated_orders(fn):
-            functions[gv] = fn.without_attr(AXIS_ORDERS_ATTR)
-    return with_functions(mod, functions)
+    name = AXIS_ORDERS_ATTR
+    return map_functions(mod, lambda fn: fn.without_attr(name) if stated_orders(fn) else fn)
 
 
 def _refuse_statements(mod: ir.IRModule) -> None:
@@ -109,22 +106,6 @@ def _refuse_statements(mod: ir.IRModule) -> None:
                 location=f"{gv.name_hint}/{name}",
                 remedy="State orders by meshes that are views, or by tuples of axes.",
             )
-
-
-def _has_orders(mod: ir.IRModule) -> bool:
-    """Return whether several axes of several devices shard a dim of a value."""
-    seen: set[int] = set()
-    for _, fn in relax_functions(mod):
-        for var in (*fn.params, *(binding.var for binding in all_bindings(fn.body))):
-            for ty in flat_types(var.ty):
-                if type(ty) is not DTensorType or handle(ty) in seen:
-                    continue
-                seen.add(handle(ty))
-                sizes, labels = mesh_shape(ty.device_mesh), labels_of(ty.placement)
-                dims = [d for d, size in zip(labels, sizes, strict=True) if d != R and size > 1]
-                if len(set(dims)) < len(dims):
-                    return True
-    return False
 
 
 class _Rewriter:
@@ -141,38 +122,40 @@ class _Rewriter:
     def __init__(self, mod: ir.IRModule, choice: OrderChoice, orders: Orders) -> None:
         self.mod, self.choice, self.orders = mod, choice, orders
         self.problem, self.views = choice.problem, ModuleViews(mod)
-        self.env: dict[ir.Expr, ir.Expr] = {}
-        self._types: dict[PlacedTensor, ir.Type] = {}
-        self._moved = {
-            var for var, leaves in self.problem.leaves.items() if any(map(self._is_moved, leaves))
-        }
+        self.env: dict[int, ir.Expr] = {}  # by handle
+        self._types: dict[PlacedTensor, DTensorType] = {}
+        self._known: dict[tuple[int, tuple[Axes | None, ...]], DTensorType] = {}
+        leaves = self.problem.leaves.items()
+        self._moved = {key for key, some in leaves if any(map(self._is_moved, some))}
+        self._moves_constants = any(map(self._is_moved, self.problem.constants.values()))
 
     def module(self) -> ir.IRModule:
         """Return the new module."""
         functions = dict(self.mod.functions.items())
-        for gv, fn in callees_first(self.mod):
+        for gv, fn in self.problem.functions:
             new = self._function(str(gv.name_hint), fn)
             if new is fn:
                 continue
-            self.env[gv] = retyped(gv, relax.FuncType([p.ty for p in new.params], new.ret_ty))
+            moved = retyped(gv, relax.FuncType([p.ty for p in new.params], new.ret_ty))
             del functions[gv]
-            functions[self.env[gv]] = new
+            functions[moved], self.env[handle(gv)] = new, moved
         return self.views.module(functions)
 
     def _is_moved(self, leaf: PlacedTensor | None) -> bool:
-        """Return whether an order of a tensor differs from the module's."""
-        return leaf is not None and any(root in self.orders for root in self.choice.roots(leaf))
+        """Return whether a tensor gets another type."""
+        return leaf is not None and leaf.has_order and self._type(leaf) is not leaf.ty
 
     def _function(self, name: str, fn: relax.Function) -> relax.Function:
+        stale = iter(self._stale(self.problem.readings[name]))
         params = [self._var(param) for param in fn.params]
-        blocks = [self._block(block) for block in fn.body.blocks]
+        blocks = [self._block(block, stale) for block in fn.body.blocks]
         result, attrs = self._expr(fn.body.body), fn.attrs
         before = [*fn.params, *fn.body.blocks, fn.body.body]
         if all(new.same_as(old) for new, old in zip([*params, *blocks, result], before)):
             return fn
         if attrs and PARTIAL_ATTR in attrs:
             leaves = {
-                "params": [leaf for param in fn.params for leaf in self.problem.leaves[param]],
+                "params": [leaf for param in fn.params for leaf in self.problem.of(param)],
                 "results": self.problem.results[name],
             }
             attrs = ir.make_node(
@@ -194,14 +177,22 @@ class _Rewriter:
                 moved[side][str(number)] = sorted(new)
         return moved
 
-    def _block(self, block: relax.BindingBlock) -> relax.BindingBlock:
-        before = block.bindings[:]
-        bindings = [self._binding(binding) for binding in before]
+    def _stale(self, reading: FunctionView) -> list[bool]:
+        """Return per binding whether it binds or reads what moved, or may do so."""
+        moved = [handle(var) in self._moved for var in reading.variables]
+        moved.append(self._moves_constants)  # constants are read by the number -1
+        rows = enumerate(zip(reading.kinds, reading.uses), reading.params)
+        return [moved[n] or kind in _OPEN or any([moved[r] for r in x]) for n, (kind, x) in rows]
+
+    def _block(self, block: relax.BindingBlock, stale: Iterator[bool]) -> relax.BindingBlock:
+        before = unpack(block.bindings)
+        bindings = [self._binding(b) if next(stale) else b for b in before]
         return block if all(map(_is, bindings, before)) else type(block)(bindings)
 
     def _binding(self, binding: relax.Binding) -> relax.Binding:
         old, bound = binding.value, binding.var
-        value, var = self._value(bound, old), self._var(bound)
+        var = self._var(bound)
+        value = self._value(bound, old, var)
         if value is old and var is bound:
             return binding
         if isinstance(binding, relax.MatchCast):
@@ -209,10 +200,13 @@ class _Rewriter:
         return make_binding(var, value)
 
     def _var(self, var: relax.Var) -> relax.Var:
-        if var in self._moved:
-            ty = self._retyped(var.ty, iter(self.problem.leaves[var]))
-            self.env[var] = make_var(var.name, ty, isinstance(var, relax.DataflowVar))
-        return self.env.get(var, var)
+        key = handle(var)
+        if key not in self._moved:
+            return var
+        if key not in self.env:
+            ty = self._retyped(var.ty, iter(self.problem.leaves[key]))
+            self.env[key] = make_var(var.name, ty, isinstance(var, relax.DataflowVar))
+        return self.env[key]
 
     def _retyped(self, ty: ir.Type, leaves: Iterator[PlacedTensor | None]) -> ir.Type:
         if isinstance(ty, relax.TupleType):
@@ -220,20 +214,23 @@ class _Rewriter:
             fields = [self._retyped(field, leaves) for field in before]
             return ty if all(map(_is, fields, before)) else relax.TupleType(fields)
         leaf = next(leaves) if carries_value(ty) else None
-        if leaf is None or not self._is_moved(leaf):
-            return ty
-        new = self._type(leaf)
-        return ty if new.same_as(ty) else new
+        return self._type(leaf) if leaf is not None and self._is_moved(leaf) else ty
 
-    def _type(self, leaf: PlacedTensor) -> ir.Type:
+    def _type(self, leaf: PlacedTensor) -> DTensorType:
         """Return the type of a tensor on the view that states its orders."""
         if leaf not in self._types:
-            tiles = tiles_of(leaf.tiles, self.choice.roots(leaf), self.orders)
-            (view, labels), ty = stated_view(leaf, tiles), leaf.ty
-            if view != leaf.view:
-                mesh = self.views.declared(mesh_of(view.family, view.axes))
-                ty = as_dtensor(ty.tensor_ty, mesh, labels)
-            self._types[leaf] = ty
+            roots = self.choice.roots(leaf)
+            key = handle(leaf.ty), tuple(map(self.orders.get, roots))
+            if key not in self._known:
+                (view, labels), ty = (
+                    stated_view(leaf, tiles_of(leaf.tiles, roots, self.orders)),
+                    leaf.ty,
+                )
+                if view != leaf.view:
+                    mesh = self.views.declared(mesh_of(view.family, view.axes))
+                    ty = as_dtensor(ty.tensor_ty, mesh, labels)
+                self._known[key] = ty
+            self._types[leaf] = self._known[key]
         return self._types[leaf]
 
     def _expr(self, expr: Any) -> Any:
@@ -250,23 +247,15 @@ class _Rewriter:
             leaf, before = self.problem.constants.get(handle(expr)), expr.ty
             ty = before if leaf is None else self._retyped(before, iter([leaf]))
             return expr if ty is before else GenericConst(expr.value, ty)
-        return self.env.get(expr, expr)
+        return self.env.get(handle(expr), expr)
 
-    def _branch(self, branch: relax.SeqExpr) -> relax.SeqExpr:
-        blocks = [self._block(block) for block in branch.blocks]
-        body = self._expr(branch.body)
-        return typed(relax.SeqExpr(blocks, body), body.ty)
-
-    def _value(self, var: relax.Var, value: Any) -> Any:
-        if isinstance(value, relax.If):
-            branches = [self._branch(x) for x in (value.true_branch, value.false_branch)]
-            return typed(relax.If(self._expr(value.cond), *branches), branches[0].ty)
+    def _value(self, old: relax.Var, value: Any, var: relax.Var) -> Any:
         if not isinstance(value, ir.Call):
             return self._expr(value)
-        leaves, before, before_ty = self.problem.leaves[var], value.args[:], var.ty
-        ty = self._retyped(before_ty, iter(leaves)) if var in self._moved else before_ty
+        before, callee, ty = value.args[:], value.op, var.ty
         args = [self._expr(arg) for arg in before]
-        if value.op not in self.env and ty is before_ty and all(map(_is, args, before)):
+        op = self.env.get(handle(callee), callee)
+        if op is callee and var is old and all(map(_is, args, before)):
             return value
         if is_redistribute(value) and isinstance(ty, DTensorType):
             return typed(redistribute(args[0], ty.device_mesh, ty.placement), ty)
@@ -274,6 +263,6 @@ class _Rewriter:
             attrs, mesh = value.attrs, ty.device_mesh
             axes = moved_axes((int(a) for a in attrs["mesh_axes"]), attrs["device_mesh"], mesh)
             return typed(ops.partial(args[0], mesh, sorted(axes), str(attrs["op"])), ty)
-        of_types = iter(leaves)
-        types = [self._retyped(t, of_types) for t in value.ty_args]
-        return make_call(self.env.get(value.op, value.op), args, value.attrs, types, ty, value.span)
+        leaves = iter(self.problem.of(old))
+        types = [self._retyped(t, leaves) for t in value.ty_args]
+        return make_call(op, args, value.attrs, types, ty, value.span)
