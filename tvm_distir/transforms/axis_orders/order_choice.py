@@ -102,8 +102,8 @@ class OrderChoice:
             widest = max(free.values(), key=len)
             starts = {tuple(sorted(axes)) for axes in free.values() if len(axes) == len(widest)}
             others = [p for axes in sorted(starts) for p in itertools.permutations(axes)]
-            found = [self._descend(free, x, stated) for x in dict.fromkeys((widest, *others))]
-            best = min((best, *found), key=self._total)
+            descents = [self._descend(free, x, stated) for x in dict.fromkeys((widest, *others))]
+            best = min((best, *descents), key=self._total)
         return {root: axes for root, axes in best.items() if axes != known[root]}
 
     def _descend(self, free: Mapping[int, Axes], start: Axes, stated: Orders) -> dict[int, Axes]:
