@@ -14,7 +14,7 @@ from tvm.relax.distributed import DTensorType
 
 from tvm_distir.core.ir.handles import handle
 from tvm_distir.core.ir.types import flat_types, is_private, relax_functions
-from tvm_distir.support import LoweringError
+from tvm_distir.support import LoweringError, lists_by_key, reachable
 
 from .calls import typed
 from .scopes import all_bindings
@@ -64,17 +64,12 @@ def callers_closure(mod: ir.IRModule, first: set[str]) -> set[str]:
     """Return the names of functions that are in ``first`` or call such a function."""
     if not first:
         return set()
-    callers: dict[str, list[str]] = {}
-    for gv, fn in relax_functions(mod):
-        for callee in callees_of(fn):
-            callers.setdefault(str(callee.name_hint), []).append(str(gv.name_hint))
-    closure, pending = set(first), sorted(first)
-    while pending:
-        for caller in callers.get(pending.pop(), []):
-            if caller not in closure:
-                closure.add(caller)
-                pending.append(caller)
-    return closure
+    callers = lists_by_key(
+        (str(callee.name_hint), str(gv.name_hint))
+        for gv, fn in relax_functions(mod)
+        for callee in callees_of(fn)
+    )
+    return set(reachable(first, lambda name: callers.get(name, ())))
 
 
 def calls_op(mod: ir.IRModule, names: Collection[str], local: bool = False) -> bool:
