@@ -33,7 +33,6 @@ from .functions import callees_first as callees_first
 from .functions import callees_of as callees_of
 from .functions import callers_closure as callers_closure
 from .functions import calls_op as calls_op
-from .functions import has_dtensor as has_dtensor
 from .functions import map_functions as map_functions
 from .functions import retyped as retyped
 from .functions import with_functions as with_functions
