@@ -53,6 +53,7 @@ from .scopes import with_branches as with_branches
 from .scopes import with_values as with_values
 from .static_shapes import fold_shapes as fold_shapes
 from .substitute import VARIABLES as VARIABLES
+from .substitute import rebound as rebound
 from .substitute import substitute as substitute
 from .substitute import variables as variables
 from .thread_scopes import separate_scopes as separate_scopes
