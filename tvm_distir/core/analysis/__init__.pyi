@@ -4,7 +4,9 @@
 from .aliases import ParamAliases as ParamAliases
 from .aliases import param_aliases as param_aliases
 from .levels import check_level as check_level
+from .levels import has_dtensor as has_dtensor
 from .levels import level_of as level_of
+from .levels import refuse_dtensors as refuse_dtensors
 from .liveness import last_reads as last_reads
 from .liveness import live_bytes as live_bytes
 from .names import LEVELS as LEVELS

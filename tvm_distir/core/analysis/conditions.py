@@ -10,7 +10,7 @@ condition of an ``If`` may differ along no axis.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tvm import ir, relax
@@ -131,17 +131,9 @@ class Differing:
         return operand_axes | axes
 
 
-def _leaves(tree: Any) -> Iterator[Axes]:
-    if isinstance(tree, tuple):
-        for item in tree:
-            yield from _leaves(item)
-    else:
-        yield tree
-
-
 def _all_axes(tree: Any) -> Axes:
     """Return all axes of a (nested) tuple."""
-    return NONE.union(*_leaves(tree))
+    return NONE.union(*map(_all_axes, tree)) if isinstance(tree, tuple) else tree
 
 
 def _union_axes(trees: Sequence[Any]) -> Any:

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
@@ -86,6 +88,20 @@ def level_of(mod: ir.IRModule) -> str:
         return LEVELS[level]
     check_level(mod, 4)
     return LEVELS[4]
+
+
+def has_dtensor(fn: relax.Function) -> bool:
+    """Return whether a parameter, a bound variable or the result of a function is a DTensor."""
+    bound = (binding.var.ty for block in fn.body.blocks for binding in block.bindings[:])
+    types = itertools.chain((param.ty for param in fn.params[:]), [fn.ret_ty], bound)
+    return any(type(t) is DTensorType for ty in types for t in flat_types(ty))
+
+
+def refuse_dtensors(name: str, fn: relax.Function, problem: str, remedy: str) -> None:
+    """Refuse a function with DTensors (LevelError DIST0451)."""
+    for var in [*fn.params[:], *(binding.var for binding in all_bindings(fn.body))]:
+        if isinstance(var.ty, DTensorType):
+            raise LevelError("DIST0451", problem, location=f"{name}/{var.name}", remedy=remedy)
 
 
 def _check_conditions(mod: ir.IRModule) -> None:

@@ -54,15 +54,9 @@ def product(dims: Iterable[Any]) -> int | ir.Expr:
 
 def symbols(dim: ir.Expr) -> list[ir.Expr]:
     """Return the variables of a symbolic extent, in order of appearance."""
-    if isinstance(dim, ir.Var):
-        return [dim]
-    parts = [getattr(dim, name) for name in ("a", "b", "value") if hasattr(dim, name)]
-    parts += list(getattr(dim, "args", ()))
-    result: list[Any] = []
-    for part in parts:
-        if isinstance(part, ir.Expr):
-            result += [v for v in symbols(part) if not any(v.same_as(w) for w in result)]
-    return result
+    found: list[ir.Var] = []
+    tvm_ffi.structural_walk(dim, [(ir.Var, found.append)])
+    return list(dict.fromkeys(found))
 
 
 def nominal(dim: int | ir.Expr) -> int:

@@ -19,7 +19,7 @@ from tvm_distir.core.ir.types import element_type, static_shape, tensor_type, va
 from tvm_distir.core.ops.kernel_classes import VIEW
 from tvm_distir.support import PropagationError, SBlockRealize
 
-from .dims import nominal, size_bytes
+from .dims import size_bytes
 from .factor import Work
 from .lookup import work_of
 from .packed import is_packed_call, packed_functions, packed_name, packed_rule, packed_types
@@ -112,12 +112,8 @@ def _tensors(ty: ir.Type) -> list[ir.Type]:
 
 def _sizes(types: Sequence[ir.Type]) -> tuple[int, ...]:
     """Return sizes in bytes; 0 for a tensor without a shape."""
-    sizes = []
-    for ty in types:
-        shape = static_shape(ty)
-        dims = tuple(nominal(n) for n in shape) if shape is not None else (0,)
-        sizes.append(size_bytes(dims, element_type(ty)))
-    return tuple(sizes)
+    shapes = [(0,) if (shape := static_shape(ty)) is None else shape for ty in types]
+    return tuple(map(size_bytes, shapes, map(element_type, types)))
 
 
 def _dtype(types: Sequence[ir.Type]) -> str:

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tvm_distir.core.ir.placement import P
@@ -13,13 +13,13 @@ from tvm_distir.core.propagation.graph.graph import Axis, Graph, Uses
 from tvm_distir.core.propagation.solve.conversions import ReshardPath
 from tvm_distir.core.propagation.solve.cost import Conversions
 from tvm_distir.core.propagation.solve.strategies import OpStrategy
-from tvm_distir.support import lists_by_key
+from tvm_distir.support import lists_by_key, reachable
 
 Signature = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
 """The labels of all parameters and of all results of a function, per axis."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Instance:
     """A specialisation of a placed function.
 
@@ -46,14 +46,9 @@ class Instance:
         return tuple(zip(params, [tuple(c[k].needs[0] for k in g.rets) for c in columns]))
 
 
-def each_instance(entries: Iterable[Instance]) -> Iterator[Instance]:
-    """Yield some instances and all that they call, each once, callers first."""
-    pending, seen = list(entries), set[int]()
-    for inst in pending:  # which grows meanwhile
-        if inst.number not in seen:
-            seen.add(inst.number)
-            yield inst
-            pending += [kid for _, kid in sorted(inst.kids.items())]
+def each_instance(entries: Iterable[Instance]) -> list[Instance]:
+    """Return some instances and all that they call, each once, callers first."""
+    return reachable(entries, lambda inst: [kid for _, kid in sorted(inst.kids.items())])
 
 
 @dataclass(frozen=True)
@@ -106,12 +101,9 @@ class Decision:
 
     def wants(self, inst: Instance, value: int) -> list[tuple[int, ...]]:
         """Return the placements that consumers of a value need, in program order, each once."""
-        mesh = inst.graph.values[value].mesh
-        targets: dict[tuple[int, ...], None] = {}
-        for k, positions in inst.graph.uses[value]:
-            for i in positions:
-                targets[self.needs(inst, k, i, mesh)] = None
-        return list(targets)
+        mesh, uses = inst.graph.values[value].mesh, inst.graph.uses[value]
+        needs = (self.needs(inst, k, i, mesh) for k, positions in uses for i in positions)
+        return list(dict.fromkeys(needs))
 
     def settled(self, inst: Instance) -> dict[int, ReshardPath]:
         """Return the routes of all values that every consumer takes as they are produced."""
@@ -158,13 +150,12 @@ class Decision:
         uses: Uses, columns: Sequence[Sequence[OpStrategy]], produced: Sequence[int]
     ) -> bool:
         """Return whether all consumers take a value as it is produced."""
-        for column, have in zip(columns, produced):
-            for k, positions in uses:
-                needs = column[k].needs
-                for i in positions:
-                    if needs[i] != have:
-                        return False
-        return True
+        return all(
+            column[k].needs[i] == have
+            for column, have in zip(columns, produced)
+            for k, positions in uses
+            for i in positions
+        )
 
     def value_layout(self, inst: Instance, value: int) -> tuple[int, ...]:
         """Return the placement in which a value is produced."""

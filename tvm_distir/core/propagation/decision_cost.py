@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tvm_distir.core.propagation.solve.tables import CostTables
+from tvm_distir.support import memoized
 
 from .decision import Instance
 from .reach import ReachableAxes, hold_on
@@ -42,34 +43,28 @@ class Evaluator:
         self, cost_tables: CostTables, reach: Mapping[str, ReachableAxes], sizes: Sizes
     ) -> None:
         self.cost_tables, self.reach, self.sizes = cost_tables, reach, sizes
-        self._cache: dict[int, DecisionCost] = {}
 
+    @memoized
     def cost(self, inst: Instance) -> DecisionCost:
         """Return the cost of an execution of an instance."""
-        if inst.number not in self._cache:
-            total = DecisionCost(inst.graph.repeat * self._work(inst), self._conversions(inst))
-            for _, kid in sorted(inst.kids.items()):
-                total += self.cost(kid)
-            self._cache[inst.number] = total
-        return self._cache[inst.number]
+        own = DecisionCost(inst.graph.repeat * self._work(inst), self._conversions(inst))
+        return sum((self.cost(kid) for kid in inst.kids.values()), own)
 
     def _work(self, inst: Instance) -> int:
         total = 0
         for k, node in enumerate(inst.graph.nodes):
             if node.kind != "op" or node.rule is None:
                 continue
-            axes = [
-                a
-                for a, x in enumerate(self.cost_tables.axes)
-                if x.mesh == node.mesh and a in inst.choice
-            ]
-            sides = {a: (self.cost_tables.axes[a].size, inst.choice[a][k]) for a in axes}
+            sides = {
+                a: (axis.size, inst.choice[a][k])
+                for a, axis in enumerate(self.cost_tables.axes)
+                if axis.mesh == node.mesh and a in inst.choice
+            }
             work = sent = 0
-            for a in axes:
+            for a, (size, strategy) in sides.items():
                 others = tuple(side for b, side in sides.items() if b != a)
-                work, sent_here = self.cost_tables.along(a).parts(
-                    node.rule, inst.choice[a][k], self.cost_tables.axes[a].size, others
-                )
+                tables = self.cost_tables.along(a)
+                work, sent_here = tables.parts(node.rule, strategy, size, others)
                 sent += sent_here
             total += self.cost_tables.costs.scaled(work + sent)
         return total

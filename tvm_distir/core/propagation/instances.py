@@ -4,11 +4,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from tvm_distir.core.propagation.graph.graph import Axis, Graph
 from tvm_distir.core.propagation.solve.strategies import OpStrategy
+from tvm_distir.support import memoized, reachable
 
 from .decision import Instance
 from .reach import ReachableAxes
@@ -69,20 +70,15 @@ class Instances:
             ]
         return labels
 
+    @memoized
     def without(self, inst: Instance, a: int) -> Instance:
         """Return an instance with axis ``a`` undecided again, in its callees too."""
-        return self._without(inst, a, {})
-
-    def _without(self, inst: Instance, a: int, done: dict[int, Instance]) -> Instance:
         if a not in inst.choice:
             return inst
-        instance = done.get(inst.number)
-        if instance is None:
-            choice = {b: c for b, c in inst.choice.items() if b != a}
-            columns = {b: c for b, c in inst.columns.items() if b != a}
-            kids = {k: self._without(kid, a, done) for k, kid in inst.kids.items()}
-            instance = done[inst.number] = self.of(inst.graph, choice, kids, columns)
-        return instance
+        choice = {b: c for b, c in inst.choice.items() if b != a}
+        columns = {b: c for b, c in inst.columns.items() if b != a}
+        kids = {k: self.without(kid, a) for k, kid in inst.kids.items()}
+        return self.of(inst.graph, choice, kids, columns)
 
     def sizes(self, inst: Instance, axes: tuple[int, ...]) -> LocalSizes:
         """Return local bytes of each value over the mesh's other axes, and how its dims are split.
@@ -117,16 +113,13 @@ class Instances:
 
     def same_sizes(self, first: Instance, second: Instance, a: int) -> bool:
         """Return whether an axis has the same sizes in two instances, callees included."""
-        pending, seen = [(first, second)], set[tuple[int, int]]()
-        while pending:
-            first, second = pending.pop()
-            if first is second or (first.number, second.number) in seen:
-                continue
-            seen.add((first.number, second.number))
-            if self.sizes(first, (a,)) != self.sizes(second, (a,)):
-                return False
-            pending += [(kid, second.kids[k]) for k, kid in first.kids.items()]
-        return True
+
+        def callees(pair: tuple[Instance, Instance]) -> Iterable[tuple[Instance, Instance]]:
+            one, other = pair
+            return [(kid, other.kids[k]) for k, kid in one.kids.items()] if one != other else ()
+
+        pairs = reachable([(first, second)], callees)
+        return all(self.sizes(one, (a,)) == self.sizes(other, (a,)) for one, other in pairs)
 
 
 def called(kid: Instance, a: int) -> OpStrategy:

@@ -19,7 +19,7 @@ import numpy as np
 from tvm_distir.core.analysis.liveness import live_bytes
 from tvm_distir.core.ir.placement import ceil_div
 from tvm_distir.core.propagation.solve.cost import Costs
-from tvm_distir.support import InfeasibleError
+from tvm_distir.support import InfeasibleError, memoized
 
 from .assignment import Propagator
 from .decision import Decision, Instance
@@ -57,7 +57,6 @@ class MemoryMeter:
 
     def __init__(self, decision: Decision) -> None:
         self.decision = decision
-        self._inner: dict[int, tuple[list[int], str]] = {}
 
     def kept(self) -> KeptMemory:
         """Return the largest peak of all public functions and meshes."""
@@ -88,10 +87,9 @@ class MemoryMeter:
                 size = int(ceil_div(size, self.decision.axes[a].size))
         return size
 
+    @memoized
     def _inside(self, inst: Instance) -> tuple[list[int], str]:
         """Return the peak per mesh of all values but the parameters, and where it is reached."""
-        if inst.number in self._inner:
-            return self._inner[inst.number]
         g = inst.graph
         spans = [
             (value.mesh, *span, span[0] == g.producer[v][0])
@@ -108,7 +106,6 @@ class MemoryMeter:
                 live[:, k] = np.maximum(live[:, k], calls[:, k] + self._inside(inst.kids[k])[0])
         peak, largest = live.max(axis=1, initial=0).tolist(), live.max(axis=0)
         location = g.location(int(largest.argmax())) if max(peak) else g.name
-        self._inner[inst.number] = peak, location
         return peak, location
 
     def _spans(self, inst: Instance, v: int) -> Iterator[tuple[int, int, int]]:

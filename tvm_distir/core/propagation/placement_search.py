@@ -21,6 +21,7 @@ from tvm_distir.core.ops.factor import Rule
 from tvm_distir.core.propagation.graph.graph import LAYOUT_OPS, Axis, Graph
 from tvm_distir.core.propagation.solve.cost import Costs
 from tvm_distir.core.propagation.solve.strategies import factor_fits, fits
+from tvm_distir.support import memoized
 
 from .decision import Decision, each_instance
 from .footprint import CostMeter, DeviceCost
@@ -90,7 +91,6 @@ class PlacementSearch:
         self._meter = CostMeter(ranks)
         self._stored: WeightLabels = {}
         self._tried: dict[Hashable, CandidatePlacement] = {}
-        self._results: dict[str, list[tuple[int, int, str]]] = {}
 
     def store(self, dims: WeightLabels) -> None:
         """Set which weights are stored sharded, on which dims, and gathered where they are used.
@@ -277,19 +277,18 @@ class PlacementSearch:
             if len(pin_labels) == 1 and min(pin_labels) >= 0
         )
 
+    @memoized
     def _named_results(self, g: Graph) -> list[tuple[int, int, str]]:
         """Return ops with a single result under a unique name: node, value, name."""
-        if g.key not in self._results:
-            names = {key: str(var.name) for key, var in g.variables.items()}
-            often = Counter(names.values())
-            self._results[g.key] = [
-                (k, g.nodes[k].results[0], names[key])
-                for key, k in g.node_of.items()
-                if g.nodes[k].rule is not None
-                and len(g.nodes[k].results) == 1
-                and often[names[key]] == 1
-            ]
-        return self._results[g.key]
+        names = {key: str(var.name) for key, var in g.variables.items()}
+        often = Counter(names.values())
+        return [
+            (k, g.nodes[k].results[0], names[key])
+            for key, k in g.node_of.items()
+            if g.nodes[k].rule is not None
+            and len(g.nodes[k].results) == 1
+            and often[names[key]] == 1
+        ]
 
     def _graph(self, name: str) -> Graph:
         return self._search.module.graphs[self._search.module.entries[name]]

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from tvm_distir.core.ir.placement import P, R
 from tvm_distir.core.propagation.graph.graph import Axis, Graph, Node, PinLabels
+from tvm_distir.support import memoized
 
 from .placed_module import PlacedModule
 from .unify import DimClasses
@@ -58,20 +59,17 @@ class ReachableAxes:
     partial: list[bytearray] = field(default_factory=list)
     fixed: list[dict[int, int | None]] = field(default_factory=list)
     held: list[dict[int, bool]] = field(default_factory=list)
-    _labels: dict[int, list[int | None]] = field(default_factory=dict)
 
+    @memoized
     def param_labels(self, g: Graph, axis: Axis, a: int) -> list[int | None]:
         """Return labels of the graph's parameters along axis ``a``; None where they are free."""
-        labels = self._labels.get(a)
-        if labels is None:
-            fixed, labels = self.fixed[a], []
-            for k, v in zip(g.params, g.param_values):
-                pin = g.nodes[k].pin if g.public else None
-                if g.values[v].mesh != axis.mesh:
-                    labels.append(R)
-                else:
-                    labels.append(fixed.get(k) if pin is None else pin[axis.index])
-            self._labels[a] = labels
+        fixed, labels = self.fixed[a], list[int | None]()
+        for k, v in zip(g.params, g.param_values):
+            pin = g.nodes[k].pin if g.public else None
+            if g.values[v].mesh != axis.mesh:
+                labels.append(R)
+            else:
+                labels.append(fixed.get(k) if pin is None else pin[axis.index])
         return labels
 
 
@@ -198,14 +196,8 @@ class ReachabilityWalk:
         partial, mask, first = reach.partial[a], reach.mask[a], len(g.params)
         for k, node in enumerate(g.nodes[first:], first):
             if node.kind == "op" and node.rule is not None and node.mesh == axis.mesh:
-                begins = mask[k] & node.rule.summing
-                if not begins:
-                    for i in node.rule.carrying:
-                        v = node.operands[i]
-                        if v >= 0 and partial[v]:
-                            begins = 1
-                            break
-                if begins:
+                carried = (node.operands[i] for i in node.rule.carrying)
+                if mask[k] & node.rule.summing or any(v >= 0 and partial[v] for v in carried):
                     for v in node.results:
                         partial[v] = 1
             elif node.kind == "pin" and (

@@ -23,7 +23,16 @@ from tvm_distir.core.ir.placement import P, R
 from tvm_distir.core.propagation.graph.graph import Graph, Node
 from tvm_distir.core.propagation.solve.cost import Conversions, Costs
 from tvm_distir.core.propagation.solve.strategies import OpStrategy
-from tvm_distir.support import LARGEST, Count, PlanError, Text, nearest, read_model, shortened
+from tvm_distir.support import (
+    LARGEST,
+    Count,
+    PlanError,
+    Text,
+    memoized,
+    nearest,
+    read_model,
+    shortened,
+)
 
 from .decision import Decision, Instance
 from .instances import Instances, called
@@ -65,21 +74,19 @@ class _Writer:
         self.module = module
         self.alternatives: dict[OpStrategy, int] = {}
         self.functions: list[dict[str, Any]] = []
-        self._cache: dict[int, int] = {}
 
+    @memoized
     def number(self, inst: Instance) -> int:
         """Return the number of a written instance."""
-        if inst.number not in self._cache:
-            g, known = inst.graph, self.alternatives
-            calls = [self.number(inst.kids[k]) for k in g.calls]
-            others = [k for k, node in enumerate(g.nodes) if node.kind != "call"]
-            choice = [
-                [known.setdefault(inst.choice[a][k], len(known)) for k in others]
-                for a in range(len(self.module.axes))
-            ]
-            self.functions.append({"function": g.key, "calls": calls, "choice": choice})
-            self._cache[inst.number] = len(self.functions) - 1
-        return self._cache[inst.number]
+        g, known = inst.graph, self.alternatives
+        calls = [self.number(inst.kids[k]) for k in g.calls]
+        others = [k for k, node in enumerate(g.nodes) if node.kind != "call"]
+        choice = [
+            [known.setdefault(inst.choice[a][k], len(known)) for k in others]
+            for a in range(len(self.module.axes))
+        ]
+        self.functions.append({"function": g.key, "calls": calls, "choice": choice})
+        return len(self.functions) - 1
 
 
 def digest(module: PlacedModule) -> str:

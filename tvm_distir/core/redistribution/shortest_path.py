@@ -20,7 +20,7 @@ import numpy as np
 
 from tvm_distir.core.ir.placement import Labels, P, R, placement_text
 from tvm_distir.core.ops.dims import size_bytes
-from tvm_distir.support import LoweringError
+from tvm_distir.support import LoweringError, memoized
 
 from .costs import RingCosts, step_cost
 from .shards import Bounds, bounds_of, lacking
@@ -73,9 +73,6 @@ class ShortestPath(ABC, Generic[State]):
         self.space = Space(key.mesh, _allowed_dims(key), finish, means.kinds)
         self.limit, self.padded_limit = (means.limit_bytes(key, x) for x in (False, True))
         self.groups = functools.cache(key.groups)
-        self.floors: dict[State, int] = {}
-        self.rooms: dict[Labels, bool] = {}
-        self.peers: dict[tuple[Space, Labels], tuple[list[Labels], Bounds]] = {}
         self.fewest_parts = min(key.parts(key.before), key.parts(key.after))
         self.goal = self._bounds(end)
 
@@ -145,14 +142,13 @@ class ShortestPath(ABC, Generic[State]):
         kind, axes, size = transfer.kind, transfer.axes, transfer.payload_bytes
         return step_cost(self.costs, kind, axes, size, self.groups)
 
+    @memoized
     def _floor(self, state: State) -> int:
         """Return a lower bound of the cost of the remaining steps."""
-        if state not in self.floors:
-            elements = int(lacking(self._bounds(state), self.goal))
-            if isinstance(self.costs, RingCosts):
-                elements = max(elements, self._reduced(self._labels(state)))
-            self.floors[state] = self.costs.floor(size_bytes((elements,), self.key.dtype))
-        return self.floors[state]
+        elements = int(lacking(self._bounds(state), self.goal))
+        if isinstance(self.costs, RingCosts):
+            elements = max(elements, self._reduced(self._labels(state)))
+        return self.costs.floor(size_bytes((elements,), self.key.dtype))
 
     def _reduced(self, labels: Labels) -> int:
         """Return a lower bound of the elements that a device sends while partial sums are reduced.
@@ -177,31 +173,25 @@ class ShortestPath(ABC, Generic[State]):
             yield goal, int(lacking(source, bounds_of(shape, goal, mesh)))
             if isinstance(self.costs, RingCosts):
                 return  # by bytes no detour is cheaper
-        targets, bounds = self._peers(space, labels)
+        targets, bounds = self._peers(space, tuple(P if x == P else R for x in labels))
         if len(targets) ** 2 * len(self.key.devices) > MAX_PAIRS:
             return
         for after, elements in zip(targets, lacking(source, bounds).tolist()):
             if after not in (labels, goal):
                 yield after, elements
 
+    @memoized
     def _peers(self, space: Space, labels: Labels) -> tuple[list[Labels], Bounds]:
-        """Return all placements with the same partial axes, and their bounds."""
-        open_axes = tuple(P if x == P else R for x in labels)
-        key = space, open_axes
-        if key not in self.peers:
-            choices = [(P,) if x == P else (R, *d) for x, d in zip(open_axes, space.allowed)]
-            peers = [x for x in itertools.product(*choices) if self._fits(x, space.mesh)]
-            bounds = [bounds_of(self.key.shape, x, space.mesh) for x in (labels, *peers)]
-            self.peers[key] = peers, np.stack(bounds, axis=1)[:, 1:]
-        return self.peers[key]
+        """Return all placements with the partial axes of an unsharded one, and their bounds."""
+        choices = [(P,) if x == P else (R, *d) for x, d in zip(labels, space.allowed)]
+        peers = [x for x in itertools.product(*choices) if self._fits(x, space.mesh)]
+        bounds = [bounds_of(self.key.shape, x, space.mesh) for x in (labels, *peers)]
+        return peers, np.stack(bounds, axis=1)[:, 1:]
 
+    @memoized
     def _has_room(self, labels: Labels) -> bool:
         key = self.key
-        if labels in (key.before, key.after):
-            return True
-        if labels not in self.rooms:
-            self.rooms[labels] = self._fits(labels, key.mesh)
-        return self.rooms[labels]
+        return labels in (key.before, key.after) or self._fits(labels, key.mesh)
 
     def _fits(self, labels: Labels, mesh: tuple[int, ...]) -> bool:
         """Return whether shards are within the bound, or would be without padding."""

@@ -71,23 +71,17 @@ def _subsets(axes: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 def _cuts(space: Space, rest: Labels, axes: tuple[int, ...]) -> Iterator[int]:
     """Return the dims that ``axes`` may shard together, with a block per group."""
-    for dim in _common(space, axes):
-        if not blocks_fault(rest, axes, dim):
-            yield dim
+    return (dim for dim in _common(space, axes) if not blocks_fault(rest, axes, dim))
 
 
 def _common(space: Space, axes: tuple[int, ...]) -> Iterator[int]:
     """Return the dims that all of ``axes`` may shard."""
-    for dim in space.allowed[axes[0]]:
-        if all(dim in space.allowed[a] for a in axes):
-            yield dim
+    return (dim for dim in space.allowed[axes[0]] if all(dim in space.allowed[a] for a in axes))
 
 
 def steps_from(space: Space, labels: Labels) -> Iterator[Step]:
     """Return all steps that may be taken from a placement, but exchanges, in a fixed order."""
-    for step in _all_steps(space, labels):
-        if step.kind in space.kinds:
-            yield step
+    return (step for step in _all_steps(space, labels) if step.kind in space.kinds)
 
 
 def _all_steps(space: Space, labels: Labels) -> Iterator[Step]:

@@ -33,7 +33,6 @@ from .functions import callees_first as callees_first
 from .functions import callees_of as callees_of
 from .functions import callers_closure as callers_closure
 from .functions import calls_op as calls_op
-from .functions import has_dtensor as has_dtensor
 from .functions import map_functions as map_functions
 from .functions import retyped as retyped
 from .functions import with_functions as with_functions
@@ -54,6 +53,7 @@ from .scopes import with_branches as with_branches
 from .scopes import with_values as with_values
 from .static_shapes import fold_shapes as fold_shapes
 from .substitute import VARIABLES as VARIABLES
+from .substitute import rebound as rebound
 from .substitute import substitute as substitute
 from .substitute import variables as variables
 from .thread_scopes import separate_scopes as separate_scopes

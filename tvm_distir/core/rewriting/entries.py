@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from tvm import ir, relax
 
 from tvm_distir.core.ir.types import is_private, relax_functions
-from tvm_distir.support import ModelError, nearest
+from tvm_distir.support import ModelError, nearest, reachable
 
 from .functions import inner_made_private
 
@@ -29,15 +29,13 @@ def public_functions(mod: ir.IRModule) -> list[str]:
 
 def names_reached(functions: Mapping[str, ir.BaseFunc], roots: Iterable[str]) -> set[str]:
     """Return the names of some functions and of all that these mention, kernels included."""
-    reached = set(roots)
-    todo = list(reached)
-    while todo:
-        fn = functions[todo.pop()]
-        if isinstance(fn, relax.Function):
-            used = {str(gv.name_hint) for gv in relax.analysis.all_global_vars(fn)} - reached
-            reached |= used
-            todo += used
-    return reached
+
+    def mentioned(name: str) -> list[str]:
+        fn = functions[name]
+        used = relax.analysis.all_global_vars(fn) if isinstance(fn, relax.Function) else ()
+        return [str(gv.name_hint) for gv in used]
+
+    return set(reachable(roots, mentioned))
 
 
 def reached_from(mod: ir.IRModule, names: Iterable[str]) -> dict[ir.GlobalVar, ir.BaseFunc]:

@@ -4,30 +4,21 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from tvm import ir, relax
 from tvm.relax import Expr
-from tvm.relax.distributed import DTensorType
 
 from tvm_distir.core.ir.handles import handle
-from tvm_distir.core.ir.types import flat_types, is_private, relax_functions
-from tvm_distir.support import LoweringError
+from tvm_distir.core.ir.types import is_private, relax_functions
+from tvm_distir.support import LoweringError, lists_by_key, reachable
 
 from .calls import typed
 from .scopes import all_bindings
 
 EFFECTS = "_initialize_effect"
 """The function that `relax.nn` exports beside the methods of a module."""
-
-
-def has_dtensor(fn: relax.Function) -> bool:
-    """Return whether a parameter, a bound variable or the result of a function is a DTensor."""
-    bound = (binding.var.ty for block in fn.body.blocks for binding in block.bindings[:])
-    types = itertools.chain((param.ty for param in fn.params[:]), [fn.ret_ty], bound)
-    return any(type(t) is DTensorType for ty in types for t in flat_types(ty))
 
 
 def callee_of(value: Expr) -> ir.GlobalVar | None:
@@ -64,17 +55,12 @@ def callers_closure(mod: ir.IRModule, first: set[str]) -> set[str]:
     """Return the names of functions that are in ``first`` or call such a function."""
     if not first:
         return set()
-    callers: dict[str, list[str]] = {}
-    for gv, fn in relax_functions(mod):
-        for callee in callees_of(fn):
-            callers.setdefault(str(callee.name_hint), []).append(str(gv.name_hint))
-    closure, pending = set(first), sorted(first)
-    while pending:
-        for caller in callers.get(pending.pop(), []):
-            if caller not in closure:
-                closure.add(caller)
-                pending.append(caller)
-    return closure
+    callers = lists_by_key(
+        (str(callee.name_hint), str(gv.name_hint))
+        for gv, fn in relax_functions(mod)
+        for callee in callees_of(fn)
+    )
+    return set(reachable(first, lambda name: callers.get(name, ())))
 
 
 def calls_op(mod: ir.IRModule, names: Collection[str], local: bool = False) -> bool:

@@ -53,15 +53,15 @@ def _substituted_if(value: relax.If, env: Mapping[Any, Any]) -> relax.If:
     branches = []
     for branch in (value.true_branch, value.false_branch):
         blocks = [
-            type(block)([_substituted_binding(b, env) for b in block.bindings])
+            type(block)([rebound(b, substitute(b.value, env)) for b in block.bindings])
             for block in branch.blocks
         ]
         branches.append(typed(relax.SeqExpr(blocks, substitute(branch.body, env)), branch.ty))
     return typed(relax.If(substitute(value.cond, env), *branches), value.ty)
 
 
-def _substituted_binding(binding: relax.Binding, env: Mapping[Any, Any]) -> Any:
-    value = substitute(binding.value, env)
+def rebound(binding: relax.Binding, value: ir.Expr) -> Any:
+    """Return a binding of its variable to another value, a cast as before; itself for its own."""
     if value.same_as(binding.value):
         return binding
     if isinstance(binding, relax.MatchCast):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tvm_distir.support import load_library, reference
+from tvm_distir.support import load_library, memoized, reference
 
 from .dual_bounds import Dual
 from .problem import INFINITE, Array, Factors, Problem, ints
@@ -65,9 +65,6 @@ class Tables:
             self._eliminate, self._decode, self._evaluate, self._eliminate_all, self._restrict,
             self._optimise, self._dual, self._forget, self._counts,
         ) = (reference("tables") or load_library()["tables"])()  # fmt: skip
-        self._sums: dict[tuple[int, int], tuple[int, int]] = {}
-        self._arrays: dict[int, Array] = {}
-        self._dearest: dict[int, int] = {}
 
     def intern(self, array: Array) -> tuple[int, int]:
         """Return the number of a table with its minimum taken out, and that minimum.
@@ -87,31 +84,24 @@ class Tables:
         number, low = self._intern_rows(len(rows), len(rows[0]), entries)
         return number, low
 
+    @memoized
     def array(self, number: int) -> Array:
         """Return the entries of a table. Do not write into it."""
-        array = self._arrays.get(number)
-        if array is None:
-            array = np.empty(tuple(self._shape(number)), dtype=np.int64)
-            self._entries(number, array.reshape(-1))
-            self._arrays[number] = array
+        array = np.empty(tuple(self._shape(number)), dtype=np.int64)
+        self._entries(number, array.reshape(-1))
         return array
 
+    @memoized
     def dearest(self, number: int) -> int:
         """Return the largest finite entry of a table; 0 where there is none."""
-        highest = self._dearest.get(number)
-        if highest is None:
-            array = self.array(number)
-            highest = self._dearest[number] = int(array.max(where=array < INFINITE, initial=0))
-        return highest
+        array = self.array(number)
+        return int(array.max(where=array < INFINITE, initial=0))
 
+    @memoized
     def add(self, first: int, second: int) -> tuple[int, int]:
         """Return the interned sum of two tables over the same scope."""
-        key = (first, second)
-        hit = self._sums.get(key)
-        if hit is None:
-            number, low = self._add(first, second)
-            hit = self._sums[key] = number, low
-        return hit
+        number, low = self._add(first, second)
+        return number, low
 
     def evaluate(self, problem: Problem, values: Sequence[int]) -> tuple[int, bool]:
         """Return the sum of the tables at an assignment, and whether it hits an infinite entry."""

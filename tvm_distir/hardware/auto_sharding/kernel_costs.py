@@ -16,7 +16,7 @@ from tvm_distir.core.ops import VIEWS
 from tvm_distir.core.plan import data_positions
 from tvm_distir.core.propagation import Graph, Node, PlacedModule
 from tvm_distir.hardware.systems.clock import PICOSECONDS, Clock
-from tvm_distir.support import Steps, unrolled
+from tvm_distir.support import Steps, memoized_steps, unrolled
 
 
 class UnshardedKernel(NamedTuple):
@@ -102,8 +102,8 @@ class _Reader:
 
     def __init__(self, module: PlacedModule) -> None:
         self.module = module
-        self._cache: dict[tuple[str, tuple[bool, ...]], tuple[StepKernels, tuple[bool, ...]]] = {}
 
+    @memoized_steps
     def of(
         self, key: str, follows: tuple[bool, ...], gradients: frozenset[int] = frozenset()
     ) -> Steps[tuple[StepKernels, tuple[bool, ...]]]:
@@ -111,8 +111,6 @@ class _Reader:
 
         Nothing behind any of the values ``gradients`` counts as following from data.
         """
-        if (key, follows) in self._cache:
-            return self._cache[key, follows]
         g = self.module.graphs[key]
         work = StepKernels(Counter(), Counter())
         marked = [False] * len(g.values)
@@ -129,9 +127,7 @@ class _Reader:
                 (work.each if any(operands) else work.once)[kernel_of(g, node)] += 1
             for v, yes in zip(node.results, results):
                 marked[v] = yes and v not in gradients
-        result = work, tuple([v >= 0 and marked[v] for v in g.result_values])
-        self._cache[key, follows] = result
-        return result
+        return work, tuple([v >= 0 and marked[v] for v in g.result_values])
 
 
 def kernel_of(g: Graph, node: Node) -> UnshardedKernel:

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -163,10 +165,7 @@ class Flows:
 
 
 def _union(masks: Iterable[int]) -> int:
-    union = 0
-    for mask in masks:
-        union |= mask
-    return union
+    return functools.reduce(operator.or_, masks, 0)
 
 
 def bits(mask: int) -> list[int]:

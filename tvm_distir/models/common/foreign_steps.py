@@ -22,6 +22,7 @@ from tvm_distir.core.ir.attributes import (
 )
 from tvm_distir.core.plan import MAIN
 from tvm_distir.core.rewriting import VARIABLES
+from tvm_distir.support import reachable
 
 from .flows import Flow, Flows, bits
 
@@ -173,7 +174,7 @@ class _Step:
     def _are_read(self, loss: int, weights: Mapping[int, int]) -> bool:
         """Return whether the loss depends on a new weight, in which case it is not a loss."""
         forbidden = {self.fields[r] for r in weights.values()}
-        return not forbidden.isdisjoint(self._before(self.fields[loss], self.flows.reads))
+        return not forbidden.isdisjoint(self._before([self.fields[loss]], self.flows.reads))
 
     def _states(
         self, weight: int, result: int, matches: Mapping[int, int], needed: int
@@ -194,36 +195,31 @@ class _Step:
     ) -> relax.Var | None:
         """Return the only other value from which a weight and its states are updated."""
         mask = sum(1 << p for p in (weight, *states))
-        edge, seen = set(), set()
-        pending = [self.fields[r] for r in (result, *(matches[s] for s in states))]
-        while pending:
-            var = pending.pop()
-            if var in seen or var not in self.flows.values:
-                continue
-            seen.add(var)
-            flows = self.flows.of[var]
-            if not any(flow.same & mask for flow in flows):
-                edge.update([var] if any(flow.read for flow in flows) else [])
-                continue
-            pending.extend(self.flows.operands(var) or self.flows.reads(var))
-        common: set[relax.Var] | None = None
-        for var in edge:
-            if static_shape(var.ty) == self.kinds[weight][0]:
-                above = self._before(var, self.flows.operands)
-                common = above if common is None else common & above
-        return max(common or (), key=self.flows.position_of.__getitem__, default=None)
+        flows = self.flows
+
+        def is_updated(var: relax.Var) -> bool:
+            return any(flow.same & mask for flow in flows.of[var])
+
+        def operands(var: relax.Var) -> list[Expr]:
+            return (flows.operands(var) or flows.reads(var)) if is_updated(var) else []
+
+        updated = [self.fields[r] for r in (result, *(matches[s] for s in states))]
+        above = [
+            self._before([var], flows.operands)
+            for var in self._before(updated, operands)
+            if not is_updated(var)
+            and any(flow.read for flow in flows.of[var])
+            and static_shape(var.ty) == self.kinds[weight][0]
+        ]
+        common = set.intersection(*above) if above else ()
+        return max(common, key=flows.position_of.__getitem__, default=None)
 
     def _before(
-        self, var: relax.Var, operands: Callable[[relax.Var], list[Expr]]
+        self, values: list[Expr], operands: Callable[[relax.Var], list[Expr]]
     ) -> set[relax.Var]:
-        """Return a value and those that it depends on, given the operands of each."""
-        visited, pending = set(), [var]
-        while pending:
-            operand = pending.pop()
-            if operand not in visited and operand in self.flows.values:
-                visited.add(operand)
-                pending.extend(operands(operand))
-        return visited
+        """Return values and those that they depend on, given the operands of each."""
+        bound = self.flows.values
+        return set(reachable(values, lambda var: (x for x in operands(var) if x in bound)))
 
 
 def _with_data_first(fn: relax.Function, updated: set[str]) -> relax.Function:

@@ -4,9 +4,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tvm import relax
 
 from tvm_distir.models.common.translation import Unsupported
+from tvm_distir.support import reachable
 
 from .elementwise import same, spread
 from .operation_call import Converter, HloCall
@@ -52,14 +55,14 @@ def _is_counted(call: HloCall, values: Tensors) -> bool:
     block = call.region(0)
     producers = {name: op for op in block.operations for name in op.results}
     counters = {a.name for a, value in zip(block.arguments, values) if value.integer is not None}
-    pending = list(block.operations[-1].operands)
-    while pending:
-        producer = producers.get(pending.pop())
-        if producer is not None and producer.name in _OF_CONDITIONS:
-            if counters.intersection(producer.operands):
-                return True
-            pending += producer.operands
-    return False
+
+    def operands(name: str) -> Sequence[str]:
+        producer = producers.get(name)
+        of_condition = producer is not None and producer.name in _OF_CONDITIONS
+        return producer.operands if producer is not None and of_condition else ()
+
+    compared = reachable(block.operations[-1].operands, operands)
+    return any(counters.intersection(operands(name)) for name in compared)
 
 
 def _both(call: HloCall, first: TranslatedTensor, second: TranslatedTensor) -> TranslatedTensor:

@@ -15,7 +15,7 @@ from tvm_distir.core.ir import relax_functions
 from tvm_distir.core.plan import Plan
 from tvm_distir.planning.strategies.composition import make_plan
 from tvm_distir.planning.strategies.training_parts import noted_names
-from tvm_distir.support import DistIRError
+from tvm_distir.support import REFUSALS
 
 from .exported_plan import ExportedPlan, PlacedParameter, placed, rules_of, unsupported
 
@@ -200,7 +200,7 @@ def context_method(mod: ir.IRModule, exported: ExportedPlan) -> str:
     ours = set(value_labels(exported.plan, number).items())
     labels = {form: set[tuple[object, int]]() for form in ("all_to_all", "gather")}
     for form, known in labels.items():
-        with contextlib.suppress(DistIRError):  # its heads are not divisible, for example
+        with contextlib.suppress(*REFUSALS):  # its heads are not divisible, for example
             plan = make_plan(mod, f"context_parallel:axis={axis},form={form}", {axis: size})
             known.update(value_labels(plan, 0).items())
     for form, known in labels.items():  # ZeRO places arguments too, the same for all forms

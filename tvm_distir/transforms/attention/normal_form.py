@@ -29,6 +29,7 @@ from tvm_distir.core.rewriting import (
     let_out,
     op_name,
     permutation,
+    rebound,
     substitute,
     with_body,
 )
@@ -85,10 +86,7 @@ class _Normalizer:
             self._alias[var] = same
             self._changes += 1
         self._values[var] = value
-        if value.same_as(binding.value):
-            self._writer.bindings.append(binding)
-        else:
-            self._writer.bind(var, value)
+        self._writer.bindings.append(rebound(binding, value))
 
     def _rewritten(self, value: Expr, name: str) -> Expr:
         """Return what the rewrites make of a value."""

@@ -15,6 +15,7 @@ from tvm.relax.distributed import DeviceMesh
 from tvm_distir.core.ir import known_shape
 from tvm_distir.core.ir.operators import call_axes, dist_op_name
 from tvm_distir.core.rewriting import op_name
+from tvm_distir.support import reachable
 
 Axes = Mapping[str, Collection[int]]
 """The numbers of the mesh axes that are rings, by the mesh's text."""
@@ -112,17 +113,15 @@ def reads_gathered_keys(value: Expr, values: Mapping[Var, Expr], axes: Axes) -> 
         return match_ring_gather(value.args[1], values, axes) is not None
     if op_name(value) not in ("nn.softmax", "max"):
         return False
-    pending, seen, shape = [value.args[0]], set(), str(value.args[0].ty.shape)
-    while pending:
-        scores: Any = pending.pop()
-        if scores in seen or not isinstance(scores, ir.Var) or _shape(scores) != shape:
-            continue
-        seen.add(scores)
+    shape = str(value.args[0].ty.shape)
+
+    def operands(scores: Var) -> list[Any]:
         call: Any = values.get(scores)
-        if op_name(call) == "matmul" and _is_of_keys(call, values, axes):
-            return True
-        pending.extend(call.args if isinstance(call, ir.Call) else [call])
-    return False
+        read = call.args if isinstance(call, ir.Call) else [call]
+        return [x for x in read if isinstance(x, ir.Var) and _shape(x) == shape]
+
+    products = (values.get(scores) for scores in reachable(value.args[:1], operands))
+    return any(op_name(x) == "matmul" and _is_of_keys(x, values, axes) for x in products)
 
 
 def _shape(expr: Expr) -> str:

@@ -31,12 +31,12 @@ from graphlib import CycleError, TopologicalSorter
 
 from tvm import ir, relax
 
+from tvm_distir.core.analysis import refuse_dtensors
 from tvm_distir.core.ir import branch_of, is_private, relax_functions
 from tvm_distir.core.ir.attributes import CODEGEN_ATTR
 from tvm_distir.core.passes import Rewrite, module_pass
 from tvm_distir.core.rewriting import all_bindings, callee_of, has_attr, with_functions
 from tvm_distir.support import PlanError, PropagationError, nearest, reachable
-from tvm_distir.transforms.outline.name_allocator import refuse_dtensors
 
 from .inliner import Inliner
 
@@ -100,7 +100,8 @@ def _choose(functions: dict[str, relax.Function], names: Sequence[str] | None) -
     chosen = private if names is None else [name for name in private if name in names]
     for name in chosen:
         problem = "the function contains DTensors, and its boundary may reduce partial sums"
-        refuse_dtensors(name, functions[name], problem, "Inline")
+        remedy = "Inline before propagation, or after lowering."
+        refuse_dtensors(name, functions[name], problem, remedy)
     return chosen
 
 

@@ -13,13 +13,12 @@ from tvm import ir, relax
 from tvm.relax import Binding, Expr, Var
 from tvm.relax.distributed import DTensorType
 
-from tvm_distir.core.analysis import PartialState
+from tvm_distir.core.analysis import PartialState, has_dtensor
 from tvm_distir.core.ir import mesh_key, relax_functions
 from tvm_distir.core.ir.operators import PREFIX, call_axes
 from tvm_distir.core.passes import Rewrite, branch_results, sink_collectives
 from tvm_distir.core.rewriting import (
     BlockWriter,
-    has_dtensor,
     leaves_of,
     let_out,
     substitute,

@@ -16,6 +16,7 @@ from tvm_distir.core.ir.attributes import PARAM_NAMES_ATTR, PARTIAL_ATTR
 from tvm_distir.core.rewriting import (
     let_out,
     make_binding,
+    rebound,
     rebuild,
     substitute,
     tuple_of,
@@ -141,8 +142,7 @@ class ChangedCalls:
             op = value.op
             if type(op) is ir.GlobalVar and op in self.env:
                 return self._call(var, value)
-        new = substitute(value, self.env)
-        return binding if new is value else make_binding(var, new)
+        return rebound(binding, substitute(value, self.env))
 
     def _call(self, var: Var, value: ir.Call) -> Binding:
         """Rewrite a call of a changed function."""

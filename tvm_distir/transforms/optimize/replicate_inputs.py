@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import tvm_ffi
@@ -22,6 +22,7 @@ from tvm_distir.core.rewriting import (
     all_bindings,
     op_name,
     permutation,
+    rebound,
     rebuild,
     retyped,
     substitute,
@@ -30,6 +31,7 @@ from tvm_distir.core.rewriting import (
     with_functions,
 )
 from tvm_distir.core.rewriting.native import pruned
+from tvm_distir.support import reachable
 
 
 @module_pass("local")
@@ -89,8 +91,8 @@ class _Origin:
     params : list of Var
     """
 
-    bindings: list[Binding] = field(default_factory=list)
-    params: list[Var] = field(default_factory=list)
+    bindings: list[Binding]
+    params: list[Var]
 
 
 class _MeshProgram:
@@ -178,32 +180,17 @@ class _MeshProgram:
 
     def _origin(self, value: Expr) -> _Origin | None:
         """Return what a value follows from; None where that is not computed by ops alone."""
-        origin, seen = _Origin(), set()
 
-        def visit(var: Var) -> bool:
-            if var in seen:
-                return True
-            seen.add(var)
-            if var in self._row_of:
-                origin.params.append(var)
-                return True
-            origin_value = self._value_of.get(var)
-            if origin_value is None:
-                return False
-            computed = isinstance(origin_value, ir.Call) and isinstance(origin_value.op, ir.Op)
-            plain = (
-                computed
-                and dist_op_name(origin_value) is None
-                and op_name(origin_value) not in _KERNELS
-            )
-            if not (plain or isinstance(origin_value, (relax.TupleGetItem, relax.Tuple))):
-                return False
-            if not all(visit(read) for read in variables(origin_value)):
-                return False
-            origin.bindings.append(relax.VarBinding(var, origin_value))
-            return True
+        def operands(var: Var) -> list[Expr]:
+            bound = self._value_of.get(var)
+            return variables(bound) if _is_computed(bound) else []
 
-        return origin if isinstance(value, ir.Var) and visit(value) else None
+        reached = set(reachable([value], operands)) if isinstance(value, ir.Var) else set()
+        params = [param for param in self._row_of if param in reached]
+        bindings = [b for b in self.bindings if b.var in reached]
+        known = len(params) + len(bindings) == len(reached) > 0
+        plain = known and all(_is_computed(b.value) for b in bindings)
+        return _Origin(bindings, params) if plain else None
 
     def _is_static(self, param: Var) -> bool:
         """Return whether the sizes of a parameter are known."""
@@ -253,11 +240,7 @@ class _MeshProgram:
             if isinstance(value, ir.Call) and dist_op_name(value) == "send":
                 if int(value.attrs["tag"]) in removed:
                     continue
-            new = substitute(value, env)
-            if isinstance(binding, relax.MatchCast):
-                bindings.append(relax.MatchCast(binding.var, new, binding.ty))
-            else:
-                bindings.append(relax.VarBinding(binding.var, new))
+            bindings.append(rebound(binding, substitute(value, env)))
         result = substitute(self.fn.body.body, env)
         blocks, is_pure = pruned([relax.BindingBlock(bindings)], result)
         io = {**dict(self.fn.attrs[IO_ATTR].items()), "inputs": self.rows}
@@ -269,6 +252,13 @@ class _MeshProgram:
 
 
 _KERNELS = ("call_tir", "call_dps_packed", "call_pure_packed", "call_packed", "call_tir_inplace")
+
+
+def _is_computed(value: Expr) -> bool:
+    """Return whether a value follows from its operands alone: by an op of Relax, or as a tuple."""
+    if not isinstance(value, ir.Call) or not isinstance(value.op, ir.Op):
+        return isinstance(value, (relax.TupleGetItem, relax.Tuple))
+    return dist_op_name(value) is None and op_name(value) not in _KERNELS
 
 
 def _is_sharded(row: Mapping[str, Any]) -> bool:

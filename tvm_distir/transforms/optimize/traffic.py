@@ -28,6 +28,7 @@ from tvm_distir.core.ir.operators import COLLECTIVES, call_axes, collective_op
 from tvm_distir.core.passes import choices
 from tvm_distir.core.redistribution import payload_bytes, terms_of
 from tvm_distir.core.rewriting import bindings_in, branches_of
+from tvm_distir.support import lists_by_key
 
 
 @dataclass(frozen=True, order=True)
@@ -108,12 +109,11 @@ def traffic(mod: ir.IRModule) -> Traffic:
 
 def _roots(functions: dict[str, relax.Function]) -> dict[tuple[int, ...], list[str]]:
     """Return the public functions, grouped by the devices that run them if meshes overlap."""
-    roots: dict[tuple[int, ...], list[str]] = {}
-    for name, fn in functions.items():
-        if not is_private(fn):
-            io: Any = fn.attrs.get(IO_ATTR, {}) if fn.attrs else {}
-            roots.setdefault(tuple(int(d) for d in io.get("devices", ())), []).append(name)
-    return roots
+    public = {name: fn.attrs or {} for name, fn in functions.items() if not is_private(fn)}
+    return lists_by_key(
+        (tuple(int(d) for d in attrs.get(IO_ATTR, {}).get("devices", ())), name)
+        for name, attrs in public.items()
+    )
 
 
 class _Count:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tvm_distir.core.analysis import live_bytes
+from tvm_distir.support import lists_by_key
 
 from .repeats import Ints, Run, occurrences, tandem_runs
 from .sequence import Sequence
@@ -130,17 +131,15 @@ class _Chooser:
 
     def _cuts(self, run: Run) -> list[tuple[int, int]]:
         """Return ways to split a run into parts, in order of the values that cross them."""
-        candidates: list[tuple[int, int, int]] = []
+        candidates: list[tuple[int, int]] = []
         for count in (run.count, run.count - 1):
             if count < 2:
                 continue
             starts = np.arange(run.start, run.stop - count * run.period + 1)
-            cost = np.zeros(len(starts), np.int64)
-            for i in range(count + 1):
-                cost += self.crossing[starts + i * run.period]
-            order = np.argsort(cost, kind="stable")[:CUTS_TRIED]
-            candidates += [(int(starts[i]), count, int(cost[i])) for i in order]
-        return [(start, count) for start, count, _ in candidates]
+            borders = starts[:, None] + run.period * np.arange(count + 1)
+            order = np.argsort(self.crossing[borders].sum(axis=1), kind="stable")[:CUTS_TRIED]
+            candidates += [(int(starts[i]), count) for i in order]
+        return candidates
 
     def _with_others(self, starts: list[int], length: int) -> list[int]:
         """Return the starts of a run's parts and of equal occurrences elsewhere."""
@@ -156,10 +155,9 @@ class _Chooser:
 
     def _repeats(self, starts: Iterable[int], length: int) -> list[Repeat]:
         """Group occurrences by their dataflow, and return the groups that pay off."""
-        groups: dict[bytes, list[int]] = {}
-        for start in starts:
-            key = self.sequence.wiring(start, start + length).tobytes()
-            groups.setdefault(key, []).append(start)
+        groups = lists_by_key(
+            (self.sequence.wiring(start, start + length).tobytes(), start) for start in starts
+        )
         repeats = [
             Repeat(tuple(group), length, self._outputs(group, length))
             for group in groups.values()

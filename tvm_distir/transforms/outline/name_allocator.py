@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Choose readable names for outlined functions and parameters; refuse functions of DTensors."""
+"""Choose readable names for outlined functions and parameters."""
 
 from __future__ import annotations
 
@@ -8,12 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from tvm import relax
-from tvm.relax.distributed import DTensorType
-
 from tvm_distir.core.plan import plain_name
-from tvm_distir.core.rewriting import all_bindings
-from tvm_distir.support import LevelError
 
 SHORTEST_NAME = 3
 """A shorter word before a layer's number, as in ``h.0.attn``, names no function."""
@@ -117,11 +112,3 @@ def function_name(weights: Iterable[Sequence[str]], bound: Sequence[str], convol
             name = word[:-1] if word.endswith("s") and not word.endswith("ss") else word
     backward = sum("adjoint" in title for title in bound)
     return f"{name}_backward" if 4 * backward > len(bound) else name
-
-
-def refuse_dtensors(name: str, fn: relax.Function, problem: str, verb: str) -> None:
-    """Reject a function with DTensors (LevelError DIST0451)."""
-    for var in [*fn.params, *(binding.var for binding in all_bindings(fn.body))]:
-        if isinstance(var.ty, DTensorType):
-            remedy = f"{verb} before propagation, or after lowering."
-            raise LevelError("DIST0451", problem, location=f"{name}/{var.name}", remedy=remedy)

@@ -35,6 +35,7 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax import Binding, Var
 
+from tvm_distir.core.analysis import refuse_dtensors
 from tvm_distir.core.ir import is_private, relax_functions
 from tvm_distir.core.ir.attributes import OPEN_AXES_ATTR, STATIONARY_ATTR, param_names
 from tvm_distir.core.passes import Rewrite, module_pass
@@ -43,7 +44,7 @@ from tvm_distir.support import PlanError, UsageError, nearest
 
 from .build import Outlined, build
 from .choose import Repeat, choose_repeats, saved
-from .name_allocator import NameAllocator, refuse_dtensors
+from .name_allocator import NameAllocator
 from .sequence import Sequence as Bindings
 from .sequence import sequence_of
 from .shared import shared_in_front
@@ -132,7 +133,8 @@ def _choose(mod: ir.IRModule, names: Sequence[str] | None) -> set[str]:
         names = [name for name, fn in functions.items() if not is_private(fn)]
     for name in names:
         problem = "the function contains DTensors, whose placements a boundary would fix"
-        refuse_dtensors(name, functions[name], problem, "Outline")
+        remedy = "Outline before propagation, or after lowering."
+        refuse_dtensors(name, functions[name], problem, remedy)
     return set(names)
 
 

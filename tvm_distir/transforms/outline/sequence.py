@@ -192,9 +192,8 @@ class _Reader:
         here = len(self.sequence.bindings)
         self.symbols.append(self.numbering.of_key(("alone", here) if key is None else key))
         for leaf in leaves:
-            at = NOWHERE
-            if isinstance(leaf, ir.Var):
-                at = self.sequence.position.get(leaf, NOWHERE)
+            is_var = isinstance(leaf, ir.Var)
+            at = self.sequence.position.get(leaf, NOWHERE) if is_var else NOWHERE
             self.producers.append(at)
             if at != NOWHERE:
                 self.reads.append((at, here))

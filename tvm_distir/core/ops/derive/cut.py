@@ -11,18 +11,18 @@ variables: the full PrimFunc may stay in the module beside it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from tvm import ir, relax, tirx
+import tvm_ffi
+from tvm import ir, tirx
 from tvm.ir import Expr
 from tvm.s_tir import renew_defs
 
 from tvm_distir.core.ops.dims import plain, same, symbols
-from tvm_distir.core.rewriting.calls import typed
-from tvm_distir.support import Analyzer
+from tvm_distir.support import Analyzer, SBlock, SBlockRealize
 
-from .compute_blocks import NotUnderstood, blocks_of, kind_of
+from .compute_blocks import NotUnderstood, blocks_of
 from .dim_groups import Buffers, Node, classes_of
 
 Counts = Mapping[tuple[int, int], int]
@@ -58,9 +58,15 @@ class Cutter:
             for node in members[root]:
                 if self.parts.setdefault(node, count) != count:
                     raise NotUnderstood("dims that are indexed together are sharded differently")
+        self.walked = {
+            var: ("iter", number, k)
+            for number, block in enumerate(self.blocks)
+            for k, (var, _) in enumerate(block.extents)
+        }
         self.buffers: dict[Expr, Expr] = {}
+        self.originals: dict[Expr, Expr] = {}  # buffers by what they become
         self.loops: dict[Expr, Expr] = {}
-        self.at = 0
+        self.extents: dict[Expr, Expr] = {}  # of iteration variables
 
     def _part(self, node: Node, extent: Expr) -> Expr:
         count = self.parts.get(node, 1)
@@ -76,11 +82,26 @@ class Cutter:
 
     def run(self) -> tirx.PrimFunc:
         """Return the PrimFunc of a shard (NotUnderstood when it cannot be sharded)."""
+        body, variables, realized = self.func.body, list[Any](), list[Any]()
+        entries = [(tirx.Var, variables.append), (SBlockRealize, realized.append)]
+        tvm_ffi.structural_walk(body, entries)
         params = [self._buffer(p) for p in self.func.params]
-        body = self._stmt(self.func.body)
-        return tirx.PrimFunc(params, body, self.func.ret_type, self.func.attrs)
+        for var in variables:
+            self._buffer(var)
+        for realize in realized:
+            for iterator, value in zip(realize.block.iter_vars, realize.iter_values):
+                self._iterate(iterator, value)
+        entries = [
+            (tirx.Var, lambda var: self.buffers.get(var, var)),
+            (tirx.IterVar, self._iteration),
+            (tirx.For, self._loop),
+            (SBlock, self._block),
+        ]
+        new = tvm_ffi.structural_map(body, entries)
+        return tirx.PrimFunc(params, new, self.func.ret_type, self.func.attrs)
 
-    def _buffer(self, var: relax.Var) -> Expr:
+    def _buffer(self, var: ir.Var) -> Expr:
+        """Return what a variable becomes: a buffer of a shard, or itself."""
         if var in self.buffers or not hasattr(var.ty, "shape"):
             return self.buffers.get(var, var)
         number = self.numbers.number(var)
@@ -96,113 +117,46 @@ class Cutter:
             self.buffers[var] = tirx.decl_buffer(
                 shape, var.ty.dtype, str(var.name), scope=scope, layout=layout
             )
+        self.originals[self.buffers[var]] = var
         return self.buffers[var]
 
-    # -- statements
-
-    def _stmt(self, stmt: tirx.Stmt) -> tirx.Stmt:
-        kind = kind_of(stmt)
-        if kind == "SeqStmt":
-            return tirx.SeqStmt([self._stmt(s) for s in stmt.seq])
-        if kind == "For":
-            body = self._stmt(stmt.body)  # blocks inside say what the loop's extent becomes
-            extent = self.loops.get(stmt.loop_var, stmt.extent)
-            rest = (stmt.kind, body, stmt.thread_binding, stmt.annotations, stmt.step)
-            return tirx.For(stmt.loop_var, stmt.min, extent, *rest)
-        if kind == "SBlockRealize":
-            block = self._block(stmt)
-            return type(stmt)(list(stmt.iter_values), stmt.predicate, block)
-        if kind == "BufferStore":
-            if not self._inside:
-                self.at += 1
-            indices = [self._expr(i) for i in stmt.indices]
-            return tirx.BufferStore(self._buffer(stmt.buffer), self._expr(stmt.value), indices)
-        if kind == "Bind":
-            return type(stmt)(stmt.var, self._expr(stmt.value))
-        if kind == "IfThenElse":
-            other = None if stmt.else_case is None else self._stmt(stmt.else_case)
-            return tirx.IfThenElse(self._expr(stmt.condition), self._stmt(stmt.then_case), other)
-        raise NotUnderstood(f"a {kind} statement")
-
-    _inside = 0
-
-    def _block(self, realize: tirx.Stmt) -> tirx.Stmt:
-        block = realize.block
-        iters = list(block.iter_vars)
-        if iters:
-            number, self.at = self.at, self.at + 1
-            walked = [v for v, _ in self.blocks[number].extents]
-            iters = [
-                self._iteration(number, walked, iterator, value)
-                for iterator, value in zip(iters, realize.iter_values)
-            ]
-            self._inside += 1
-        buffers = [self._buffer(b) for b in block.alloc_buffers]
-        body = self._stmt(block.body)
-        init = None if block.init is None else self._init(block.init)
-        if iters:
-            self._inside -= 1
-        regions = [[self._region(r) for r in each] for each in (block.reads, block.writes)]
-        name, notes = str(block.name_hint), block.annotations
-        return type(block)(iters, *regions, name, body, init, buffers, None, notes)
-
-    def _init(self, stmt: tirx.Stmt) -> tirx.Stmt:
-        self._inside += 1
-        new = self._stmt(stmt)
-        self._inside -= 1
-        return new
-
-    def _iteration(self, number: int, walked: Sequence[Expr], iterator: Expr, value: Expr) -> Expr:
-        position = next((k for k, v in enumerate(walked) if v.same_as(iterator.var)), None)
-        if position is None:
-            return iterator
-        extent = self._part(("iter", number, position), iterator.dom.extent)
-        changed = extent is not iterator.dom.extent
+    def _iterate(self, iterator: tirx.IterVar, value: Expr) -> None:
+        """Note what the extents of an iteration variable and of its loop become."""
+        old = iterator.dom.extent
+        if iterator.var not in self.walked:
+            return
+        extent = self.extents[iterator.var] = self._part(self.walked[iterator.var], old)
         if isinstance(value, ir.Var):
             if not _same(self.loops.setdefault(value, extent), extent):
                 raise NotUnderstood("a loop traverses a sharded and an unsharded dim")
-        elif changed:
+        elif extent is not old:
             raise NotUnderstood("a sharded dim is traversed by several loops")
-        if not changed:
+
+    def _iteration(self, iterator: tirx.IterVar) -> tirx.IterVar:
+        extent = self.extents.get(iterator.var)
+        if extent is None:
             return iterator
-        return tirx.IterVar(
-            ir.Range(iterator.dom.min, extent),
-            iterator.var,
-            iterator.iter_type,
-            iterator.thread_tag,
-        )
+        domain = ir.Range(iterator.dom.min, extent)
+        return tirx.IterVar(domain, iterator.var, iterator.iter_type, iterator.thread_tag)
+
+    def _loop(self, loop: tirx.For) -> tirx.For:
+        extent = self.loops.get(loop.loop_var, loop.extent)
+        rest = (loop.kind, loop.body, loop.thread_binding, loop.annotations, loop.step)
+        return tirx.For(loop.loop_var, loop.min, extent, *rest)
+
+    def _block(self, block: SBlock) -> SBlock:
+        regions = [[self._region(r) for r in each] for each in (block.reads, block.writes)]
+        rest = (block.body, block.init, block.alloc_buffers, None, block.annotations)
+        return SBlock(block.iter_vars, *regions, str(block.name_hint), *rest)
 
     def _region(self, region: Expr) -> Expr:
-        source, old = region.source, region.source.ty.shape
-        buffer = self._buffer(source)
-        ranges = []
+        """Return a region of a new buffer: what covered a dim of the old one covers the new dim."""
+        buffer, ranges = region.source, []
+        old = self.originals[buffer].ty.shape
         for r, extent, local in zip(region.region, old, buffer.ty.shape):
             full = _same(r.extent, extent) and not _same(extent, 1)
             ranges.append(ir.Range.from_min_extent(r.min, local if full else r.extent))
         return tirx.BufferRegion(buffer, ranges)
-
-    # -- expressions
-
-    def _expr(self, e: Expr) -> Expr:
-        kind = kind_of(e)
-        if kind in ("Var", "IntImm", "FloatImm", "StringImm"):
-            return e
-        if kind == "TensorLoad":
-            indices = [self._expr(i) for i in e.indices]
-            return tirx.BufferLoad(self._buffer(e.source), indices)
-        if kind == "Call":
-            args = [self._expr(a) if isinstance(a, ir.Expr) else a for a in e.args]
-            return typed(ir.Call(e.op, args, e.attrs, list(e.ty_args)), e.ty)
-        if kind == "Select":
-            parts = (e.condition, e.true_value, e.false_value)
-            return tirx.Select(*(self._expr(x) for x in parts))
-        if kind == "Let":
-            return type(e)(e.var, self._expr(e.value), self._expr(e.body))
-        if kind == "Cast":
-            return tirx.Cast(e.ty.dtype, self._expr(e.value))
-        if hasattr(e, "a"):
-            return type(e)(*(self._expr(x) for x in ((e.a, e.b) if hasattr(e, "b") else (e.a,))))
-        raise NotUnderstood(f"a {kind} expression")
 
 
 def cut_prim_func(func: tirx.PrimFunc, counts: Counts) -> tirx.PrimFunc:

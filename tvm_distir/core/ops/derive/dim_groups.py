@@ -59,7 +59,7 @@ class Buffers:
     """Numbering of buffers by identity: operands, results, then intermediate buffers."""
 
     def __init__(self, func: tirx.PrimFunc) -> None:
-        self._numbers_of: dict[int, list[tuple[Any, int]]] = {}
+        self._numbers_of: dict[ir.Expr, int] = {}
         self.shapes: list[list[Any]] = []
         for param in func.params:
             if hasattr(param.ty, "shape"):
@@ -68,13 +68,10 @@ class Buffers:
 
     def number(self, buffer: ir.Expr) -> int:
         """Return the number of a buffer."""
-        slot = self._numbers_of.setdefault(hash(buffer), [])
-        for known, number in slot:
-            if known.same_as(buffer):
-                return number
-        slot.append((buffer, len(self.shapes)))
-        self.shapes.append(buffer_shape(buffer))
-        return len(self.shapes) - 1
+        number = self._numbers_of.setdefault(buffer, len(self.shapes))
+        if number == len(self.shapes):
+            self.shapes.append(buffer_shape(buffer))
+        return number
 
 
 def _contained(block: Block, e: ir.Expr, var: relax.Var, step: int, change: int) -> bool:

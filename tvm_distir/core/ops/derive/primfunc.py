@@ -24,7 +24,7 @@ from .dim_groups import Buffers, Node, NodeClasses, class_size, classes_of
 from .flow import PartialKinds, flow
 
 if TYPE_CHECKING:
-    from tvm import tirx
+    from tvm import ir, tirx
 
 #: Judges a factor (operand dims, result dims, size): None, or why the op cannot follow it.
 Accept = Callable[[dict[int, int], dict[int, int], Any], str | None]
@@ -112,15 +112,14 @@ def _indirect_buffers(blocks: list[Block], buffers: Buffers) -> list[int]:
 def _fits(buffers: Buffers, shape: CallShape) -> bool:
     """Return whether the PrimFunc's buffers are the call's operands and results."""
     described = [*shape.ins, *shape.outs]
-    if buffers.params != len(described):
-        return False
-    for shape_of_buffer, described_shape in zip(buffers.shapes, described):
-        pairs = list(zip(shape_of_buffer, described_shape))
-        if len(shape_of_buffer) != len(described_shape) or any(
-            isinstance(x, int) and isinstance(y, int) and x != y for x, y in pairs
-        ):
-            return False
-    return True
+
+    def may_be(extent: int | ir.Expr, other: int | ir.Expr) -> bool:
+        return not isinstance(extent, int) or not isinstance(other, int) or extent == other
+
+    return buffers.params == len(described) and all(
+        len(have) == len(want) and all(map(may_be, have, want))
+        for have, want in zip(buffers.shapes, described)
+    )
 
 
 def _state_work(draft: Draft, buffers: Buffers, blocks: list[Block], flops: int) -> None:

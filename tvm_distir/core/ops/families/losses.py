@@ -22,10 +22,8 @@ FAMILY: Family = Family()
 
 def cross_entropy_on_shards(cx: LocalCall) -> ir.Call:
     """Rescale the loss: the op divides by the local extent of dim 0, not by the full extent."""
-    shard, rescaled = cx.ins[0].shard, False
-    for factor in cx.sharding.factors:
-        rescaled |= factor is not None and factor.rescale
-    if not rescaled:
+    shard = cx.ins[0].shard
+    if not any(factor is not None and factor.rescale for factor in cx.sharding.factors):
         return cx.same()
     part = cx.emit(cx.same(), "part")
     share = shard.local[0] / shard.global_shape[0]

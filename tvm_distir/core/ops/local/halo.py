@@ -37,9 +37,7 @@ def fetched(cx: LocalCall, x: Expr, axes: Sequence[int], hop: int) -> Expr:
             return x
         return cx.emit(ops.collective_permute(x, cx.mesh, axis, hop), "rows")
     major, minor = divmod(hop, size)
-    near = x
-    if minor:
-        near = cx.emit(ops.collective_permute(x, cx.mesh, axis, minor), "rows")
+    near = cx.emit(ops.collective_permute(x, cx.mesh, axis, minor), "rows") if minor else x
     near = fetched(cx, near, axes[:-1], major)
     if not minor:
         return near

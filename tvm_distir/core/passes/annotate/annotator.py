@@ -22,7 +22,7 @@ from tvm_distir.core.plan.schema import PlanRule
 from tvm_distir.core.rewriting.calls import rebuild, typed
 from tvm_distir.core.rewriting.nodes import make_var
 from tvm_distir.core.rewriting.scopes import all_bindings
-from tvm_distir.core.rewriting.substitute import VARIABLES, substitute
+from tvm_distir.core.rewriting.substitute import rebound, substitute
 from tvm_distir.core.rewriting.writer import BlockWriter, merged_blocks
 from tvm_distir.support import Steps, unrolled
 
@@ -55,7 +55,7 @@ class Annotator:
         blocks = list(fn.body.blocks)
         if not blocks:
             blocks = [relax.BindingBlock([])]
-        self.escaping = _vars_in(relax.SeqExpr(blocks[1:], fn.body.body))
+        self.escaping = set(relax.analysis.all_vars(relax.SeqExpr(blocks[1:], fn.body.body)))
         body = unrolled(self._sequence(blocks, fn.body.body))
         stated = {i: rule.orders for i, rule in self.targets.params.items() if rule.orders}
         orders = {str(params[i].name): stated[i] for i in sorted(stated)}
@@ -80,8 +80,7 @@ class Annotator:
         rules = self.targets.args.get(var)
         new = yield from self._value(value)
         if type(binding) is relax.MatchCast:
-            same = new is value
-            self.writer.bindings.append(binding if same else relax.MatchCast(var, new, binding.ty))
+            self.writer.bindings.append(rebound(binding, new))
             return
         if rules is not None:
             args = new.args[:]
@@ -89,10 +88,7 @@ class Annotator:
                 name = str(getattr(args[i], "name", "constant")).removesuffix(SUFFIX)
                 args[i] = self._placed(args[i], name, rules[i], self.writer.dataflow)
             new = rebuild(new, new.op, args, new.ty)
-        if new is value:
-            self.writer.bindings.append(binding)
-        else:
-            self.writer.bind(var, new)
+        self.writer.bindings.append(rebound(binding, new))
         rule = self.targets.values.get(var)
         if rule is not None:
             local = type(var) is relax.DataflowVar
@@ -142,14 +138,3 @@ class Annotator:
         if open_axes:
             self.open_axes[unique] = open_axes
         return var
-
-
-def _vars_in(expr: Expr) -> set[Expr]:
-    result: set[Expr] = set()
-
-    def visit(node: Expr) -> None:
-        if type(node) in VARIABLES:
-            result.add(node)
-
-    relax.analysis.post_order_visit(expr, visit)
-    return result

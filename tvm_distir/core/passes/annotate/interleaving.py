@@ -47,7 +47,7 @@ from tvm_distir.core.rewriting.calls import (
     rebuild,
     tuple_of,
 )
-from tvm_distir.core.rewriting.substitute import substitute, variables
+from tvm_distir.core.rewriting.substitute import rebound, substitute, variables
 from tvm_distir.core.rewriting.writer import BlockWriter, with_body
 from tvm_distir.support import PropagationError
 
@@ -127,13 +127,7 @@ class _Interleaver:
             self.new_values[var] = value
         read = [x for x in variables(value) if x in self.orders or x in self.fields]
         if type(binding) is relax.MatchCast or not read:
-            value = self._restored(value)
-            if value is binding.value:
-                self.writer.bindings.append(binding)
-            elif type(binding) is relax.MatchCast:
-                self.writer.bindings.append(relax.MatchCast(var, value, binding.ty))
-            else:
-                self.writer.bind(var, value)
+            self.writer.bindings.append(rebound(binding, self._restored(value)))
             return
         if isinstance(value, relax.Var):
             self._keep(var, value, self.orders.get(value), self.fields.get(value))

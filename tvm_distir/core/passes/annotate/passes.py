@@ -28,9 +28,10 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from tvm import ir, relax
+from tvm import ir
 from tvm.relax import Function
 
+from tvm_distir.core.analysis.levels import refuse_dtensors
 from tvm_distir.core.analysis.well_formed import well_formed_first
 from tvm_distir.core.ir.attributes.keys import LABELS_ATTR
 from tvm_distir.core.ir.mesh import (
@@ -58,7 +59,7 @@ from tvm_distir.core.rewriting.canonical import canonical
 from tvm_distir.core.rewriting.scopes import all_bindings
 from tvm_distir.core.rewriting.static_shapes import fold_shapes
 from tvm_distir.core.rewriting.tuple_parameters import open_tuples
-from tvm_distir.support import LevelError, PlanError
+from tvm_distir.support import PlanError
 
 from .annotator import Annotator
 from .created_caches import divide_heads
@@ -103,7 +104,9 @@ def annotate_module(mod: ir.IRModule, plan: Plan) -> ir.IRModule:
 
 
 def _annotate(mod: ir.IRModule, plan: Plan) -> ir.IRModule:
-    _refuse_dtensors(mod)
+    for gv, fn in relax_functions(mod):
+        problem = "the module contains DTensors: it is already annotated and propagated"
+        refuse_dtensors(str(gv.name_hint), fn, problem, "Annotate the module before propagation.")
     mod = open_tuples(fold_shapes(canonical(mod)))
     check_policies(plan.recompute, mod)
     schedule = scheduled(plan.schedule, mod)
@@ -200,18 +203,6 @@ def _segments(
         remedy = "Choose a size of the mesh axis that divides every segment."
         raise PlanError("DIST0234", problem, location=location, remedy=remedy)
     return Segments(dims[0], rule.segments, parts) if parts > 1 else None
-
-
-def _refuse_dtensors(mod: ir.IRModule) -> None:
-    for gv, fn in relax_functions(mod):
-        for var in [*fn.params[:], *(b.var for b in all_bindings(fn.body))]:
-            if type(var.ty) is relax.distributed.DTensorType:
-                raise LevelError(
-                    "DIST0451",
-                    "the module contains DTensors: it is already annotated and propagated",
-                    location=f"{gv.name_hint}/{var.name}",
-                    remedy="Annotate the module before propagation.",
-                )
 
 
 def _all_meshes(mod: ir.IRModule, plan: Plan) -> tuple[list[Any], list[str], list[list[str]]]:

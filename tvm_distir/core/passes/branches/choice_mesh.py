@@ -38,7 +38,7 @@ from tvm_distir.core.ir.mesh import mesh_key, mesh_shape
 from tvm_distir.core.ir.placement import R, labels_of, placement_of
 from tvm_distir.core.ir.types import flat_types, relax_functions, tensor_type
 from tvm_distir.core.rewriting.calls import bindings_of, rebuild
-from tvm_distir.core.rewriting.functions import callees_of
+from tvm_distir.core.rewriting.functions import callees_of, map_functions, with_functions
 from tvm_distir.core.rewriting.substitute import variables
 from tvm_distir.core.rewriting.writer import BlockWriter, with_body
 from tvm_distir.support import Steps, unrolled
@@ -56,10 +56,8 @@ def choose_beside_branches(mod: ir.IRModule) -> ir.IRModule:
         The module, at level 3, with lifted branches; it is not changed.
     """
     mod = _without_mixed(mod)
-    functions: dict[Any, Any] = dict(mod.functions.items())
-    for gv, fn in relax_functions(mod):
-        functions[gv] = _ChoiceMover(mod, str(gv.name_hint), fn).run()
-    return ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+    new = {gv: _ChoiceMover(mod, str(gv.name_hint), fn).run() for gv, fn in relax_functions(mod)}
+    return with_functions(mod, {**mod.functions, **new})
 
 
 def _without_mixed(mod: ir.IRModule) -> ir.IRModule:
@@ -72,15 +70,12 @@ def _without_mixed(mod: ir.IRModule) -> ir.IRModule:
             mixed.add(branch[0])
     if not mixed:
         return mod
-    functions = {}
-    for gv, fn in mod.functions.items():
+
+    def without_mixed(fn: relax.Function) -> relax.Function:
         branch = branch_of(fn)
-        if branch is not None and branch[0] in mixed:
-            attrs = {str(k): v for k, v in fn.attrs.items() if str(k) != BRANCH_ATTR}
-            attributes = ir.make_node("ir.DictAttrs", **attrs) if attrs else None
-            fn = relax.Function(fn.params, fn.body, fn.ret_ty, bool(fn.is_pure), attributes)
-        functions[gv] = fn
-    return ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+        return fn if branch is None or branch[0] not in mixed else fn.without_attr(BRANCH_ATTR)
+
+    return map_functions(mod, without_mixed)
 
 
 def _meshes(mod: ir.IRModule, gv: ir.GlobalVar, known: dict[str, set[Any]]) -> Steps[set[Any]]:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -107,11 +108,8 @@ def _converted(expr: ir.Expr, path: Path, results: dict[Path, list[Any]], out: l
 
 def _first_leaves(fn: relax.Function) -> dict[int, int]:
     """Return the flat number of each parameter's first leaf."""
-    first, at = {}, 0
-    for i, param in enumerate(fn.params):
-        first[i] = at
-        at += len(value_types(param.ty))
-    return first
+    counts = [len(value_types(param.ty)) for param in fn.params[:-1]]
+    return dict(enumerate(itertools.accumulate(counts, initial=0)))
 
 
 def _paths(ty: ir.Type, path: Path) -> Iterator[Path]:

@@ -73,9 +73,7 @@ class CallLegalizer:
         raw = values.env.get(source, source)
         if kind in REDUCTIONS and source in values.raw:
             raw = values.raw[source][0]
-        axes: list[int] = []
-        if kind in REDUCTIONS:
-            axes = list(call_axes(value))
+        axes = list(call_axes(value)) if kind in REDUCTIONS else []
         terms = values.terms_of(raw, 0)
         if not set(axes) <= set(axes_of(terms)):
             raise LevelError(

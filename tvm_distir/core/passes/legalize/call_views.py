@@ -14,6 +14,7 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax.distributed import DeviceMesh, DTensorType
 
+from tvm_distir.core.analysis.levels import has_dtensor
 from tvm_distir.core.ir.handles import handle
 from tvm_distir.core.ir.mesh import MeshKey, mesh_key, meshes, same_mesh
 from tvm_distir.core.ir.operators import ops
@@ -31,7 +32,6 @@ from tvm_distir.core.rewriting.calls import (
     tensor_args,
     tuple_of,
 )
-from tvm_distir.core.rewriting.functions import has_dtensor
 from tvm_distir.core.rewriting.nodes import make_call
 from tvm_distir.core.rewriting.writer import BlockWriter, with_body
 from tvm_distir.support import GenericConst

@@ -10,6 +10,7 @@ from functools import partial
 from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
+from tvm_distir.core.analysis.levels import has_dtensor
 from tvm_distir.core.ir.attributes.readers import stated_orders
 from tvm_distir.core.ir.operators.ops import dist_op_name
 from tvm_distir.core.ir.types import relax_functions
@@ -20,7 +21,7 @@ from tvm_distir.core.passes.cost_model import CostModel
 from tvm_distir.core.passes.declaration import Rewrite, module_pass
 from tvm_distir.core.redistribution.planner import Planner
 from tvm_distir.core.rewriting.calls import is_redistribute, location_of, op_name
-from tvm_distir.core.rewriting.functions import callers_closure, has_dtensor, retyped
+from tvm_distir.core.rewriting.functions import callers_closure, retyped
 from tvm_distir.core.rewriting.native.function_index import OP_CALL, Member, read_module
 from tvm_distir.core.rewriting.repeated_bindings import Templates
 from tvm_distir.support import LevelError

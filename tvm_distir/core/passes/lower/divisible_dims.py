@@ -26,6 +26,7 @@ from typing import Any
 from tvm import ir, relax, tirx
 from tvm.relax.distributed import DTensorType
 
+from tvm_distir.core.analysis.levels import has_dtensor
 from tvm_distir.core.ir.mesh import mesh_shape
 from tvm_distir.core.ir.operators.names import free_name
 from tvm_distir.core.ir.placement import labels_of, shard_counts
@@ -33,7 +34,7 @@ from tvm_distir.core.ir.types import flat_types, known_shape, static_shape
 from tvm_distir.core.ops.dims import symbols
 from tvm_distir.core.rewriting.calls import location_of
 from tvm_distir.core.rewriting.dims import dims_remedy
-from tvm_distir.core.rewriting.functions import callees_first, has_dtensor
+from tvm_distir.core.rewriting.functions import callees_first
 from tvm_distir.core.rewriting.resizing import with_extents
 from tvm_distir.core.rewriting.scopes import all_bindings
 from tvm_distir.support import Analyzer, LoweringError

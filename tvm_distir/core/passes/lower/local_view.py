@@ -14,11 +14,12 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
+from tvm_distir.core.analysis.levels import has_dtensor
 from tvm_distir.core.ir.mesh import mesh_shape
 from tvm_distir.core.ir.placement import R, labels_of, local_shape
 from tvm_distir.core.ir.types import plain_type, relax_functions, static_shape
 from tvm_distir.core.rewriting.calls import location_of, op_name, rebuild
-from tvm_distir.core.rewriting.functions import has_dtensor, retyped
+from tvm_distir.core.rewriting.functions import retyped
 from tvm_distir.core.rewriting.substitute import substitute
 from tvm_distir.core.rewriting.writer import BlockWriter, with_body
 from tvm_distir.support import GenericConst, LoweringError

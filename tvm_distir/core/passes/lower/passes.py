@@ -11,6 +11,7 @@ import tvm_ffi
 from tvm import ir, relax
 from tvm.relax.distributed import DeviceMesh
 
+from tvm_distir.core.analysis.levels import has_dtensor
 from tvm_distir.core.ir.attributes.keys import INPUTS_ATTR, IO_ATTR
 from tvm_distir.core.ir.branches import branch_of
 from tvm_distir.core.ir.mesh import mesh_shape, meshes, same_mesh
@@ -26,7 +27,7 @@ from tvm_distir.core.passes.legalize.local_view import has_local_view
 from tvm_distir.core.rewriting.calls import typed
 from tvm_distir.core.rewriting.dims import open_dims
 from tvm_distir.core.rewriting.entries import reached_from
-from tvm_distir.core.rewriting.functions import has_dtensor, retyped, with_functions
+from tvm_distir.core.rewriting.functions import retyped, with_functions
 from tvm_distir.core.rewriting.native.function_index import Member, read_module
 from tvm_distir.core.rewriting.native.making import make_ports
 from tvm_distir.support import LevelError, LoweringError

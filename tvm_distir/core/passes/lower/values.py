@@ -230,9 +230,7 @@ class LocalValues(RewrittenValues):
         if type(expr) in VARIABLES:
             return self._variable(expr)
         if isinstance(expr, GenericConst):
-            labels: Labels = ()
-            if isinstance(expr.ty, DTensorType):
-                labels = labels_of(expr.ty.placement)
+            labels = labels_of(expr.ty.placement) if isinstance(expr.ty, DTensorType) else ()
             return self.constant(expr, labels, self.view_of(expr.ty))
         if isinstance(expr, relax.Tuple):
             return tuple_of([self.local(f) for f in expr.fields[:]])

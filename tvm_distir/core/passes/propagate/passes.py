@@ -29,7 +29,7 @@ from tvm_distir.core.propagation.solve.cost import Costs
 from tvm_distir.core.rewriting.calls import typed
 from tvm_distir.core.rewriting.canonical import canonical
 from tvm_distir.core.rewriting.collector import gc_paused
-from tvm_distir.support import InfeasibleError, Steps, unrolled
+from tvm_distir.support import InfeasibleError, Steps, memoized_steps, unrolled
 
 from .rewriter import FunctionRewriter
 
@@ -129,7 +129,6 @@ class ModuleRewriter:
     def __init__(self, mod: ir.IRModule, decision: Decision) -> None:
         self.mod, self.decision = mod, decision
         self.functions: dict[ir.GlobalVar, ir.BaseFunc] = {}
-        self.written: dict[int, ir.GlobalVar] = {}
         self.used_names = {str(gv.name_hint) for gv in mod.functions}
         self.used: set[str] = set()
         self.names: dict[int, str] = {}
@@ -140,14 +139,12 @@ class ModuleRewriter:
         for gv, fn in self.mod.functions.items():
             if not isinstance(fn, relax.Function):
                 self.functions[gv] = fn
-        for gv, _ in relax_functions(self.mod):
-            name = str(gv.name_hint)
-            if name in self.decision.entries:
-                self.name_kids(self.decision.entries[name])
-        for gv, _ in relax_functions(self.mod):
-            name = str(gv.name_hint)
-            if name in self.decision.entries:
-                unrolled(self._write(self.decision.entries[name], name))
+        names = [str(gv.name_hint) for gv, _ in relax_functions(self.mod)]
+        entries = {n: self.decision.entries[n] for n in names if n in self.decision.entries}
+        for entry in entries.values():
+            self.name_kids(entry)
+        for name, entry in entries.items():
+            unrolled(self._write(entry, name))
         attrs = {str(k): v for k, v in (self.mod.attrs or {}).items() if str(k) != LABELS_ATTR}
         attributes = ir.make_node("ir.DictAttrs", **attrs)
         return ir.IRModule(self.functions, attrs=attributes, global_infos=self.mod.global_infos)
@@ -168,10 +165,9 @@ class ModuleRewriter:
                     )
             pending += reversed(kids)
 
+    @memoized_steps
     def _write(self, inst: Instance, name: str) -> Steps[ir.GlobalVar]:
         """Write an instance once, its callees before it."""
-        if inst.number in self.written:
-            return self.written[inst.number]
         callees = {}
         for k, kid in sorted(inst.kids.items()):
             callees[k] = yield self._write(kid, self.names[kid.number])
@@ -187,24 +183,20 @@ class ModuleRewriter:
                 attrs[PARTIAL_ATTR] = partial
         rewriter = FunctionRewriter(self.mod, self.decision, inst, old, callees)
         fn = rewriter.run(tvm.ir.make_node("ir.DictAttrs", **attrs) if attrs else None)
-        gv = self.written[inst.number] = typed(ir.GlobalVar(name), fn.ty)
+        gv = typed(ir.GlobalVar(name), fn.ty)
         self.functions[gv] = fn
         return gv
 
     def _partial(self, inst: Instance) -> dict[str, dict[str, list[int]]]:
         """Return the partial parameters and results by flat index: mesh axes."""
         g, decision = inst.graph, self.decision
-        partial: dict[str, dict[str, list[int]]] = {"params": {}, "results": {}}
-        for i, k in enumerate(g.params):
-            layout = decision.value_layout(inst, g.nodes[k].results[0])
-            axes = [a for a, x in enumerate(layout) if x < -1]
-            if axes:
-                partial["params"][str(i)] = axes
-        for i, k in enumerate(g.rets):
-            v = g.nodes[k].operands[0]
-            if v >= 0:
-                layout = decision.needs(inst, k, 0, g.values[v].mesh)
-                axes = [a for a, x in enumerate(layout) if x < -1]
-                if axes:
-                    partial["results"][str(i)] = axes
+        params = [decision.value_layout(inst, v) for v in g.param_values]
+        results = [
+            decision.needs(inst, k, 0, g.values[v].mesh) if v >= 0 else ()
+            for k, v in zip(g.rets, g.result_values, strict=True)
+        ]
+        partial: dict[str, dict[str, list[int]]] = {}
+        for side, layouts in (("params", params), ("results", results)):
+            axes = [[a for a, x in enumerate(layout) if x < -1] for layout in layouts]
+            partial[side] = {str(i): pending for i, pending in enumerate(axes) if pending}
         return partial

@@ -120,7 +120,7 @@ class Link(NamedTuple):
     reads: tuple[int, ...]
 
 
-@dataclass
+@dataclass(eq=False)
 class Graph:
     """A function: values, nodes in program order (parameters first), and its variables.
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from tvm_distir.core.propagation.decision import Instance, Signature
 from tvm_distir.core.propagation.instances import Instances, called
 from tvm_distir.core.solver.problem import Problem
-from tvm_distir.support import Steps, unrolled
+from tvm_distir.support import Steps, memoized_steps, unrolled
 
 from .builder import ProblemBuilder
 from .byte_costs import ByteCosts
@@ -87,7 +87,6 @@ class AxesSolver:
         self.costs = ByteCosts.of(cost_tables, tuple(axes))
         self._summaries: dict[int, Summary] = {}
         # By what is picked of the kept variables of a summary.
-        self._specialised: dict[tuple[int, tuple[int, ...]], Instance] = {}
         self._called: dict[tuple[int, tuple[int, ...]], NodeStrategy] = {}
 
     def solve(self, inst: Instance) -> tuple[Instance, int, int] | None:
@@ -152,11 +151,9 @@ class AxesSolver:
         choice = dict(sorted({**inst.choice, **dict(zip(self.costs.numbers, columns))}.items()))
         return self.instances.of(inst.graph, choice, kids, inst.columns)
 
+    @memoized_steps
     def _specialise(self, inst: Instance, picked: tuple[int, ...]) -> Steps[Instance]:
         """Return an instance per distinct assignment of a summary's kept variables."""
-        key = (inst.number, picked)
-        if key not in self._specialised:
-            summary = self._summaries[inst.number]
-            values = summary.values(self.tables, picked)
-            self._specialised[key] = yield from self._decode(inst, summary.model, values)
-        return self._specialised[key]
+        summary = self._summaries[inst.number]
+        values = summary.values(self.tables, picked)
+        return (yield from self._decode(inst, summary.model, values))

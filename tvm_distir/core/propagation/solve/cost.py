@@ -205,9 +205,8 @@ class Conversions:
         self, have: int, todo: list[int], size_bytes: int, ranks: int, stationary: bool
     ) -> Supply:
         best: Supply | None = None
-        detours: tuple[tuple[int, ...], ...] = ((),)
-        if len(todo) > 1 and R not in todo and have != R:
-            detours = ((), (R,))
+        passes = len(todo) > 1 and R not in todo and have != R
+        detours: list[tuple[int, ...]] = [(), (R,)] if passes else [()]
         for detour in detours:
             orders = itertools.permutations(todo) if len(todo) < 4 else iter([tuple(todo)])
             for order in orders:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from tvm_distir.core.propagation.graph.graph import ALONE, Graph, Uses
 from tvm_distir.core.propagation.reach import ReachableAxes, hold_on
+from tvm_distir.support import memoized
 
 from .byte_costs import ByteCosts, HeldLabels
 from .problem import LabellingProblem
@@ -48,7 +49,6 @@ class EdgeTables:
     ) -> None:
         self.costs, self.cost_tables, self.g, self.reach = costs, costs.cost_tables, g, reach
         self.model, self.sizes, self.given = model, sizes, placed
-        self._stays: dict[int, HeldLabels] = {}
 
     def run(self) -> None:
         """Add the tables.
@@ -131,13 +131,9 @@ class EdgeTables:
             for (_, other, _), table in zip(consumers, rest):
                 m.put_edge(cost_tables, table, other, shared)
 
+    @memoized
     def _held(self, maker: int) -> HeldLabels:
         """Return per axis the weight of a moved byte, and whether a node's values stay in place."""
-        origin = self.g.origin[maker]
-        stationary = self._stays.get(origin)
-        if stationary is None:
-            move, axes = self.cost_tables.costs.move, zip(self.costs.axes, self.costs.numbers)
-            pairs = [hold_on(self.g, self.reach, axis, a, maker) for axis, a in axes]
-            stationary = tuple([(move if pinned else 1, stays) for pinned, stays in pairs])
-            self._stays[origin] = stationary
-        return stationary
+        move, axes = self.cost_tables.costs.move, zip(self.costs.axes, self.costs.numbers)
+        pairs = [hold_on(self.g, self.reach, axis, a, maker) for axis, a in axes]
+        return tuple([(move if pinned else 1, stays) for pinned, stays in pairs])

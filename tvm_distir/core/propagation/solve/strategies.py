@@ -16,6 +16,7 @@ from tvm_distir.core.ir.placement import Labels, P, R
 from tvm_distir.core.ops.dims import nominal
 from tvm_distir.core.ops.factor import Factor, Rule
 from tvm_distir.core.propagation.graph.graph import divisible
+from tvm_distir.support import memoized
 
 MOST_STRATEGIES = 256
 """Limit on the strategies of a node along several axes; beyond it they are solved in sequence."""
@@ -187,26 +188,20 @@ class StrategyTable:
                 return False
         return True
 
+    @memoized
     def replicated(self, operands: int, results: int) -> Strategies:
         """Return the only strategy of a replicated node."""
-        key = (operands, results)
-        strategies = self._known.get(key)
-        if strategies is None:
-            only = OpStrategy((R,) * operands, (R,) * results, None)
-            strategies = self._known[key] = self.intern([(only,) * len(self.ranks)])
-        return strategies
+        only = OpStrategy((R,) * operands, (R,) * results, None)
+        return self.intern([(only,) * len(self.ranks)])
 
+    @memoized
     def turned(self, strategies: Strategies) -> Strategies:
         """Exchange producer and consumer: a producer inside a function is a consumer outside."""
-        turned = self._known.get(strategies.number)
-        if turned is None:
-            turned = self._known[strategies.number] = self.intern(
-                [
-                    tuple([OpStrategy(x.gives, x.needs, x.factor) for x in axes])
-                    for axes in strategies.items
-                ]
-            )
-        return turned
+        turned = [
+            tuple([OpStrategy(x.gives, x.needs, x.factor) for x in axes])
+            for axes in strategies.items
+        ]
+        return self.intern(turned)
 
 
 def strategies_along(
