@@ -19,7 +19,7 @@ from tvm_distir.core.rewriting import (
     with_body,
 )
 from tvm_distir.core.rewriting.native import pruned, pruned_bindings
-from tvm_distir.support import ModelError, begin_block, end_block
+from tvm_distir.support import ModelError, begin_block, end_block, reachable
 from tvm_distir.transforms.training.autodiff.rules.primfuncs import backward_kernel, unmarked
 
 Made = TypeVar("Made")
@@ -47,18 +47,15 @@ class NamedFunctions:
 
     def module(self, entries: Mapping[str, relax.Function], attrs: Any) -> ir.IRModule:
         """Build a module of public functions and all that they call, including PrimFuncs."""
-        functions_by_name: dict[str, ir.BaseFunc] = {}
-        pending = list(entries.values())
-        while pending:
-            fn = pending.pop()
-            for name in _named_in(fn) if isinstance(fn, relax.Function) else ():
-                if name not in functions_by_name:
-                    functions_by_name[name] = self._taken(name)
-                    pending.append(functions_by_name[name])
-        functions = {
-            self.variables[name]: functions_by_name[name] for name in sorted(functions_by_name)
-        }
-        return ir.IRModule({**entries, **functions}, attrs=attrs)
+        functions: dict[str, ir.BaseFunc] = dict(entries)
+
+        def named_in(name: str) -> list[str]:
+            fn = functions[name] = entries[name] if name in entries else self._taken(name)
+            return _named_in(fn) if isinstance(fn, relax.Function) else []
+
+        private = sorted(set(reachable(entries, named_in)) - entries.keys())
+        others = {self.variables[name]: functions[name] for name in private}
+        return ir.IRModule({**entries, **others}, attrs=attrs)
 
     def _taken(self, name: str) -> ir.BaseFunc:
         """Return a function by name, with the kernels that its gradients call."""
