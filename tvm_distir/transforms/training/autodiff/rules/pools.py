@@ -10,14 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 from tvm import ir, relax
 from tvm.relax import BlockBuilder, Expr, Var
-from tvm.relax.op import astype, multiply, reshape, strided_slice, zeros
+from tvm.relax.op import astype, reshape, strided_slice, zeros
 from tvm.relax.op.grad import avg_pool2d_backward, max_pool2d_backward
 
-from .dilated import WindowRange, of_windows
-from .registry import Gradients, array_like, refuse, register_gradient, shape_of
+from .dilated import WindowRange, of_windows, weighted
+from .registry import Gradients, padded, refuse, register_gradient, shape_of
 
 LOWEST = {"float16": -65504.0, "bfloat16": -3.0e38, "float32": -3.4e38, "float64": -1.7e308}
 """Below what a window holds, by type."""
@@ -63,13 +62,6 @@ class _Windows:
         }
 
 
-def _rows_before_after(value: Expr, dims: Any, pads: Any, fill: float) -> Expr:
-    widths = [0] * (2 * len(shape_of(value)))
-    for d, (before, after) in zip(dims, pads, strict=True):
-        widths[2 * d], widths[2 * d + 1] = before, after
-    return relax.op.nn.pad(value, widths, pad_value=fill)
-
-
 def _maximum(grad: Expr, x: Expr, w: _Windows, builder: BlockBuilder) -> Expr:
     """Apply TVM's op, which needs as many windows as overlap an element along either dim.
 
@@ -90,15 +82,14 @@ def _maximum(grad: Expr, x: Expr, w: _Windows, builder: BlockBuilder) -> Expr:
             w.after, counts, spare, w.strides, w.kernel, w.before, rows, strict=True
         )
     ]
-    pads = list(zip(w.before, after, strict=True))
-    data = builder.emit(_rows_before_after(x, w.dims, pads, LOWEST[str(x.ty.dtype)]))
+    pads = dict(zip(w.dims, zip(w.before, after, strict=True), strict=True))
+    data = builder.emit(padded(x, pads, LOWEST[str(x.ty.dtype)]))
     wide = replace(w, before=(0, 0), after=(0, 0), ceil=False)
-    window_counts = [
-        (int(shape_of(data)[d]) - k) // s + 1
-        for d, k, s in zip(w.dims, w.kernel, w.strides, strict=True)
-    ]
-    more = [(0, p - n) for p, n in zip(window_counts, counts, strict=True)]
-    grad = builder.emit(_rows_before_after(grad, w.dims, more, 0.0))
+    more = {
+        d: (0, (int(shape_of(data)[d]) - k) // s + 1 - n)
+        for d, k, s, n in zip(w.dims, w.kernel, w.strides, counts, strict=True)
+    }
+    grad = builder.emit(padded(grad, more))
     gradient = builder.emit(max_pool2d_backward(grad, data, **wide.options))
     ends = [b + n for b, n in zip(w.before, rows, strict=True)]
     return strided_slice(gradient, list(w.dims), list(w.before), ends)
@@ -110,19 +101,13 @@ def _average(grad: Expr, x: Expr, w: _Windows, builder: BlockBuilder) -> Expr:
     There gradients are divided by what their windows count, and the padding is wide enough.
     """
     if w.ceil:
-        after = []
-        for k, d in enumerate(w.dims):
-            rows, count = int(shape_of(x)[d]), int(shape_of(grad)[d])
-            end = rows + w.before[k] + w.after[k]
-            starts = np.arange(count) * w.strides[k]
-            after.append(max(w.after[k], int(starts[-1]) + w.kernel[k] - rows - w.before[k]))
-            low, high = (0, end) if w.include else (w.before[k], w.before[k] + rows)
-            counts = np.minimum(starts + w.kernel[k], high) - np.maximum(starts, low)
-            shares = w.kernel[k] / np.maximum(counts, 1)
-            wide = [count if i == d else 1 for i in range(len(shape_of(x)))]
-            table = array_like(shares.reshape(wide), x, builder)
-            grad = builder.emit(multiply(grad, table))
-        w = replace(w, after=(after[0], after[1]), ceil=False, include=True)
+        rows, counts = ([int(shape_of(value)[d]) for d in w.dims] for value in (x, grad))
+        steps = w.kernel, w.strides, (1, 1), w.before, w.after
+        reaches = [WindowRange(*k) for k in zip(w.dims, rows, counts, *steps, strict=True)]
+        weights = [r.kernel * r.shares(w.include) for r in reaches]
+        grad = weighted(grad, reaches, weights, builder)
+        first, second = (r.behind for r in reaches)
+        w = replace(w, after=(first, second), ceil=False, include=True)
     return avg_pool2d_backward(grad, x, **w.options)
 
 
@@ -168,19 +153,10 @@ def _pool(y: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients
 def _dilated(y: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Expr:
     a, x, layout = call.attrs, call.args[0], str(call.attrs.layout)
     dims = [d for d, axis in enumerate(layout) if axis not in "NC"]
-    reaches = [
-        WindowRange(
-            dim=d,
-            rows=int(shape_of(x)[d]),
-            count=int(shape_of(grad)[d]),
-            kernel=int(a.pool_size[k]),
-            stride=int(a.strides[k]),
-            dilation=int(a.dilation[k]),
-            before=int(a.padding[k]),
-            after=int(a.padding[len(dims) + k]),
-        )
-        for k, d in enumerate(dims)
-    ]
+    rows, counts = ([int(shape_of(value)[d]) for d in dims] for value in (x, grad))
+    before, after = a.padding[: len(dims)], a.padding[len(dims) :]
+    steps = (map(int, values) for values in (a.pool_size, a.strides, a.dilation, before, after))
+    reaches = [WindowRange(*k) for k in zip(dims, rows, counts, *steps, strict=True)]
     lowest = LOWEST[str(x.ty.dtype)] if ".max_" in str(call.op.name) else None
     return of_windows(y, grad, x, reaches, lowest, bool(a.count_include_pad), builder)
 
