@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from tvm_distir.hardware import LAWS, LINKS, MEANINGS, System
 from tvm_distir.planning.workers import Workers
-from tvm_distir.support import SimulationError
+from tvm_distir.support import SimulationError, lists_by_key
 
 from .calibration import KERNELS, Calibration, spec_of, value_of
 from .least_squares import Fit, fit
@@ -234,13 +234,9 @@ def _validated(work: _Work, result: Fit, folds: int, seed: int) -> dict[str, flo
         training = sorted(set(range(count)) - set(fold.tolist()))
         other = work.fit(training, result.point)
         times[fold] = work.model.times_s(work.values(other.point))[fold]
-    groups: dict[str, list[int]] = {}
     per_node = work.system.intra_node.devices_per_node
-    for number, row in enumerate(work.rows):
-        for key in row.groups(per_node):
-            groups.setdefault(key, []).append(number)
+    groups = lists_by_key((k, n) for n, row in enumerate(work.rows) for k in row.groups(per_node))
     out = {"out of fold": work.percent(times)}
-    for key in sorted(groups, key=lambda key: (len(key), key)):
-        members = groups[key]
+    for key, members in sorted(groups.items(), key=lambda item: (len(item[0]), item[0])):
         out[key] = work.percent(times[members], members)
     return out
