@@ -5,8 +5,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from tvm import ir
@@ -46,6 +47,15 @@ class WindowRange:
     dilation: int
     before: int
     after: int
+
+    @staticmethod
+    def along(
+        dims: Sequence[int], data: Expr, result: Expr, *steps: Iterable[Any]
+    ) -> list[WindowRange]:
+        """Return the ranges along some dims, given the steps from kernels to padding for each."""
+        rows, counts = ([int(shape_of(value)[d]) for d in dims] for value in (data, result))
+        each = zip(dims, rows, counts, *(map(int, values) for values in steps), strict=True)
+        return [WindowRange(*fields) for fields in each]
 
     @property
     def padded(self) -> int:

@@ -48,6 +48,11 @@ class _Windows:
         """Return the positions of the two dims."""
         return self.layout.index("H"), self.layout.index("W")
 
+    def reaches(self, data: Expr, result: Expr) -> list[WindowRange]:
+        """Return what the windows of a result read along each dim of the data."""
+        steps = self.kernel, self.strides, (1, 1), self.before, self.after
+        return WindowRange.along(self.dims, data, result, *steps)
+
     @property
     def options(self) -> dict[str, Any]:
         """Return the options of TVM's ops."""
@@ -71,28 +76,22 @@ def _maximum(grad: Expr, x: Expr, w: _Windows, builder: BlockBuilder) -> Expr:
     if str(x.ty.dtype) == "bfloat16":
         wide_grad, data = (builder.emit(astype(value, "float32")) for value in (grad, x))
         return astype(builder.emit(_maximum(wide_grad, data, w, builder)), "bfloat16")
-    counts = [int(shape_of(grad)[d]) for d in w.dims]
-    spare = [max(0, -(-k // s) - n) for k, s, n in zip(w.kernel, w.strides, counts, strict=True)]
-    if not any(spare):
+    reaches = w.reaches(x, grad)
+    needed = {r.dim: max(r.count, -(-r.kernel // r.stride)) for r in reaches}
+    if all(needed[r.dim] == r.count for r in reaches):
         return max_pool2d_backward(grad, x, **w.options)
-    rows = [int(shape_of(x)[d]) for d in w.dims]
-    after = [
-        max(a, (n + more - 1) * s + k - b - size)
-        for a, n, more, s, k, b, size in zip(
-            w.after, counts, spare, w.strides, w.kernel, w.before, rows, strict=True
-        )
-    ]
-    pads = dict(zip(w.dims, zip(w.before, after, strict=True), strict=True))
+    ends = {r.dim: (needed[r.dim] - 1) * r.stride + r.kernel - r.before - r.rows for r in reaches}
+    wide = [replace(r, after=max(r.after, ends[r.dim])) for r in reaches]
+    pads = {r.dim: (r.before, r.after) for r in wide}
     data = builder.emit(padded(x, pads, LOWEST[str(x.ty.dtype)]))
-    wide = replace(w, before=(0, 0), after=(0, 0), ceil=False)
-    more = {
-        d: (0, (int(shape_of(data)[d]) - k) // s + 1 - n)
-        for d, k, s, n in zip(w.dims, w.kernel, w.strides, counts, strict=True)
+    spare = {
+        r.dim: (0, (r.before + r.rows + r.after - r.kernel) // r.stride + 1 - r.count) for r in wide
     }
-    grad = builder.emit(padded(grad, more))
-    gradient = builder.emit(max_pool2d_backward(grad, data, **wide.options))
-    ends = [b + n for b, n in zip(w.before, rows, strict=True)]
-    return strided_slice(gradient, list(w.dims), list(w.before), ends)
+    inside = replace(w, before=(0, 0), after=(0, 0), ceil=False)
+    grad = builder.emit(padded(grad, spare))
+    gradient = builder.emit(max_pool2d_backward(grad, data, **inside.options))
+    ends_of_rows = [r.before + r.rows for r in reaches]
+    return strided_slice(gradient, list(w.dims), list(w.before), ends_of_rows)
 
 
 def _average(grad: Expr, x: Expr, w: _Windows, builder: BlockBuilder) -> Expr:
@@ -101,9 +100,7 @@ def _average(grad: Expr, x: Expr, w: _Windows, builder: BlockBuilder) -> Expr:
     There gradients are divided by what their windows count, and the padding is wide enough.
     """
     if w.ceil:
-        rows, counts = ([int(shape_of(value)[d]) for d in w.dims] for value in (x, grad))
-        steps = w.kernel, w.strides, (1, 1), w.before, w.after
-        reaches = [WindowRange(*k) for k in zip(w.dims, rows, counts, *steps, strict=True)]
+        reaches = w.reaches(x, grad)
         weights = [r.kernel * r.shares(w.include) for r in reaches]
         grad = weighted(grad, reaches, weights, builder)
         first, second = (r.behind for r in reaches)
@@ -153,10 +150,8 @@ def _pool(y: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients
 def _dilated(y: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Expr:
     a, x, layout = call.attrs, call.args[0], str(call.attrs.layout)
     dims = [d for d, axis in enumerate(layout) if axis not in "NC"]
-    rows, counts = ([int(shape_of(value)[d]) for d in dims] for value in (x, grad))
-    before, after = a.padding[: len(dims)], a.padding[len(dims) :]
-    steps = (map(int, values) for values in (a.pool_size, a.strides, a.dilation, before, after))
-    reaches = [WindowRange(*k) for k in zip(dims, rows, counts, *steps, strict=True)]
+    pads = a.padding[: len(dims)], a.padding[len(dims) :]
+    reaches = WindowRange.along(dims, x, grad, a.pool_size, a.strides, a.dilation, *pads)
     lowest = LOWEST[str(x.ty.dtype)] if ".max_" in str(call.op.name) else None
     return of_windows(y, grad, x, reaches, lowest, bool(a.count_include_pad), builder)
 
