@@ -10,9 +10,11 @@ from typing import Any, TypeVar
 from tvm import ir, relax
 from tvm.relax import Binding, BlockBuilder, Expr, Var
 
+from tvm_distir.core.ir import is_private
 from tvm_distir.core.ir.operators import free_name
 from tvm_distir.core.rewriting import (
     all_bindings,
+    callee_of,
     let_out,
     tuple_of,
     typed,
@@ -44,6 +46,12 @@ class NamedFunctions:
         gv = self.variables[name] = typed(ir.GlobalVar(name), fn.ty)
         self.of[name] = fn
         return gv
+
+    def called_by(self, value: Expr) -> relax.Function | None:
+        """Return the private Relax function that a value calls, or None if it calls none."""
+        callee = callee_of(value)
+        fn = None if callee is None else self.of.get(str(callee.name_hint))
+        return fn if isinstance(fn, relax.Function) and is_private(fn) else None
 
     def module(self, entries: Mapping[str, relax.Function], attrs: Any) -> ir.IRModule:
         """Build a module of public functions and all that they call, including PrimFuncs."""
