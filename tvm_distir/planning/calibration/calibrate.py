@@ -174,11 +174,9 @@ class _Work:
         self.rows = [rows[number] for number in possible]
         self.system = system
         self.measured = np.array([row.time_s for row in self.rows])
-        products = any(isinstance(row, ProductRow) for row in rows)
-        self.names = [name for name in system.constants if name not in FIXED or name in also]
-        if products and "burst_us" not in self.names:
-            self.names.append("burst_us")
-        self.names += [name for name in also if name not in self.names]
+        known = [name for name in system.constants if name not in FIXED or name in also]
+        burst = ["burst_us"] if any(isinstance(row, ProductRow) for row in rows) else []
+        self.names = list(dict.fromkeys([*known, *burst, *also]))
         means = [spec_of(name) for name in self.names]
         self.before = [value_of(system, name) for name in self.names]
         center = [now or mean.begin for now, mean in zip(self.before, means, strict=True)]
