@@ -172,8 +172,8 @@ class _Host:
         self.calls: list[_Call] = []
         self.launches: dict[object, tuple[float, _Call | None]] = {}
         self.ops: dict[object, _Call] = {}
-        own = (event for event in events if not event["name"].startswith(_STEP))
-        for thread in lists_by_key((event["tid"], event) for event in own).values():
+        calls = (event for event in events if not event["name"].startswith(_STEP))
+        for thread in lists_by_key((event["tid"], event) for event in calls).values():
             self._read(sorted(thread, key=lambda event: (event["ts"], -event["dur"])))
         self.calls.sort(key=lambda call: call.start)
 

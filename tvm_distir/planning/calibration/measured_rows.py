@@ -53,7 +53,7 @@ class StepTimeModel:
         """Find the critical paths with these constants and return the seconds of each step."""
         system = with_constants(self.system, values)
         self._ways = [
-            step if isinstance(step, CostTerms) else longest_path(step, _prices(step, system))[1]
+            step if isinstance(step, CostTerms) else longest_path(step, _costs(step, system))[1]
             for step in self._steps
         ]
         self.steps = StepSums(self._ways)
@@ -90,7 +90,7 @@ class StepTimeModel:
         return StepSums([self._ways[row] for row in rows])
 
 
-def _prices(step: StepCostTerms, system: System) -> CostFunction:
+def _costs(step: StepCostTerms, system: System) -> CostFunction:
     """Return the seconds of the parts of a step."""
     known = {id(parts): parts for parts in step.known()}
     times = StepSums(list(known.values())).times_s(system)

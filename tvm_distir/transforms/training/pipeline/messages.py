@@ -118,9 +118,9 @@ class RankMessages:
             if rank != self.rank_of[last] and self.rank in (rank, self.rank_of[last]):
                 read = self.endpoints.read(number, total)
                 ends, title = (last, number), f"{plain_name(name)}_told"
-                told = self._exchange(total, ends, (source_io, read), title, running)
+                received = self._exchange(total, ends, (source_io, read), title, running)
                 if rank == self.rank:
-                    value, arrived = told, read
+                    value, arrived = received, read
         for number in stages:
             if self.rank_of[number] == self.rank:
                 read = self.endpoints.read(number, total)

@@ -188,12 +188,12 @@ class StageWriter:
             self.tools.mark(pair.backward, BACKWARD_PHASE)
             return self._fields(pair.backward, args, "backward")
         early = [k for k, i in enumerate(pair.given) if i < len(self.params.activations)]
-        halves = self.split_backward = self.tools.splitter.split(pair.backward, early)
-        self.tools.mark(halves.inputs, BACKWARD_PHASE)
-        self.tools.mark(halves.weights, WEIGHT_PHASE)
-        *first_gradients, crossing = self._fields(halves.inputs, args, "backward")
-        later_gradients = self._fields(halves.weights, [crossing], "weights")
-        numbers, gradients = (*halves.first, *halves.later), (*first_gradients, *later_gradients)
+        split = self.split_backward = self.tools.splitter.split(pair.backward, early)
+        self.tools.mark(split.inputs, BACKWARD_PHASE)
+        self.tools.mark(split.weights, WEIGHT_PHASE)
+        *first_gradients, crossing = self._fields(split.inputs, args, "backward")
+        later_gradients = self._fields(split.weights, [crossing], "weights")
+        numbers, gradients = (*split.first, *split.later), (*first_gradients, *later_gradients)
         gradient_of = dict(zip(numbers, gradients, strict=True))
         return [gradient_of[k] for k in range(len(pair.given))]
 

@@ -88,9 +88,9 @@ class _Values:
         side = graph.source_side()
         cut = [side[2 + 2 * i] and not side[3 + 2 * i] for i in range(len(self.bindings))]
         at_hand = {b.var for b, is_cut in zip(self.bindings, cut, strict=True) if is_cut}
-        kept, recomputed = self.frontier.through(lambda binding: binding.var not in at_hand)
+        saved, recomputed = self.frontier.through(lambda binding: binding.var not in at_hand)
         time = sum(self.times[self.number[binding.var]] for binding in recomputed)
-        return Point(kept_bytes(kept), time, kept, recomputed)
+        return Point(kept_bytes(saved), time, saved, recomputed)
 
 
 @dataclass(eq=False)

@@ -211,8 +211,8 @@ class Updates:
             names = [f"{label}_{n.removeprefix(f'{weight.name}.')}" for n in weight.names]
             pairs = zip(names, weight.states, strict=True)
             states = [relax.Var(title, state.ty) for title, state in pairs]
-            own = UpdatedWeight(label, relax.Var(label, weight.var.ty), states, names)
-            inner.append((own, relax.Var(f"{label}_grad", gradient.ty), label))
+            param = UpdatedWeight(label, relax.Var(label, weight.var.ty), states, names)
+            inner.append((param, relax.Var(f"{label}_grad", gradient.ty), label))
         of_all = {title: relax.Var(title, value.ty) for title, value in shared.items()}
         params = _operands(inner, of_all)
 
