@@ -63,9 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
         system, arguments.rows, fit_also=options.fit,
         source=f"tvm-distir calibrate, {arguments.rows}", workers=options.workers,
     )  # fmt: skip
-    if target is not None:
-        text = json.dumps(to_data(calibration.system), indent=1) + "\n"
-        outputs.add(target, text)
+    outputs.add(target, json.dumps(to_data(calibration.system), indent=1) + "\n")
     outputs.commit()
     print_result(json.dumps({"schema_version": 1, **calibration.to_dict()}, indent=1) + "\n"
         if options.json else calibration.to_text())  # fmt: skip

@@ -24,7 +24,7 @@ VERSION = "0.0.4"
 METADATA, LOAD, STORE, COMPUTE, SEND, RECV, COLLECTIVE = range(1, 8)
 """``NodeType``."""
 
-_COPIES = {"store": STORE, "fetch": LOAD}
+_ON_DEVICE = {"compute": COMPUTE, "store": STORE, "fetch": LOAD}
 
 TYPES = {
     name: number
@@ -98,19 +98,19 @@ class _Groups:
 
     def __init__(self, meshes: Sequence[Mesh]) -> None:
         self._meshes = meshes
-        self._cache: dict[tuple[int, tuple[int, ...]], dict[int, str]] = {}
         self._names: dict[tuple[int, ...], str] = {}
 
     def of(self, task: Task, device: int) -> str:
         """Return the group of a device."""
-        key = task.mesh, task.axes
-        if key not in self._cache:
-            self._cache[key] = {
-                member: self._names.setdefault(group, str(len(self._names) + 1))
-                for group in self._meshes[task.mesh].groups(task.axes)
-                for member in group
-            }
-        return self._cache[key][device]
+        return self._of_devices(task.mesh, task.axes)[device]
+
+    @memoized
+    def _of_devices(self, mesh: int, axes: tuple[int, ...]) -> dict[int, str]:
+        return {
+            member: self._names.setdefault(group, str(len(self._names) + 1))
+            for group in self._meshes[mesh].groups(axes)
+            for member in group
+        }
 
     @property
     def table(self) -> dict[str, list[int]]:
@@ -166,19 +166,7 @@ def _nodes(
 ) -> Iterator[bytes]:
     """Yield the node of a task, behind those of further partners, which it waits for."""
     name = block(2, task.name)
-    if task.kind == "compute":
-        facts = _attribute("num_ops", _INT64, task.flops)
-        facts += _attribute("tensor_size", _UINT64, task.bytes)
-        yield integer(1, first) + name + integer(3, COMPUTE) + tail + facts
-    elif task.kind in _COPIES:
-        facts = _attribute("tensor_size", _UINT64, task.bytes)
-        yield integer(1, first) + name + integer(3, _COPIES[task.kind]) + tail + facts
-    elif task.kind not in ("send", "recv"):
-        facts = _attribute("comm_type", _INT64, TYPES.get(task.kind, TYPES["all_to_all"]))
-        facts += _attribute("comm_size", _INT64, task.bytes)
-        facts += _attribute("pg_name", _STRING, groups.of(task, device))
-        yield integer(1, first) + name + integer(3, COLLECTIVE) + tail + facts
-    else:
+    if task.kind in ("send", "recv"):
         partners = ends.partners(task, device)
         kind = SEND if task.kind == "send" else RECV
         more = b"".join(integer(5, first + k) for k in range(1, len(partners)))
@@ -189,3 +177,13 @@ def _nodes(
             facts += _attribute("comm_src", _INT32, pair[0])
             facts += _attribute("comm_dst", _INT32, pair[1])
             yield start + tail + facts + _attribute("comm_tag", _INT32, task.tag)
+        return
+    kind = _ON_DEVICE.get(task.kind, COLLECTIVE)
+    if kind == COLLECTIVE:
+        facts = _attribute("comm_type", _INT64, TYPES.get(task.kind, TYPES["all_to_all"]))
+        facts += _attribute("comm_size", _INT64, task.bytes)
+        facts += _attribute("pg_name", _STRING, groups.of(task, device))
+    else:
+        facts = _attribute("num_ops", _INT64, task.flops) if kind == COMPUTE else b""
+        facts += _attribute("tensor_size", _UINT64, task.bytes)
+    yield integer(1, first) + name + integer(3, kind) + tail + facts

@@ -82,25 +82,19 @@ def hta_pages(device_groups: Sequence[TracedDevices], finish_s: float) -> Iterat
         for device in lane.devices:
             page = events.replace(json.dumps(_HOST_OF_DEVICE), str(_HOST + device))
             page = page.replace(json.dumps(_DEVICE), str(device))
-            about = {"deviceProperties": [{"id": device, "name": lane.mesh}]}
-            more = {"traceName": f"rank{device}"}
-            yield (
-                f"rank{device}.json",
-                _head(about, "nccl", device, device_groups, more) + page + _TAIL,
-            )
+            properties = [{"id": device, "name": lane.mesh}]
+            about = {"deviceProperties": properties, "traceName": f"rank{device}"}
+            head = _head(about, "nccl", device, device_groups)
+            yield f"rank{device}.json", head + page + _TAIL
 
 
 def _head(
-    about: Mapping[str, Any],
-    backend: str,
-    rank: int,
-    device_groups: Sequence[TracedDevices],
-    more: Mapping[str, Any] = {},
+    about: Mapping[str, Any], backend: str, rank: int, device_groups: Sequence[TracedDevices]
 ) -> str:
     """Return the text in front of the events."""
     count = sum(len(lane.devices) for lane in device_groups)
     ranks = {"backend": backend, "rank": rank, "world_size": count}
-    head = {"schemaVersion": 1, **about, "distributedInfo": ranks, **more}
+    head = {"schemaVersion": 1, **about, "distributedInfo": ranks}
     return json.dumps(head)[:-1] + ', "traceEvents": [\n'
 
 

@@ -13,7 +13,6 @@ import gzip
 import json
 import math
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -21,7 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from tvm_distir.support import SimulationError, shipped_data
+from tvm_distir.support import SimulationError, lists_by_key, shipped_data
 
 from .records import BACKWARD, FORWARD, OPTIMIZER
 
@@ -173,11 +172,8 @@ class _Host:
         self.calls: list[_Call] = []
         self.launches: dict[object, tuple[float, _Call | None]] = {}
         self.ops: dict[object, _Call] = {}
-        threads = defaultdict[Any, list[_Event]](list)
-        for event in events:
-            if not event["name"].startswith(_STEP):
-                threads[event["tid"]].append(event)
-        for thread in threads.values():
+        calls = (event for event in events if not event["name"].startswith(_STEP))
+        for thread in lists_by_key((event["tid"], event) for event in calls).values():
             self._read(sorted(thread, key=lambda event: (event["ts"], -event["dur"])))
         self.calls.sort(key=lambda call: call.start)
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from tvm_distir.hardware import LAWS, LINKS, MEANINGS, System
 from tvm_distir.planning.workers import Workers
-from tvm_distir.support import SimulationError
+from tvm_distir.support import SimulationError, lists_by_key
 
 from .calibration import KERNELS, Calibration, spec_of, value_of
 from .least_squares import Fit, fit
@@ -174,11 +174,9 @@ class _Work:
         self.rows = [rows[number] for number in possible]
         self.system = system
         self.measured = np.array([row.time_s for row in self.rows])
-        products = any(isinstance(row, ProductRow) for row in rows)
-        self.names = [name for name in system.constants if name not in FIXED or name in also]
-        if products and "burst_us" not in self.names:
-            self.names.append("burst_us")
-        self.names += [name for name in also if name not in self.names]
+        known = [name for name in system.constants if name not in FIXED or name in also]
+        burst = ["burst_us"] if any(isinstance(row, ProductRow) for row in rows) else []
+        self.names = list(dict.fromkeys([*known, *burst, *also]))
         means = [spec_of(name) for name in self.names]
         self.before = [value_of(system, name) for name in self.names]
         center = [now or mean.begin for now, mean in zip(self.before, means, strict=True)]
@@ -234,13 +232,9 @@ def _validated(work: _Work, result: Fit, folds: int, seed: int) -> dict[str, flo
         training = sorted(set(range(count)) - set(fold.tolist()))
         other = work.fit(training, result.point)
         times[fold] = work.model.times_s(work.values(other.point))[fold]
-    groups: dict[str, list[int]] = {}
     per_node = work.system.intra_node.devices_per_node
-    for number, row in enumerate(work.rows):
-        for key in row.groups(per_node):
-            groups.setdefault(key, []).append(number)
+    groups = lists_by_key((k, n) for n, row in enumerate(work.rows) for k in row.groups(per_node))
     out = {"out of fold": work.percent(times)}
-    for key in sorted(groups, key=lambda key: (len(key), key)):
-        members = groups[key]
+    for key, members in sorted(groups.items(), key=lambda item: (len(item[0]), item[0])):
         out[key] = work.percent(times[members], members)
     return out

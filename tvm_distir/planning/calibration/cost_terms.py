@@ -24,6 +24,7 @@ from tvm_distir.performance import (
     launched,
     unit_phases,
 )
+from tvm_distir.support import memoized
 
 
 class KernelTerm(NamedTuple):
@@ -96,7 +97,6 @@ class StepCostTerms:
     def __init__(self, program: Program, staged: PipelineProgram, system: System) -> None:
         self.program, self.staged, self._system = program, staged, system
         self._costs = OpCosts(program, system)
-        self._functions: dict[tuple[str, int], CostTerms] = {}
         self._edges: dict[Hashable, CostTerms] = {}
         self._phases = [unit_phases(role, staged.schedule) for role in staged.stage_kinds]
 
@@ -114,12 +114,13 @@ class StepCostTerms:
 
     def known(self) -> list[CostTerms]:
         """Return the parts of all phases and messages."""
-        for stage, stage_info in enumerate(self.staged.stages):
-            for name in self._phases[stage_info.role]:
-                self.phases(stage, name)
-        for edge in self.staged.all_edges:
-            self.edge(edge)
-        return [*self._functions.values(), *self._edges.values()]
+        phases = (
+            phase
+            for stage, stage_info in enumerate(self.staged.stages)
+            for name in self._phases[stage_info.role]
+            for phase in self.phases(stage, name)
+        )
+        return [*(parts for _, parts in phases), *map(self.edge, self.staged.all_edges)]
 
     def edge(self, edge: Edge) -> CostTerms:
         """Return the parts of a message."""
@@ -139,9 +140,8 @@ class StepCostTerms:
         self._edges[key] = parts
         return parts
 
+    @memoized
     def _function(self, name: str, rank: int) -> CostTerms:
-        if (name, rank) in self._functions:
-            return self._functions[name, rank]
         fn, terms = self.program.functions[name], CostTerms()
         for op in fn.ops:
             if op.kind == "call":
@@ -158,7 +158,6 @@ class StepCostTerms:
             elif op.kind == "compute" and op.kernel_class in HOSTS and op.kernel_class != HOST:
                 terms.marks[op.kernel_class] += op.flops
         terms.bodies[_body(fn)] += 1
-        self._functions[name, rank] = terms
         return terms
 
 

@@ -15,7 +15,7 @@ from tvm_distir.performance import PipelineProgram, grouped
 from tvm_distir.planning.workers import Lookahead, Workers
 
 from .cost_terms import CostTerms, KernelBatch, KernelTerm, StepCostTerms
-from .critical_path import longest_path
+from .critical_path import CostFunction, longest_path
 from .programs import program_of
 from .rows import AnyRow, ProductRow, TracedRow
 from .step_times import StepSums, with_constants
@@ -53,7 +53,7 @@ class StepTimeModel:
         """Find the critical paths with these constants and return the seconds of each step."""
         system = with_constants(self.system, values)
         self._ways = [
-            step if isinstance(step, CostTerms) else longest_path(step, _Pricer(step, system))[1]
+            step if isinstance(step, CostTerms) else longest_path(step, _costs(step, system))[1]
             for step in self._steps
         ]
         self.steps = StepSums(self._ways)
@@ -90,17 +90,12 @@ class StepTimeModel:
         return StepSums([self._ways[row] for row in rows])
 
 
-class _Pricer:
-    """Seconds of the parts of a step."""
-
-    def __init__(self, step: StepCostTerms, system: System) -> None:
-        self.system = system
-        known = {id(parts): parts for parts in step.known()}
-        times = StepSums(list(known.values())).times_s(system)
-        self.times: dict[int, float] = dict(zip(known, times.tolist(), strict=True))
-
-    def __call__(self, parts: CostTerms) -> float:
-        return self.times[id(parts)]
+def _costs(step: StepCostTerms, system: System) -> CostFunction:
+    """Return the seconds of the parts of a step."""
+    known = {id(parts): parts for parts in step.known()}
+    times = StepSums(list(known.values())).times_s(system)
+    time_of: dict[int, float] = dict(zip(known, times.tolist(), strict=True))
+    return lambda parts: time_of[id(parts)]
 
 
 def step_terms(system: System, row: AnyRow) -> StepCostTerms | CostTerms:

@@ -14,30 +14,27 @@ from tvm_distir.support import SimulationError, nearest, parse_float, shortened
 
 from .rows import BYTES, AnyRow, MeasuredStep, ProductRow, StepRow
 
-_NAMES: Mapping[str, tuple[str, ...]] = {
-    "global_batch": ("global_batch",),
-    "micro_batch": ("micro_batch",),
-    "hidden": ("hidden_size", "hidden"),
-    "heads": ("attention_heads", "heads"),
-    "layers": ("num_layers", "layers"),
-    "seq": ("sequence_length", "seq"),
-    "tp": ("tensor_parallelism", "tp"),
-    "dp": ("data_parallelism", "dp"),
-    "pp": ("pipeline_parallelism", "pp"),
-}
-"""Columns, by any of their names."""
-_OTHERS: Mapping[str, tuple[tuple[str, ...], int]] = {
+_COLUMNS: Mapping[str, tuple[tuple[str, ...], int | None]] = {
+    "global_batch": (("global_batch",), None),
+    "micro_batch": (("micro_batch",), None),
+    "hidden": (("hidden_size", "hidden"), None),
+    "heads": (("attention_heads", "heads"), None),
+    "layers": (("num_layers", "layers"), None),
+    "seq": (("sequence_length", "seq"), None),
+    "tp": (("tensor_parallelism", "tp"), None),
+    "dp": (("data_parallelism", "dp"), 1),
+    "pp": (("pipeline_parallelism", "pp"), None),
     "vocab": (("vocab_size", "vocab"), 51200),
     "chunks": (("virtual_stages", "vpp_chunks", "interleave_m"), 1),
     "sequence_parallel": (("sequence_parallel",), 0),
 }
+"""Columns, by any of their names, with the value of rows that state none."""
+
 _AXES = ("dp", "tp", "ep", "cp", "sp")
 """Columns with axes of the mesh of any model's step."""
 TIME, PRODUCT_TIME = "iteration_time_ms", "time_us"
 _GPT_COLUMNS = frozenset(
-    [name for names in _NAMES.values() for name in names]
-    + [name for names, _ in _OTHERS.values() for name in names]
-    + ["recompute", TIME]
+    [*(name for names, _ in _COLUMNS.values() for name in names), "recompute", TIME]
 )
 _STEP_COLUMNS = frozenset(["model", "strategy", "loss", "optimizer", *_AXES, TIME])
 _PRODUCT_COLUMNS = frozenset(["m", "k", "n", "dtype", "out_dtype", "accumulate", PRODUCT_TIME])
@@ -91,7 +88,7 @@ def read_rows(path: str | Path, measured: bool = True) -> Sequence[AnyRow]:
 
 
 def _step(row: Mapping[str, str], location: str, measured: bool) -> StepRow:
-    sizes = [(axis, _integer(row, (axis,), "1", location)) for axis in _AXES]
+    sizes = [(axis, _integer(row, (axis,), 1, location)) for axis in _AXES]
     return StepRow(
         row["model"],
         row.get("strategy") or "",
@@ -109,19 +106,16 @@ def _product(row: Mapping[str, str], location: str, measured: bool) -> ProductRo
     for name in (dtype, out):
         if name not in BYTES:
             raise _wrong(location, f"the type {name!r}", f"Known: {', '.join(BYTES)}.")
-    accumulate = _integer(row, ("accumulate",), "0", location, 0)
+    accumulate = _integer(row, ("accumulate",), 0, location)
     return ProductRow(
         m, k, n, dtype, out, accumulate, _time(row, PRODUCT_TIME, location, measured) * 1e-6
     )
 
 
 def _gpt(row: Mapping[str, str], location: str, measured: bool) -> MeasuredStep:
-    values: dict[str, int] = {}
-    for key, names in _NAMES.items():
-        default = "1" if key == "dp" else None
-        values[key] = _integer(row, names, default, location)
-    for key, (names, value) in _OTHERS.items():
-        values[key] = _integer(row, names, str(value), location, min(value, 1))
+    values = {
+        key: _integer(row, names, default, location) for key, (names, default) in _COLUMNS.items()
+    }
     count = values["dp"] * values["micro_batch"]
     if values["global_batch"] % count:
         raise _wrong(
@@ -149,13 +143,11 @@ def _time(row: Mapping[str, str], column: str, location: str, measured: bool) ->
 
 
 def _integer(
-    row: Mapping[str, str],
-    names: tuple[str, ...],
-    default: str | None,
-    location: str,
-    least: int = 1,
+    row: Mapping[str, str], names: tuple[str, ...], default: int | None, location: str
 ) -> int:
-    text = next((row[name] for name in names if row.get(name)), default)
+    """Read a positive integer, or one from 0 where that is the default."""
+    usual, least = (None, 1) if default is None else (str(default), min(default, 1))
+    text = next((row[name] for name in names if row.get(name)), usual)
     number = parse_float(text or "")
     if not number.is_integer():  # nor infinite
         raise _wrong(location, f"{names[0]} is {text!r}", "Give an integer.")

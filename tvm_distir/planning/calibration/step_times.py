@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Mapping, Sequence
+import itertools
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from tvm_distir.hardware import LINKS, Constant, System
 from tvm_distir.performance import HOST, host_time_s
 
 from .calibration import KERNELS
-from .cost_terms import CollectiveTerm, CostTerms, KernelBatch, KernelTerm
+from .cost_terms import CollectiveTerm, CostTerms
 
 Floats = npt.NDArray[np.float64]
 
@@ -44,13 +46,6 @@ def with_constants(system: System, values: Mapping[str, float], source: str = ""
     )
 
 
-class _Table(dict[Hashable, int]):
-    """Table of items, numbered in the order of their first use."""
-
-    def number(self, key: Hashable) -> int:
-        return self.setdefault(key, len(self))
-
-
 class StepSums:
     """Steps as sums of kernel batches, collectives and the work of the host.
 
@@ -62,32 +57,24 @@ class StepSums:
 
     def __init__(self, terms: Sequence[CostTerms]) -> None:
         self.count = len(terms)
-        kernels, bodies, collectives = _Table(), _Table(), _Table()
+        kernels, bodies, collectives, kinds = _numbers(), _numbers(), _numbers(), _numbers()
         uses, moves, marks = [], [], []
         for row, way in enumerate(terms):
-            uses += [(row, bodies.number(body), n) for body, n in way.bodies.items()]
-            moves += [
-                (row, collectives.number(collective), n)
-                for collective, n in way.collectives.items()
-            ]
+            uses += [(row, bodies[body], n) for body, n in way.bodies.items()]
+            moves += [(row, collectives[sent], n) for sent, n in way.collectives.items()]
             marks += [(row, name, n) for name, n in way.marks.items()]
         kernels_of_batch = [
-            (number, kernels.number(kernel), n)
-            for body, number in list(bodies.items())
-            if isinstance(body, KernelBatch)
+            (number, kernels[kernel], n)
+            for body, number in bodies.items()
             for kernel, n in body.kernels
         ]
         self._uses, self._moves, self._own = map(_columns, (uses, moves, kernels_of_batch))
-        self._launches = np.array([b.launches for b in bodies if isinstance(b, KernelBatch)], float)
-        self._collectives = [c for c in collectives if isinstance(c, CollectiveTerm)]
-        kernel_list = [k for k in kernels if isinstance(k, KernelTerm)]
-        kinds: dict[tuple[str, str], int] = {}
-        kind = np.array(
-            [kinds.setdefault((k.kernel_class, k.dtype), len(kinds)) for k in kernel_list], int
-        )
+        self._launches = np.array([body.launches for body in bodies], float)
+        self._collectives: list[CollectiveTerm] = list(collectives)
+        kind = np.array([kinds[k.kernel_class, k.dtype] for k in kernels], int)
         self._of_kind = [(name, np.flatnonzero(kind == n)) for name, n in kinds.items()]
-        self._flops = np.array([k.flops for k in kernel_list], float)
-        self._bytes = np.array([k.bytes for k in kernel_list], float)
+        self._flops = np.array([k.flops for k in kernels], float)
+        self._bytes = np.array([k.bytes for k in kernels], float)
         self._marks = {
             name: np.bincount(
                 [row for row, key, _ in marks if key == name],
@@ -140,6 +127,11 @@ def collective_s(system: System, collective: CollectiveTerm) -> float:
         collective.sharing,
         collective.gradients,
     )
+
+
+def _numbers() -> defaultdict[Any, int]:
+    """Return a table that numbers items in the order of their first use."""
+    return defaultdict(itertools.count().__next__)
 
 
 def _columns(rows: list[tuple[int, int, int]]) -> tuple[npt.NDArray[np.int64], ...]:

@@ -27,6 +27,7 @@ from tvm_distir.performance import (
     TracedCall,
     family_of,
 )
+from tvm_distir.support import lists_by_key
 
 _ANCHORS = ("product", "convolution", "attention")
 BETWEEN = "between products"
@@ -114,9 +115,8 @@ def predicted_ops(lane: DeviceGroupResult, model: ir.IRModule) -> list[Predicted
         for kind, start, end in zip(sheet.kinds, starts, ends, strict=True)
         if "payload_bytes" in kind.args or kind.args.get("class")
     ]
-    numbers, seen = defaultdict[str, list[int]](list), Counter[str]()
-    for number, name in enumerate(_bindings(model, entry_of(model))):
-        numbers[name].append(number)
+    names, seen = _bindings(model, entry_of(model)), Counter[str]()
+    numbers = lists_by_key((name, number) for number, name in enumerate(names))
     keys, key = [], (0, 0)
     for op in sorted(ops, key=lambda op: op.start_s):
         binding = str(op.args["binding"])
@@ -228,12 +228,10 @@ def _of_phase(
 
 def _collectives(calls: Sequence[TracedCall], ops: Sequence[PredictedOp]) -> Iterator[AlignedWork]:
     """Yield a match for each kind of collective, or for each one where their numbers agree."""
-    traced = [call for call in calls if call.is_collective]
-    predicted = [op for op in ops if op.is_collective]
-    kinds = [*(call.family for call in traced), *(op.family for op in predicted)]
-    for kind in dict.fromkeys(kinds):
-        some = [call for call in traced if call.family == kind]
-        others = [op for op in predicted if op.family == kind]
+    traced = lists_by_key((call.family, call) for call in calls if call.is_collective)
+    predicted = lists_by_key((op.family, op) for op in ops if op.is_collective)
+    for kind in {**traced, **predicted}:
+        some, others = traced.get(kind, []), predicted.get(kind, [])
         phase = some[0].phase if some else others[0].phase
         if len(some) == len(others):
             for call, op in zip(some, others, strict=True):

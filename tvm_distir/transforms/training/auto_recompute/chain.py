@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass
 from typing import NamedTuple
 
 MOST_WAYS = 1 << 14
@@ -71,6 +71,14 @@ class ChainCall:
         """Return the same call beside additional live bytes."""
         before = self.before_forward + size_bytes, self.before_backward + size_bytes
         return ChainCall(self.options, *before)
+
+    def inside(self, option: CallOption, gap: int) -> int:
+        """Return the peak of both passes under an option, and of the gap behind the call."""
+        return max(
+            self.before_forward + option.forward_bytes,
+            self.before_backward + option.backward_bytes,
+            option.kept_bytes + gap,
+        )
 
 
 class PartialChoice(NamedTuple):
@@ -165,24 +173,12 @@ def all_ways(
 def least_bytes(links: Sequence[ChainCall], gaps: Sequence[int]) -> int:
     """Return the smallest bound within which some choice fits.
 
-    Whether a choice fits does not depend on times: without them a single choice is extended, the
-    one that keeps least.
+    From the last call to the first, it is what calls need beside all that is kept before them.
     """
-    low, high = -1, max(gaps)
-    links = [
-        replace(link, options=tuple(replace(option, time=0) for option in link.options))
-        for link in links
-    ]
-    for link in links:
-        most = max(o.kept_bytes + o.forward_bytes + o.backward_bytes for o in link.options)
-        high += max(link.before_forward, link.before_backward) + most
-    while high - low > 1:
-        middle = (low + high) // 2
-        if least_time(links, gaps, middle) is None:
-            low = middle
-        else:
-            high = middle
-    return high
+    least = 0
+    for link, gap in reversed(list(zip(links, gaps[1:], strict=True))):
+        least = min(max(link.inside(o, gap), o.kept_bytes + least) for o in link.options)
+    return max(gaps[0], least)
 
 
 def _followed(choices: Sequence[PartialChoice], link: ChainCall, gap: int) -> list[PartialChoice]:
@@ -191,11 +187,7 @@ def _followed(choices: Sequence[PartialChoice], link: ChainCall, gap: int) -> li
     candidates = []
     for rank, number in enumerate(order):
         option = link.options[number]
-        inside = max(
-            link.before_forward + option.forward_bytes,
-            link.before_backward + option.backward_bytes,
-            option.kept_bytes + gap,
-        )
+        inside = link.inside(option, gap)
         for way in choices:
             kept_bytes, time = way.kept_bytes + option.kept_bytes, way.time + option.time
             need_bytes = max(way.need_bytes, way.kept_bytes + inside)

@@ -63,15 +63,15 @@ class StageKinds:
         for stage_ranges in holdings(schedule):
             kinds = [memories[kind_of[live_range.stage]] for live_range in stage_ranges]
             resident = sum(kind.resident + kind.constants for kind in kinds)
-            total, beside = np.zeros_like(stage_ranges[0].kept), np.zeros_like(stage_ranges[0].kept)
-            for live_range, kind in zip(stage_ranges, kinds, strict=True):
-                total = total + live_range.kept
-                beside = beside + (
-                    np.where(live_range.summing, kind.sums, kind.begun)
-                    + live_range.later * kind.later
-                    + (live_range.activations + live_range.given) * kind.activations
-                    + (live_range.gradients + live_range.results) * kind.results
-                )
+            total = np.sum([live_range.kept for live_range in stage_ranges], axis=0)
+            parts = [
+                np.where(live_range.summing, kind.sums, kind.begun)
+                + live_range.later * kind.later
+                + (live_range.activations + live_range.given) * kind.activations
+                + (live_range.gradients + live_range.results) * kind.results
+                for live_range, kind in zip(stage_ranges, kinds, strict=True)
+            ]
+            beside = np.sum(parts, axis=0)
             self.end = max(self.end, resident + sum(kind.end for kind in kinds))
             for live_range in stage_ranges:
                 known = crowds[kind_of[live_range.stage]]

@@ -10,16 +10,18 @@ from typing import Any, TypeVar
 from tvm import ir, relax
 from tvm.relax import Binding, BlockBuilder, Expr, Var
 
+from tvm_distir.core.ir import is_private
 from tvm_distir.core.ir.operators import free_name
 from tvm_distir.core.rewriting import (
     all_bindings,
+    callee_of,
     let_out,
     tuple_of,
     typed,
     with_body,
 )
 from tvm_distir.core.rewriting.native import pruned, pruned_bindings
-from tvm_distir.support import ModelError, begin_block, end_block
+from tvm_distir.support import ModelError, begin_block, end_block, reachable
 from tvm_distir.transforms.training.autodiff.rules.primfuncs import backward_kernel, unmarked
 
 Made = TypeVar("Made")
@@ -45,20 +47,23 @@ class NamedFunctions:
         self.of[name] = fn
         return gv
 
+    def called_by(self, value: Expr) -> relax.Function | None:
+        """Return the private Relax function that a value calls, or None if it calls none."""
+        callee = callee_of(value)
+        fn = None if callee is None else self.of.get(str(callee.name_hint))
+        return fn if isinstance(fn, relax.Function) and is_private(fn) else None
+
     def module(self, entries: Mapping[str, relax.Function], attrs: Any) -> ir.IRModule:
         """Build a module of public functions and all that they call, including PrimFuncs."""
-        functions_by_name: dict[str, ir.BaseFunc] = {}
-        pending = list(entries.values())
-        while pending:
-            fn = pending.pop()
-            for name in _named_in(fn) if isinstance(fn, relax.Function) else ():
-                if name not in functions_by_name:
-                    functions_by_name[name] = self._taken(name)
-                    pending.append(functions_by_name[name])
-        functions = {
-            self.variables[name]: functions_by_name[name] for name in sorted(functions_by_name)
-        }
-        return ir.IRModule({**entries, **functions}, attrs=attrs)
+        functions: dict[str, ir.BaseFunc] = dict(entries)
+
+        def named_in(name: str) -> list[str]:
+            fn = functions[name] = entries[name] if name in entries else self._taken(name)
+            return _named_in(fn) if isinstance(fn, relax.Function) else []
+
+        private = sorted(set(reachable(entries, named_in)) - entries.keys())
+        others = {self.variables[name]: functions[name] for name in private}
+        return ir.IRModule({**entries, **others}, attrs=attrs)
 
     def _taken(self, name: str) -> ir.BaseFunc:
         """Return a function by name, with the kernels that its gradients call."""

@@ -17,10 +17,8 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax import Binding, Expr, Var
 
-from tvm_distir.core.ir import is_private
 from tvm_distir.core.rewriting import (
     all_bindings,
-    callee_of,
     field_of,
     substitute,
     tuple_of,
@@ -108,11 +106,8 @@ class Splitter:
 
     def _is_call(self, value: Expr) -> bool:
         """Return whether a value is a call of a private function that returns a tuple."""
-        callee = callee_of(value)
-        fn = None if callee is None else self.functions.of.get(str(callee.name_hint))
-        if not isinstance(fn, relax.Function) or not is_private(fn):
-            return False
-        return isinstance(fn.ret_ty, relax.TupleType)
+        fn = self.functions.called_by(value)
+        return fn is not None and isinstance(fn.ret_ty, relax.TupleType)
 
     def _needed(
         self, bindings: Sequence[Binding], roots: Sequence[Var]
@@ -152,21 +147,12 @@ class _Writer:
             self._field(var, result, int(value.index))
             return
         value = substitute(value, self.env)
-        if var in self.needed:
-            needed_fields = self.needed[var]
-            count = len(var.ty.fields) if isinstance(var.ty, relax.TupleType) else 0
-            if (
-                self.splitter._is_call(value)
-                and needed_fields is not None
-                and len(needed_fields) < count
-            ):
-                self._call(var, value, needed_fields)
-            else:
-                self._bind(self.first, var, value)
-        elif result in self.params:  # a field of what is given is at hand in either half
-            self._bind(self.first, var, value)
-        else:
-            self._bind(self.later, var, value)
+        read = self.needed.get(var)
+        if read is not None and self.splitter._is_call(value) and len(read) < len(var.ty.fields):
+            self._call(var, value, read)
+        else:  # a field of what is given is at hand in either half
+            is_early = var in self.needed or result in self.params
+            self._bind(self.first if is_early else self.later, var, value)
 
     def _bind(self, half: list[Binding], var: Var, value: Expr) -> None:
         self.env[var] = relax.Var(str(var.name), var.ty)

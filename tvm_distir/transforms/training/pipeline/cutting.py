@@ -15,8 +15,15 @@ from tvm import ir, relax
 from tvm.relax import Binding, Expr, Var
 
 from tvm_distir.core.ops import work_of
-from tvm_distir.core.rewriting import variables
-from tvm_distir.support import ModelError, PropagationError, Steps, nearest, unrolled
+from tvm_distir.core.rewriting import all_bindings, variables
+from tvm_distir.support import (
+    ModelError,
+    PropagationError,
+    Steps,
+    memoized_steps,
+    nearest,
+    unrolled,
+)
 from tvm_distir.transforms.training.autodiff.function_table import NamedFunctions
 from tvm_distir.transforms.training.autodiff.reverse import is_float
 from tvm_distir.transforms.training.autodiff.saved_values import kept_bytes
@@ -181,7 +188,6 @@ class _Work:
 
     def __init__(self, functions: NamedFunctions) -> None:
         self.functions, self.kernels = functions, ValueTimes(functions, None).kernels
-        self._of: dict[str, int] = {}
 
     def of(self, value: Expr) -> int:
         """Return the FLOPs of a bound value; a view has none."""
@@ -190,17 +196,17 @@ class _Work:
     def _value(self, value: Expr) -> Steps[int]:
         if not isinstance(value, ir.Call):
             return 0
-        if not isinstance(value.op, ir.GlobalVar):
-            try:
-                return work_of(value, self.kernels, value.ty).flops
-            except PropagationError:  # an op without a rule: it counts as one operation
-                return 1
-        name = str(value.op.name_hint)
-        if name not in self._of:
-            fn = self.functions.of[name]
-            blocks = fn.body.blocks if isinstance(fn, relax.Function) else ()
-            total = 0
-            for binding in (binding for block in blocks for binding in block.bindings):
-                total += yield self._value(binding.value)
-            self._of[name] = total
-        return self._of[name]
+        if isinstance(value.op, ir.GlobalVar):
+            flops: int = yield self._function(str(value.op.name_hint))
+            return flops
+        try:
+            return work_of(value, self.kernels, value.ty).flops
+        except PropagationError:  # an op without a rule: it counts as one operation
+            return 1
+
+    @memoized_steps
+    def _function(self, name: str) -> Steps[int]:
+        fn, total = self.functions.of[name], 0
+        for binding in all_bindings(fn.body) if isinstance(fn, relax.Function) else ():
+            total += yield self._value(binding.value)
+        return total

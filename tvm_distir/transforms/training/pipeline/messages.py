@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 from tvm.relax import Expr, Var
@@ -39,7 +39,7 @@ class RankMessages:
 
     def __init__(self, endpoints: MessageEndpoints, rank: int, writer: UnitWriter) -> None:
         self.endpoints, self.rank, self.writer = endpoints, rank, writer
-        self.rank_of, self.mesh = endpoints.rank_of, endpoints.meshes[rank]
+        self.rank_of = endpoints.rank_of
 
     def message(self, step: RankStep) -> None:
         """Send or receive all values of the same kind between two stages."""
@@ -48,42 +48,39 @@ class RankMessages:
         names = here.results if step.kind == SEND else here.params
         for slot in [w for w in names if w.startswith(f"{kind}:")]:
             ends = (step.stage, step.peer) if step.kind == SEND else (step.peer, step.stage)
-            key = (slot, step.unit.micro, *ends)
-            source_io = self.endpoints.made(ends[0], slot)
-            read = self.endpoints.read(ends[1], slot)
+            placements = self.endpoints.made(ends[0], slot), self.endpoints.read(ends[1], slot)
             title = f"{plain_name(slot.replace(':', '_'))}_{step.unit.micro}"
-            if step.kind != SEND:
-                value = self._recv(key, self.rank_of[step.peer], source_io, read, title)
-                self.writer.arrive(step.stage, slot, step.unit.micro, value)
-            else:
+            value = None
+            if step.kind == SEND:
                 value = self.writer.made(step.stage, slot, step.unit.micro)
-                self._send(key, self.rank_of[step.peer], source_io, read, value, title)
+            arrived = self._exchange((slot, step.unit.micro), ends, placements, title, value)
+            if step.kind != SEND:
+                self.writer.arrive(step.stage, slot, step.unit.micro, arrived)
 
-    def _send(
+    def _exchange(
         self,
-        key: Any,
-        peer: int,
-        source_io: IoPlacement,
-        read: IoPlacement,
-        value: Expr,
+        key: Hashable,
+        ends: tuple[int, int],
+        placements: tuple[IoPlacement, IoPlacement],
         title: str,
-    ) -> None:
-        mesh, peer_mesh = source_io.view(self.mesh), read.view(self.endpoints.meshes[peer])
-        placements, tag = (source_io.placement, read.placement), self.endpoints.tag(key)
-        call = ops.send(value, mesh, peer_mesh, *placements, source_io.shape, tag)
-        self.writer.emit(call, f"{title}_sent")
-
-    def _recv(
-        self, key: Any, peer: int, source_io: IoPlacement, read: IoPlacement, title: str
+        value: Expr | None,
     ) -> Var:
+        """Emit an end of a message between two stages; the first sends, and has the value."""
+        (sent, read), tag = placements, self.endpoints.tag((key, *ends))
+        source, target = (self.endpoints.meshes[self.rank_of[stage]] for stage in ends)
+        meshes = sent.view(source), read.view(target)
+        labels = sent.placement, read.placement
+        if self.rank_of[ends[0]] == self.rank:
+            call = ops.send(value, *meshes, *labels, sent.shape, tag)
+            return self.writer.emit(call, f"{title}_sent")
         call = ops.recv(
-            device_mesh=read.view(self.mesh),
-            peer_mesh=source_io.view(self.endpoints.meshes[peer]),
-            placement=read.placement,
-            peer_placement=source_io.placement,
+            device_mesh=meshes[1],
+            peer_mesh=meshes[0],
+            placement=labels[1],
+            peer_placement=labels[0],
             shape=read.shape,
             dtype=read.dtype,
-            tag=self.endpoints.tag(key),
+            tag=tag,
         )
         return self.writer.emit(call, f"{title}_arrived")
 
@@ -91,29 +88,21 @@ class RankMessages:
         """Sum the terms of all stages in order; the last stage broadcasts the result."""
         writer, term = self.writer, f"{PART}:{name}"
         title, running = f"{plain_name(name)}_total", None
-        for at, number in enumerate(stages):
-            rank = self.rank_of[number]
-            if rank == self.rank:
+        for before, number in zip((None, *stages), stages, strict=False):
+            is_here = self.rank_of[number] == self.rank
+            if is_here:
                 writer.end(number, [term])
-                term_value = writer.result(number, term)
-                if at:
-                    before = stages[at - 1]
-                    source_io = self.endpoints.made(before, term)
-                    read = self.endpoints.made(number, term)
-                    if self.rank_of[before] != rank:
-                        key = (term, before, number)
-                        running = self._recv(key, self.rank_of[before], source_io, read, title)
-                    else:
-                        self.endpoints.agree(number, term, source_io, read, NEXT_STAGE)
-                    running = writer.sum_of(running, term_value, title)
-                else:
-                    running = term_value
-                after = stages[at + 1] if at + 1 < len(stages) else None
-                if after is not None and self.rank_of[after] != rank:
-                    source_io = self.endpoints.made(number, term)
-                    read = self.endpoints.made(after, term)
-                    key = (term, number, after)
-                    self._send(key, self.rank_of[after], source_io, read, running, title)
+            if before is not None:
+                ends = before, number
+                placements = self.endpoints.made(before, term), self.endpoints.made(number, term)
+                ranks = [self.rank_of[stage] for stage in ends]
+                if ranks[0] != ranks[1] and self.rank in ranks:
+                    running = self._exchange(term, ends, placements, title, running)
+                elif is_here:
+                    self.endpoints.agree(number, term, *placements, NEXT_STAGE)
+            if is_here:
+                value = writer.result(number, term)
+                running = value if running is None else writer.sum_of(running, value, title)
         self._tell(name, stages, running)
 
     def _tell(self, name: str, stages: Sequence[int], running: Any) -> None:
@@ -126,14 +115,12 @@ class RankMessages:
             firsts.setdefault(self.rank_of[number], number)
         value, arrived = running, source_io  # on the rank of the last stage
         for rank, number in firsts.items():
-            if rank == self.rank_of[last]:
-                continue
-            read = self.endpoints.read(number, total)
-            key, title = (total, last, number), f"{plain_name(name)}_told"
-            if self.rank_of[last] == self.rank:
-                self._send(key, rank, source_io, read, running, title)
-            elif rank == self.rank:
-                value, arrived = self._recv(key, self.rank_of[last], source_io, read, title), read
+            if rank != self.rank_of[last] and self.rank in (rank, self.rank_of[last]):
+                read = self.endpoints.read(number, total)
+                ends, title = (last, number), f"{plain_name(name)}_told"
+                received = self._exchange(total, ends, (source_io, read), title, running)
+                if rank == self.rank:
+                    value, arrived = received, read
         for number in stages:
             if self.rank_of[number] == self.rank:
                 read = self.endpoints.read(number, total)

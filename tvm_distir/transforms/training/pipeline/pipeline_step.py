@@ -12,14 +12,12 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax import BlockBuilder, Expr, Var
 
-from tvm_distir.core.ir import is_private
 from tvm_distir.core.ir.attributes import PIPELINE_ATTR
-from tvm_distir.core.plan import Pipeline, Recomputation, Schedule
-from tvm_distir.core.rewriting import callee_of, substitute
+from tvm_distir.core.plan import Pipeline, Schedule
+from tvm_distir.core.rewriting import substitute
 from tvm_distir.support import ModelError
 from tvm_distir.transforms.training.autodiff.function_table import NamedFunctions, write_function
 from tvm_distir.transforms.training.autodiff.rules.batch_norms import in_training, is_batch_norm
-from tvm_distir.transforms.training.recompute.choice import Auto
 from tvm_distir.transforms.training.recompute.pairs import Differentiator, pure_bindings
 from tvm_distir.transforms.training.recompute.times import ValueTimes
 from tvm_distir.transforms.training.step.parameters import Parameters
@@ -88,9 +86,7 @@ class StagedStep:
         """
         flat = self._flat()
         called = self._called(flat)
-        schedule, recompute = self.schedule, self.recipe.recompute
-        if isinstance(recompute, Auto):  # not decided yet
-            recompute = Recomputation()
+        schedule, recompute = self.schedule, self.recipe.policies
         stages = cut_model(flat, self.functions, schedule.stage_count, schedule.cuts, recompute)
         parts = self._parts(stages, called, flat.sums)
         times, ops = ValueTimes(self.functions, self.recipe.system), self.recipe.recomputed_ops
@@ -162,14 +158,9 @@ class StagedStep:
 
     def _called(self, flat: Flat) -> frozenset[str]:
         """Return the private functions that the model calls more than once."""
-        callees = [callee_of(b.value) for b in flat.bindings]
-        times = Counter(str(callee.name_hint) for callee in callees if callee is not None)
-        several = {name: self.functions.of[name] for name, count in times.items() if count > 1}
-        return frozenset(
-            name
-            for name, fn in several.items()
-            if isinstance(fn, relax.Function) and is_private(fn)
-        )
+        calls = (b.value for b in flat.bindings if self.functions.called_by(b.value) is not None)
+        times = Counter(str(call.op.name_hint) for call in calls)
+        return frozenset(name for name, count in times.items() if count > 1)
 
     def _parts(
         self, stages: Sequence[ModelStage], called: frozenset[str], sums: Mapping[Var, BatchSum]

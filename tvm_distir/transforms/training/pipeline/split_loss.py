@@ -219,10 +219,8 @@ class LossSplitter:
     ) -> Var:
         """Write a call that is linear in terms of sums: means become terms of sums beside these."""
         kinds = {states[i] for i in group} - {_SAME}
-        if not kinds:
-            return self._emit(var, call, [_SAME] * results)
-        if kinds == {_MEAN}:
-            return self._emit(var, call, [_MEAN] * results)
+        if kinds <= {_MEAN}:
+            return self._emit(var, call, [_MEAN if kinds else _SAME] * results)
         exprs = [e for arg in tensor_args(call) for e, _, _ in leaves_of(arg)]
         shares = {i: self._share(exprs[i]) for i in group if states[i] != _SUM}
         return self._emit(var, with_operands(call, shares), [_SUM] * results)
@@ -230,16 +228,17 @@ class LossSplitter:
     def _share(self, value: Any) -> Any:
         """Emit the share of a micro-batch in what is the same for all, or their mean."""
         var = relax.Var(f"{getattr(value, 'name', 'constant')}_share", value.ty)
-        shared = multiply(value, scalar(1.0 / self.micro_batches, str(value.ty.dtype)))
-        return self._emit(var, shared, [_SUM])
+        return self._emit(var, self._divided(value), [_SUM])
+
+    def _divided(self, value: Expr) -> Expr:
+        return multiply(value, scalar(1.0 / self.micro_batches, str(value.ty.dtype)))
 
     def _rows(self, var: Var, call: ir.Call, states: Sequence[State], rule: Rule) -> Var:
         """Write a call whose operands have rows."""
         rows = {i: s for i, s in enumerate(states) if isinstance(s, int)}
-        for factor in rule.factors:
-            if all(factor.ins[i] == dim for i, dim in rows.items()):
-                break
-        else:
+        of_rows = (f for f in rule.factors if all(f.ins[i] == dim for i, dim in rows.items()))
+        factor = next(of_rows, None)
+        if factor is None:
             raise refusal(var, call, "it does not treat each sample by itself")
         if factor.kind not in ("map", "sum"):
             raise refusal(var, call, f"it reduces over the samples ({factor.kind})")
@@ -255,9 +254,9 @@ class LossSplitter:
             name, bindings = f"{var.name}_whole", self._of_data
             result = var
             if state == _MEAN:
-                share = multiply(var, scalar(1.0 / self.micro_batches, str(var.ty.dtype)))
+                share = self.builder.normalize(self._divided(var))
                 result = relax.Var(name, var.ty)
-                bindings = [*bindings, relax.VarBinding(result, self.builder.normalize(share))]
+                bindings = [*bindings, relax.VarBinding(result, share)]
             read = only_read(bindings, [result])
             bound = {b.var for b in read}
             used = (v for b in read for v in variables(b.value))

@@ -184,33 +184,24 @@ class StageWriter:
             grad = grads[0] if len(grads) == 1 else tuple_of(grads)
         first = [grad] if saved is None else [grad, saved]
         args = [*first, *(self.params.args[i] for i in pair.needed)]
-        order = list(range(len(pair.given)))
         if not self.tools.schedule.splits_backward:
             self.tools.mark(pair.backward, BACKWARD_PHASE)
-            return self._fields(pair.backward, args, "backward", order)
-        early = [k for k in order if pair.given[k] < len(self.params.activations)]
-        split_backward = self.split_backward = self.tools.splitter.split(pair.backward, early)
-        self.tools.mark(split_backward.inputs, BACKWARD_PHASE)
-        self.tools.mark(split_backward.weights, WEIGHT_PHASE)
-        *early_gradients, crossing = self._fields(
-            split_backward.inputs, args, "backward", [*split_backward.first, -1]
-        )
-        rest = self._fields(split_backward.weights, [crossing], "weights", split_backward.later)
-        result = dict(
-            zip(
-                (*split_backward.first, *split_backward.later),
-                (*early_gradients, *rest),
-                strict=True,
-            )
-        )
-        return [result[k] for k in order]
+            return self._fields(pair.backward, args, "backward")
+        early = [k for k, i in enumerate(pair.given) if i < len(self.params.activations)]
+        split = self.split_backward = self.tools.splitter.split(pair.backward, early)
+        self.tools.mark(split.inputs, BACKWARD_PHASE)
+        self.tools.mark(split.weights, WEIGHT_PHASE)
+        *first_gradients, crossing = self._fields(split.inputs, args, "backward")
+        later_gradients = self._fields(split.weights, [crossing], "weights")
+        numbers, gradients = (*split.first, *split.later), (*first_gradients, *later_gradients)
+        gradient_of = dict(zip(numbers, gradients, strict=True))
+        return [gradient_of[k] for k in range(len(pair.given))]
 
-    def _fields(
-        self, gv: ir.GlobalVar, args: Sequence[Expr], name: str, fields: Sequence[int]
-    ) -> list[Var]:
-        """Emit a call and its first result fields."""
+    def _fields(self, gv: ir.GlobalVar, args: Sequence[Expr], name: str) -> list[Var]:
+        """Emit a call and the fields of its result."""
         call = self.builder.emit(ir.Call(gv, list(args)), name)
-        return [self.builder.emit(relax.TupleGetItem(call, k)) for k in range(len(fields))]
+        fields = (relax.TupleGetItem(call, k) for k in range(len(call.ty.fields)))
+        return [self.builder.emit(field) for field in fields]
 
     def _seed(self, loss: Expr) -> Var:
         """Return the gradient of a micro-batch's loss: its share in the loss of the batch."""

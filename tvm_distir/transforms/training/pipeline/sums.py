@@ -5,10 +5,11 @@
 from __future__ import annotations
 
 from tvm import ir, relax
-from tvm.relax import Expr, Var
+from tvm.relax import BlockBuilder, Expr, Var
 from tvm.relax.op import add
 
-from tvm_distir.core.rewriting import substitute, typed
+from tvm_distir.core.rewriting import all_bindings, substitute, tuple_of, typed
+from tvm_distir.transforms.training.autodiff.function_table import private_function, write_function
 
 
 class ContinuedAccumulation:
@@ -35,23 +36,19 @@ class ContinuedAccumulation:
 def _going_on(fn: relax.Function, name: str) -> relax.Function:
     """Turn a function that starts sums into ``(*sums, *terms) -> (*sums + terms,)``."""
     fn = relax.utils.copy_with_new_vars(fn)
-    builder = relax.BlockBuilder()
     sums = [relax.Var(f"sum{k}", ty) for k, ty in enumerate(fn.ret_ty.fields)]
-    with builder.function(name, [*sums, *fn.params]):
-        with builder.dataflow():
-            env: dict[Var, Expr] = {}
-            for block in fn.body.blocks:
-                for b in block.bindings:
-                    env[b.var] = builder.emit(substitute(b.value, env), str(b.var.name))
-            result = substitute(fn.body.body, env)
-            fields = (
-                list(result.fields)
-                if isinstance(result, relax.Tuple)
-                else [relax.TupleGetItem(result, k) for k in range(len(sums))]
-            )
-            new = [
-                builder.emit_output(add(s, f), f"{s.name}_on")
-                for s, f in zip(sums, fields, strict=True)
-            ]
-        builder.emit_func_output(relax.Tuple(new))
-    return builder.get()[name].without_attr("global_symbol")
+    params = [*sums, *fn.params]
+
+    def write(builder: BlockBuilder) -> list[Var]:
+        env: dict[Var, Expr] = {}
+        for b in all_bindings(fn.body):
+            env[b.var] = builder.emit(substitute(b.value, env), str(b.var.name))
+        result = substitute(fn.body.body, env)
+        terms = [relax.TupleGetItem(result, k) for k in range(len(sums))]
+        if isinstance(result, relax.Tuple):
+            terms = list(result.fields)
+        pairs = zip(sums, terms, strict=True)
+        return [builder.emit(add(s, term), f"{s.name}_on") for s, term in pairs]
+
+    bindings, new = write_function(params, write)
+    return private_function(name, params, bindings, tuple_of(new))

@@ -12,7 +12,7 @@ give the points of the lower convex hull of bytes and time.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -31,6 +31,9 @@ from tvm_distir.transforms.training.autodiff.saved_values import (
 
 from .times import ValueTimes
 
+Kept = tuple[list[Any], list[Any]]
+"""Variables that are kept, and bindings that are recomputed, in order."""
+
 DEPTH = 3
 """The number of times that the stretch between two points of the hull is halved: at most 9
 points."""
@@ -46,21 +49,21 @@ class Point:
         The bytes of the saved values.
     time : int
         The time of recomputation.
-    kept : tuple of Var
-    recomputed : tuple of Binding
+    kept : list of Var
+    recomputed : list of Binding
     """
 
     size_bytes: int
     time: int
-    kept: tuple[Var, ...]
-    recomputed: tuple[Binding, ...]
+    kept: list[Var]
+    recomputed: list[Binding]
 
 
 class _Values:
     """Values of a function that its backward pass may need."""
 
     def __init__(self, frontier: Frontier) -> None:
-        times, operands = frontier.times, frontier.operands
+        self.frontier, times, operands = frontier, frontier.times, frontier.operands
         self.read = set(frontier.read)
         needed = dependencies(self.read, frontier.forward)
         self.bindings = [binding for binding in frontier.forward if binding.var in needed]
@@ -71,9 +74,8 @@ class _Values:
 
     def cut(self, cost: int, scale: int) -> Point:
         """Minimize ``cost`` times bytes plus ``scale`` times time."""
-        count = len(self.bindings)
         endless = 1 + cost * sum(self.bytes) + scale * sum(self.times)
-        graph = FlowNetwork(2 + 2 * count)
+        graph = FlowNetwork(2 + 2 * len(self.bindings))
         for i, binding in enumerate(self.bindings):
             before, behind = 2 + 2 * i, 3 + 2 * i
             graph.edge(0, before, scale * self.times[i])
@@ -84,26 +86,11 @@ class _Values:
             if binding.var in self.read:
                 graph.edge(behind, 1, endless)
         side = graph.source_side()
-        at_hand = {i for i in range(count) if side[2 + 2 * i] and not side[3 + 2 * i]}
-        return self._point({self.bindings[i].var for i in at_hand})
-
-    def _point(self, at_hand: set[Var]) -> Point:
-        """Follow the values that are read back to those that are saved."""
-        saved, recomputed = [], []
-        needed = set(self.read)
-        for i in reversed(range(len(self.bindings))):
-            var = self.bindings[i].var
-            if var in needed and var in at_hand:
-                saved.append(i)
-            elif var in needed:
-                recomputed.append(i)
-                needed.update(variables(self.bindings[i].value))
-        return Point(
-            sum(self.bytes[i] for i in saved),
-            sum(self.times[i] for i in recomputed),
-            tuple(self.bindings[i].var for i in reversed(saved)),
-            tuple(self.bindings[i] for i in reversed(recomputed)),
-        )
+        cut = [side[2 + 2 * i] and not side[3 + 2 * i] for i in range(len(self.bindings))]
+        at_hand = {b.var for b, is_cut in zip(self.bindings, cut, strict=True) if is_cut}
+        saved, recomputed = self.frontier.through(lambda binding: binding.var not in at_hand)
+        time = sum(self.times[self.number[binding.var]] for binding in recomputed)
+        return Point(kept_bytes(saved), time, saved, recomputed)
 
 
 @dataclass(eq=False)
@@ -126,9 +113,17 @@ class Frontier:
     times: ValueTimes
     operands: Mapping[Any, Any] = field(default_factory=lambda: NO_OPERANDS)
 
-    def plain(self, params: Sequence[Var]) -> tuple[list[Any], list[Any]]:
+    def plain(self, params: Sequence[Var]) -> Kept:
         """Return what is saved and recomputed without a policy; ``params`` are at hand."""
         return kept_and_again(self.forward, self.read, params, self.operands)
+
+    def through(self, is_recomputed: Callable[[Binding], bool]) -> Kept:
+        """Recompute what is read through some bindings, and save the values where they end."""
+        between = [binding for binding in self.forward if is_recomputed(binding)]
+        needed = dependencies(self.read, between)
+        recomputed = [binding for binding in between if binding.var in needed]
+        ends = needed.difference(binding.var for binding in between)
+        return [binding.var for binding in self.forward if binding.var in ends], recomputed
 
     @cached_property
     def _graph(self) -> _Values:

@@ -16,9 +16,9 @@ from typing import Any
 from tvm import relax
 from tvm.relax import Binding, BlockBuilder, Expr, Var
 
-from tvm_distir.core.ir import is_private, known_shape
+from tvm_distir.core.ir import known_shape
 from tvm_distir.core.plan import ATTENTION, CHECKPOINT, MEGATRON, NONE, Recomputation, plain_name
-from tvm_distir.core.rewriting import callee_of, op_name, tuple_of, variables
+from tvm_distir.core.rewriting import op_name, tuple_of, variables
 from tvm_distir.core.rewriting.native import is_pure
 from tvm_distir.support import ModelError, Steps, memoized_steps, unrolled, warn
 from tvm_distir.transforms.training.autodiff.function_table import (
@@ -97,9 +97,7 @@ class Differentiator:
 
     def differentiates(self, call: Expr) -> bool:
         """Return whether a value is a call of a private Relax function."""
-        callee = callee_of(call)
-        fn = None if callee is None else self.functions.of.get(str(callee.name_hint))
-        return isinstance(fn, relax.Function) and is_private(fn)
+        return self.functions.called_by(call) is not None
 
     def pair(self, name: str, flags: Differentiated, label: str) -> ForwardBackward:
         """Return the pair for the next call of a function, for the requested gradients.

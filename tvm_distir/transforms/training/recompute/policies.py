@@ -26,8 +26,7 @@ computes the weights again.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from tvm import ir
 from tvm.relax import Expr, Var
@@ -38,37 +37,12 @@ from tvm_distir.core.rewriting import variables
 from tvm_distir.support import PropagationError
 from tvm_distir.transforms.training.autodiff.saved_values import kept_and_again, kept_bytes
 
-from .frontier import Frontier
+from .frontier import Frontier, Kept
 
 _ATTENTION = ("attention", "attention_backward", "attention_decode")
-Kept = tuple[list[Any], list[Any]]
-"""Variables that are kept, and bindings that are recomputed, in order."""
-
 CHEAP = 1 / 8
 """The maximum work per byte, relative to the densest contraction of a function, of what is
 recomputed."""
-
-
-def _recomputed_through(frontier: Frontier, cheap: Callable[[Any], bool]) -> Kept:
-    """Recompute through cheap bindings, and save the values where they end."""
-    forward = frontier.forward
-    values = {binding.var: binding for binding in forward}
-    recomputed: set[Var] = set()
-    saved: set[Var] = set()
-    pending = list(frontier.read)
-    while pending:
-        var = pending.pop()
-        if var not in values or var in recomputed or var in saved:
-            continue
-        if cheap(values[var]):
-            recomputed.add(var)
-            pending.extend(variables(values[var].value))
-        else:
-            saved.add(var)
-    return (
-        [binding.var for binding in forward if binding.var in saved],
-        [binding for binding in forward if binding.var in recomputed],
-    )
 
 
 def selective(params: Sequence[Var], frontier: Frontier) -> Kept:
@@ -76,7 +50,7 @@ def selective(params: Sequence[Var], frontier: Frontier) -> Kept:
     kernels = frontier.times.kernels
     density = {b.var: _density(b.value, kernels) for b in frontier.forward}
     most = max((d for d in density.values() if math.isfinite(d)), default=0.0)
-    choice = _recomputed_through(frontier, lambda b: density[b.var] <= CHEAP * most)
+    choice = frontier.through(lambda b: density[b.var] <= CHEAP * most)
     plain = frontier.plain(params)
     return choice if kept_bytes(choice[0]) < kept_bytes(plain[0]) else plain
 
@@ -98,7 +72,7 @@ def core(params: Sequence[Var], frontier: Frontier) -> Kept:
             inside = not region.isdisjoint(variables(binding.value))
         if inside:
             region.add(binding.var)
-    _, recomputed = _recomputed_through(frontier, lambda binding: binding.var in region)
+    _, recomputed = frontier.through(lambda binding: binding.var in region)
     recomputed_vars = {binding.var for binding in recomputed}
     outside = [var for var in read if var not in recomputed_vars]
     outside += [v for b in recomputed for v in variables(b.value) if v not in recomputed_vars]
@@ -123,7 +97,7 @@ def alternate(frontier: Frontier) -> Kept:
             is_saved = products % 2 == 1
         if is_saved:
             saved.add(binding.var)
-    return _recomputed_through(frontier, lambda binding: binding.var not in saved)
+    return frontier.through(lambda binding: binding.var not in saved)
 
 
 def _work(value: Expr, kernels: ir.IRModule) -> Work | None:
@@ -152,7 +126,7 @@ def kept_by(policy: str, params: Sequence[Var], frontier: Frontier) -> Kept:
     """Return the saved and recomputed values of a policy; ``frontier`` is that of the function."""
     share = share_of(policy)
     if policy == FULL:
-        return _recomputed_through(frontier, lambda _: True)
+        return frontier.through(lambda _: True)
     if policy == CORE:
         return core(params, frontier)
     if policy == SELECTIVE:
@@ -165,4 +139,4 @@ def kept_by(policy: str, params: Sequence[Var], frontier: Frontier) -> Kept:
     most = share * kept_bytes(plain[0])
     fits = [point for point in frontier.points if point.size_bytes <= most]
     best = fits[-1] if fits else frontier.points[0]
-    return list(best.kept), list(best.recomputed)
+    return best.kept, best.recomputed

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from tvm import ir, relax
 from tvm.relax import BlockBuilder, Expr
@@ -56,10 +56,8 @@ def _classes(output: ir.Type) -> ir.Type:
 def _cross_entropy(builder: Emitter, output: Expr, targets: Expr) -> Expr:
     """Return the mean of ``-log softmax(output)[target]``, with classes along the last dim."""
     shape = static_shape(output.ty) or ()
-    samples: Any = 1
-    for n in shape[:-1]:
-        samples = samples * n
     if len(shape) > 2:
+        samples = math.prod(shape[:-1])
         output = builder.emit(reshape(output, (samples, shape[-1])), "flat_logits")
         targets = builder.emit(reshape(targets, (samples,)), "flat_targets")
     return nll_loss(builder.emit(log_softmax(output), "log_probs"), targets)

@@ -14,7 +14,7 @@ where no output is named, all outputs, and then its targets, each of which is an
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -28,6 +28,7 @@ from tvm_distir.core.plan import plain_name
 from tvm_distir.core.rewriting import all_bindings, scalar
 from tvm_distir.support import ModelError, nearest, parse_float, shortened
 from tvm_distir.transforms.step_faults import wrong_argument
+from tvm_distir.transforms.training.autodiff.function_table import NamedFunctions
 
 from .losses import LOSSES, Emitter, is_trained_on
 
@@ -102,9 +103,8 @@ class Objective:
     terms : sequence of Term
     forward : Function
         ``main``.
-    functions : mapping of str to Function
+    functions : NamedFunctions
         The functions of the module.
-    variables : mapping of str to GlobalVar
 
     Attributes
     ----------
@@ -121,21 +121,14 @@ class Objective:
         self,
         terms: Sequence[Term],
         forward: relax.Function,
-        functions: Mapping[str, ir.BaseFunc],
-        variables: Mapping[str, ir.GlobalVar],
+        functions: NamedFunctions,
     ) -> None:
-        self.types = flat_types(forward.ret_ty)
+        self.types, self.functions = flat_types(forward.ret_ty), functions
         self.names = _output_names(forward, len(self.types))
         self.inputs: list[tuple[str, Var]] = []
-        self.parts = [self._part(term, functions, variables, len(terms)) for term in terms]
+        self.parts = [self._part(term, len(terms)) for term in terms]
 
-    def _part(
-        self,
-        term: Term,
-        functions: Mapping[str, ir.BaseFunc],
-        variables: Mapping[str, ir.GlobalVar],
-        count: int,
-    ) -> _Part:
+    def _part(self, term: Term, count: int) -> _Part:
         numbers = self._numbers(term)
         types = [self.types[i] for i in numbers]
         base = TARGETS if count == 1 else f"{self.names[numbers[0]]}_{TARGETS}"
@@ -150,7 +143,7 @@ class Objective:
             target_types = [(base, LOSSES[term.loss].targets(types[0]))]
             function = None
         else:
-            function, params = self._function(term, functions, variables, types)
+            function, params = self._function(term, types)
             single = len(params) == 1
             target_types = [(base if single else str(p.name), p.ty) for p in params]
         targets = [relax.Var(name, ty) for name, ty in target_types]
@@ -168,14 +161,9 @@ class Objective:
             f'there is no output "{shortened(term.output)}"', nearest(term.output, self.names)
         )
 
-    def _function(
-        self,
-        term: Term,
-        functions: Mapping[str, Any],
-        variables: Mapping[str, Any],
-        types: Sequence[Any],
-    ) -> tuple[Any, list[Any]]:
+    def _function(self, term: Term, types: Sequence[Any]) -> tuple[Any, list[Any]]:
         """Return a function of the module that is a loss, and its target parameters."""
+        functions = self.functions.of
         private_names = [
             n for n, f in functions.items() if isinstance(f, relax.Function) and is_private(f)
         ]
@@ -191,7 +179,7 @@ class Objective:
                 f"the function {term.loss} does not map main's outputs to a scalar",
                 f"Write {term.loss}(output of {types[0]}, targets) -> R.Tensor((), ...).",
             )
-        return variables[term.loss], list(fn.params[len(types) :])
+        return self.functions.variables[term.loss], list(fn.params[len(types) :])
 
     def write(self, emitter: Emitter, output: Expr) -> Expr:
         """Return the loss of the model's output, not emitted yet, in float32 for half precision.

@@ -67,7 +67,7 @@ class Parameters:
         functions: NamedFunctions,
     ) -> None:
         self.forward = forward
-        self.objective = Objective(recipe.losses, forward, functions.of, functions.variables)
+        self.objective = Objective(recipe.losses, forward, functions)
         pairs = list(zip(param_names(forward), forward.params[:], strict=True))
         self.stream: Any = pairs.pop()[1] if streams > 1 else None
         self.dropout: Any = pairs[-1][1] if streams else None

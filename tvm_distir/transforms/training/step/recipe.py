@@ -93,9 +93,14 @@ class Recipe:
             return False
         return not any(match_name(pattern, name) for pattern in self.frozen)
 
+    @property
+    def policies(self) -> Recomputation:
+        """Return the policies of recomputation; none while they are not decided."""
+        return Recomputation() if isinstance(self.recompute, Auto) else self.recompute
+
     def recomputes(self, policy: str) -> bool:
         """Return whether calls of some functions have a recomputation policy."""
-        rules = () if isinstance(self.recompute, Auto) else self.recompute.rules
+        rules = self.policies.rules
         return any(policy == name for _, runs in rules for name, _ in runs.parts)
 
     def check_frozen(self, names: Sequence[str]) -> None:
@@ -108,7 +113,6 @@ class Recipe:
 
 def check_functions(recipe: Recipe, names: Sequence[str]) -> None:
     """Reject a recomputation pattern that matches no function (ModelError DIST0351)."""
-    unused = [] if isinstance(recipe.recompute, Auto) else recipe.recompute.unused(names)
-    for pattern in unused:
+    for pattern in recipe.policies.unused(names):
         problem = f'recompute names "{shortened(pattern)}", and there is no such private function'
         raise wrong_argument(problem, nearest(pattern, names))

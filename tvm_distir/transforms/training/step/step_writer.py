@@ -17,14 +17,12 @@ from tvm_distir.core.ir.attributes import (
     PARAM_NAMES_ATTR,
     TRAINING_ATTR,
 )
-from tvm_distir.core.plan import Recomputation
 from tvm_distir.transforms.training.autodiff.function_table import NamedFunctions, without_unread
 from tvm_distir.transforms.training.autodiff.reverse import active, reverse
 from tvm_distir.transforms.training.autodiff.rules.batch_norms import in_training, is_batch_norm
 from tvm_distir.transforms.training.autodiff.tape import Tape
 from tvm_distir.transforms.training.autodiff.weight_regather import WeightRegather
 from tvm_distir.transforms.training.optimizers.protocol import RATE, STEP
-from tvm_distir.transforms.training.recompute.choice import Auto
 from tvm_distir.transforms.training.recompute.pairs import Differentiator, pure_bindings
 from tvm_distir.transforms.training.recompute.times import ValueTimes
 
@@ -67,10 +65,7 @@ class TrainStepWriter:
             self.step = relax.Var(STEP, relax.TensorType([], "int64"))
             self.counters.insert(0, (STEP, self.step))
         times = ValueTimes(functions, recipe.system)
-        recompute = recipe.recompute
-        if isinstance(recompute, Auto):  # not decided yet
-            recompute = Recomputation()
-        self.pairs = Differentiator(functions, recompute, times, recipe.recomputed_ops)
+        self.pairs = Differentiator(functions, recipe.policies, times, recipe.recomputed_ops)
         self.tape = Tape(
             self.builder, self.pairs, active(self.bindings, [w.var for w in self.weights])
         )

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -146,19 +146,25 @@ class Updates:
         """
         result: dict[str, Expr] = {}
         for owner, rows in groups.items():
-            if owner is not None:
+            if owner is None:
+                result.update(self._updated(self.builder, self.builder.emit_output, rows, shared))
+            else:
                 result.update(self._layer(owner, rows, shared))
-                continue
-            for weight, gradient, _ in rows:
-                new = self._updated(self.builder, weight, gradient, shared)
-                for name, value in zip([weight.name, *weight.names], new, strict=True):
-                    is_bound = isinstance(value, ir.Var)
-                    result[name] = (
-                        value if is_bound else self.builder.emit_output(value, updated_name(name))
-                    )
         return result
 
     def _updated(
+        self, builder: BlockBuilder, emit: Callable[[Expr, str], Var], rows: Rows, shared: Shared
+    ) -> list[tuple[str, Var]]:
+        """Write the updates of weights; return the emitted new weights and states, with names."""
+        result = []
+        for weight, gradient, _ in rows:
+            new = self._new_values(builder, weight, gradient, shared)
+            for name, value in zip([weight.name, *weight.names], new, strict=True):
+                is_bound = isinstance(value, ir.Var)
+                result.append((name, value if is_bound else emit(value, updated_name(name))))
+        return result
+
+    def _new_values(
         self, builder: BlockBuilder, weight: UpdatedWeight, gradient: Expr, shared: Shared
     ) -> list[Expr]:
         var, optimizer = weight.var, self.optimizer
@@ -189,56 +195,43 @@ class Updates:
 
     def _layer(self, owner: Owner, rows: Rows, shared: Shared) -> Mapping[str, Expr]:
         """Emit the call that updates the weights of a layer."""
-        weights = [weight for weight, _, _ in rows]
-        args = [
-            *(weight.var for weight in weights),
-            *(gradient for _, gradient, _ in rows),
-            *(state for weight in weights for state in weight.states),
-            *shared.values(),
-        ]
+        args = _operands(rows, shared)
         labels = [label for _, _, label in rows]
         key = (_UPDATE, owner.name, *labels, *shared, *(str(arg.ty) for arg in args))
         if key not in self._functions:
-            self._functions[key] = self._function(owner.name, labels, weights, args, list(shared))
+            self._functions[key] = self._function(owner.name, rows, shared)
         new = self.builder.emit(ir.Call(self._functions[key], args), f"{owner.label}{_UPDATE}")
-        names = [name for weight in weights for name in (weight.name, *weight.names)]
+        names = [name for weight, _, _ in rows for name in (weight.name, *weight.names)]
         return {name: relax.TupleGetItem(new, k) for k, name in enumerate(names)}
 
-    def _function(
-        self,
-        name: str,
-        labels: list[str],
-        weights: list[UpdatedWeight],
-        args: list[Var],
-        of_all: list[str],
-    ) -> ir.GlobalVar:
+    def _function(self, name: str, rows: Rows, shared: Shared) -> ir.GlobalVar:
         """Write ``(*weights, *gradients, *states, *shared) -> (*new weights and states,)``."""
-        titles = [
-            [label, *(f"{label}_{n.removeprefix(f'{weight.name}.')}" for n in weight.names)]
-            for label, weight in zip(labels, weights, strict=True)
-        ]
-        wishes = [*labels, *(f"{label}_grad" for label in labels)]
-        wishes += [*(title for names in titles for title in names[1:]), *of_all]
-        params = [relax.Var(wish, arg.ty) for wish, arg in zip(wishes, args, strict=True)]
-        count = len(weights)
-        weight_params, gradients = params[:count], params[count : 2 * count]
-        rest = params[2 * count :]
-        shared = dict(zip(of_all, rest[len(rest) - len(of_all) :], strict=True))
+        inner: Rows = []
+        for weight, gradient, label in rows:
+            names = [f"{label}_{n.removeprefix(f'{weight.name}.')}" for n in weight.names]
+            pairs = zip(names, weight.states, strict=True)
+            states = [relax.Var(title, state.ty) for title, state in pairs]
+            param = UpdatedWeight(label, relax.Var(label, weight.var.ty), states, names)
+            inner.append((param, relax.Var(f"{label}_grad", gradient.ty), label))
+        of_all = {title: relax.Var(title, value.ty) for title, value in shared.items()}
+        params = _operands(inner, of_all)
 
         def write(builder: BlockBuilder) -> list[Var]:
-            results, left = [], iter(rest)
-            for title, var, gradient in zip(titles, weight_params, gradients, strict=True):
-                weight = UpdatedWeight(title[0], var, [next(left) for _ in title[1:]])
-                new = self._updated(builder, weight, gradient, shared)
-                results += [
-                    value if isinstance(value, ir.Var) else builder.emit(value, updated_name(wish))
-                    for wish, value in zip(title, new, strict=True)
-                ]
-            return results
+            return [new for _, new in self._updated(builder, builder.emit, inner, of_all)]
 
         bindings, new = write_function(params, write)
         title = name + _UPDATE
         return self.functions.add(title, private_function(title, params, bindings, tuple_of(new)))
+
+
+def _operands(rows: Rows, shared: Shared) -> list[Any]:
+    """Return what an update of weights reads: ``(*weights, *gradients, *states, *shared)``."""
+    return [
+        *(weight.var for weight, _, _ in rows),
+        *(gradient for _, gradient, _ in rows),
+        *(state for weight, _, _ in rows for state in weight.states),
+        *shared.values(),
+    ]
 
 
 def _squares(builder: BlockBuilder, gradients: Sequence[Var]) -> Var:

@@ -18,7 +18,7 @@ from tvm import ir, relax
 from tvm.relax import BlockBuilder, Expr, Var
 from tvm.relax.op import concat, expand_dims, permute_dims, reshape, strided_slice
 
-from .registry import Gradients, refuse, register_gradient, shape_of
+from .registry import Gradients, padded, refuse, register_gradient, shape_of
 
 SPATIAL = {1: "W", 2: "HW", 3: "DHW"}
 """Spatial dims of the plain layouts, by their number."""
@@ -114,9 +114,7 @@ def _by_planes(w: _Weight, long: Var, short: Var, builder: BlockBuilder) -> Expr
     step, dilation, before = w.strides[0], w.dilation[0], w.before[0]
     reach = (windows - 1) * step
     after = max(0, reach + (w.taps[0] - 1) * dilation + 1 - depth - before)
-    padded = long
-    if before or after:
-        padded = builder.emit(relax.op.nn.pad(long, [0] * 4 + [before, after] + [0] * 4))
+    wide = builder.emit(padded(long, {2: (before, after)})) if before or after else long
 
     def as_samples(value: Expr) -> Var:
         n, c, p, *rest = shape_of(value)
@@ -129,7 +127,7 @@ def _by_planes(w: _Weight, long: Var, short: Var, builder: BlockBuilder) -> Expr
     windows, planes = as_samples(short), []
     for k in range(w.taps[0]):
         low = k * dilation
-        read = builder.emit(strided_slice(padded, [2], [low], [low + reach + 1], [step]))
+        read = builder.emit(strided_slice(wide, [2], [low], [low + reach + 1], [step]))
         part = builder.emit(_weight_gradient(plane, as_samples(read), windows, builder))
         planes.append(builder.emit(expand_dims(part, 2)))
     return builder.normalize(concat(planes, 2)) if len(planes) > 1 else planes[0]

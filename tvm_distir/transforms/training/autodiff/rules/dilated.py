@@ -5,11 +5,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from tvm import ir, relax
+from tvm import ir
 from tvm.relax import BlockBuilder, Expr, Var
 from tvm.relax.op import (
     add,
@@ -24,7 +25,7 @@ from tvm.relax.op import (
     zeros,
 )
 
-from .registry import array_like, constant_like, shape_of
+from .registry import array_like, constant_like, padded, shape_of
 
 
 @dataclass(frozen=True)
@@ -47,11 +48,25 @@ class WindowRange:
     before: int
     after: int
 
+    @staticmethod
+    def along(
+        dims: Sequence[int], data: Expr, result: Expr, *steps: Iterable[Any]
+    ) -> list[WindowRange]:
+        """Return the ranges along some dims, given the steps from kernels to padding for each."""
+        rows, counts = ([int(shape_of(value)[d]) for d in dims] for value in (data, result))
+        each = zip(dims, rows, counts, *(map(int, values) for values in steps), strict=True)
+        return [WindowRange(*fields) for fields in each]
+
     @property
     def padded(self) -> int:
         """Return the number of rows, with the padding and the rows that windows read beyond it."""
         end = (self.count - 1) * self.stride + (self.kernel - 1) * self.dilation + 1
         return max(self.before + self.rows + self.after, end)
+
+    @property
+    def behind(self) -> int:
+        """Return the number of rows behind the data: the padding, and what windows read beyond."""
+        return self.padded - self.before - self.rows
 
     def read(self, element: int) -> tuple[int, int]:
         """Return the first row, and the end, of a single element of all windows."""
@@ -66,11 +81,14 @@ class WindowRange:
         return np.asarray(1 / np.maximum(((positions >= low) & (positions < high)).sum(1), 1))
 
 
-def _padded(x: Expr, reaches: Sequence[WindowRange], fill: float) -> Expr:
-    widths = [0] * (2 * len(shape_of(x)))
-    for r in reaches:
-        widths[2 * r.dim], widths[2 * r.dim + 1] = r.before, r.padded - r.before - r.rows
-    return relax.op.nn.pad(x, widths, pad_value=fill)
+def weighted(
+    grad: Expr, reaches: Sequence[WindowRange], weights: Sequence[np.ndarray], builder: BlockBuilder
+) -> Expr:
+    """Multiply the gradient of each window by weights along each dim."""
+    for r, weight in zip(reaches, weights, strict=True):
+        wide = [r.count if d == r.dim else 1 for d in range(len(shape_of(grad)))]
+        grad = builder.emit(multiply(grad, array_like(weight.reshape(wide), grad, builder)))
+    return grad
 
 
 def _spread(
@@ -109,12 +127,9 @@ def of_windows(
     """
     dims = [r.dim for r in reaches]
     if lowest is None:
-        for r in reaches:
-            wide = [r.count if d == r.dim else 1 for d in range(len(shape_of(x)))]
-            table = array_like(r.shares(include).reshape(wide), x, builder)
-            grad = builder.emit(multiply(grad, table))
+        grad = weighted(grad, reaches, [r.shares(include) for r in reaches], builder)
     else:
-        x = builder.emit(_padded(x, reaches, lowest))
+        x = builder.emit(padded(x, {r.dim: (r.before, r.behind) for r in reaches}, lowest))
     total, covered = None, None
     for elements in itertools.product(*(range(r.kernel) for r in reaches)):
         part = grad

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from tvm import ir, relax
@@ -50,9 +51,7 @@ def _take(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients
         raise refuse(call, "the gradient of a look-up in a flattened table is not known")
     axis = 0 if call.attrs.axis is None else int(call.attrs.axis) % len(shape)
     index = _within(index, shape[axis], str(call.attrs.mode), call, builder)
-    count: Any = 1
-    for n in index_shape:
-        count = count * n
+    count = math.prod(index_shape)
     if len(index_shape) != 1:
         index = builder.emit(reshape(index, (count,)), "flat_index")
         grad = builder.emit(reshape(grad, (*shape[:axis], count, *shape[axis + 1 :])))

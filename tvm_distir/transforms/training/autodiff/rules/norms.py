@@ -47,10 +47,16 @@ def _typed(gradients: list[Any], call: ir.Call) -> list[Any]:
     return [astype(gradients[0], dtype) if dtype in HALF else gradients[0], *gradients[1:]]
 
 
-def _normed(x: Expr, axes: list[int], epsilon: float, builder: BlockBuilder) -> Any:
-    """Return ``(x - mean) * r`` and ``r = 1 / sqrt(variance + epsilon)``, over some axes."""
-    centre = builder.emit(mean(x, axes, keepdims=True))
-    shifted = builder.emit(subtract(x, centre))
+def _normed(
+    x: Expr, axes: list[int], epsilon: float, builder: BlockBuilder, centred: bool = True
+) -> Any:
+    """Return ``(x - mean) * r`` and ``r = 1 / sqrt(variance + epsilon)``, over some axes.
+
+    Without centering, the mean counts as 0.
+    """
+    shifted = x
+    if centred:
+        shifted = builder.emit(subtract(x, builder.emit(mean(x, axes, keepdims=True))))
     spread = builder.emit(mean(builder.emit(multiply(shifted, shifted)), axes, keepdims=True))
     scale = builder.emit(rsqrt(builder.emit(add(spread, constant_like(epsilon, x)))))
     return builder.emit(multiply(shifted, scale)), scale
@@ -81,31 +87,20 @@ def _astype(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradien
     return [astype(grad, dtype)]
 
 
-@register_gradient("nn.layer_norm")
+@register_gradient("nn.layer_norm", "nn.rms_norm")
 def _layer_norm(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
-    """Differentiate ``layer_norm``, respecting the attributes that TVM's kernel ignores."""
-    x, gamma, beta = (_wide(t, builder) for t in call.args)
-    grad = _wide(grad, builder)
+    """Differentiate ``layer_norm``, respecting the attributes that TVM's kernel ignores.
+
+    An ``rms_norm`` is not centered, and has no beta.
+    """
+    x, gamma, *betas = (_wide(t, builder) for t in call.args)
+    grad, centred = _wide(grad, builder), bool(betas)
     axes = [int(a) % len(shape_of(x)) for a in call.attrs.axes]
-    normed, scale = _normed(x, axes, float(call.attrs.epsilon), builder)
+    normed, scale = _normed(x, axes, float(call.attrs.epsilon), builder, centred)
     inner = builder.emit(multiply(grad, gamma))
-    through = through_norm(normed, scale, inner, axes, True, builder)
+    through = through_norm(normed, scale, inner, axes, centred, builder)
     by_gamma = fitted(builder, multiply(grad, normed), gamma)
-    return _typed([through, by_gamma, fitted(builder, grad, beta)], call)
-
-
-@register_gradient("nn.rms_norm")
-def _rms_norm(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients:
-    x, gamma = (_wide(t, builder) for t in call.args)
-    grad = _wide(grad, builder)
-    axes = [int(a) % len(shape_of(x)) for a in call.attrs.axes]
-    squares = builder.emit(mean(builder.emit(multiply(x, x)), axes, keepdims=True))
-    epsilon = constant_like(float(call.attrs.epsilon), x)
-    scale = builder.emit(rsqrt(builder.emit(add(squares, epsilon))))
-    normed = builder.emit(multiply(x, scale))
-    inner = builder.emit(multiply(grad, gamma))
-    through = through_norm(normed, scale, inner, axes, False, builder)
-    return _typed([through, fitted(builder, multiply(grad, normed), gamma)], call)
+    return _typed([through, by_gamma, *(fitted(builder, grad, beta) for beta in betas)], call)
 
 
 @register_gradient("nn.group_norm", "nn.instance_norm")

@@ -9,7 +9,7 @@ from tvm.relax import BlockBuilder, Expr, Var
 from tvm.relax.op import add, flip, strided_slice
 from tvm.relax.op import sum as sum_op
 
-from .registry import Gradients, refuse, register_gradient, shape_of
+from .registry import Gradients, padded, refuse, register_gradient, shape_of
 
 
 @register_gradient("nn.pad")
@@ -54,8 +54,6 @@ def _folded(
             part, start = builder.emit(sum_op(part, d, keepdims=True)), 0 if front else n - 1
         else:
             start = n - count if front else 0
-        widths = [0] * (2 * len(shape_of(grad)))
-        widths[2 * d], widths[2 * d + 1] = start, n - start - int(shape_of(part)[d])
-        spread = builder.emit(relax.op.nn.pad(part, widths, pad_value=0.0))
-        total = builder.emit(add(total, spread))
+        spread = padded(part, {d: (start, n - start - int(shape_of(part)[d]))})
+        total = builder.emit(add(total, builder.emit(spread)))
     return total

@@ -10,14 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 from tvm import ir, relax
 from tvm.relax import BlockBuilder, Expr, Var
-from tvm.relax.op import astype, multiply, reshape, strided_slice, zeros
+from tvm.relax.op import astype, reshape, strided_slice, zeros
 from tvm.relax.op.grad import avg_pool2d_backward, max_pool2d_backward
 
-from .dilated import WindowRange, of_windows
-from .registry import Gradients, array_like, refuse, register_gradient, shape_of
+from .dilated import WindowRange, of_windows, weighted
+from .registry import Gradients, padded, refuse, register_gradient, shape_of
 
 LOWEST = {"float16": -65504.0, "bfloat16": -3.0e38, "float32": -3.4e38, "float64": -1.7e308}
 """Below what a window holds, by type."""
@@ -49,6 +48,11 @@ class _Windows:
         """Return the positions of the two dims."""
         return self.layout.index("H"), self.layout.index("W")
 
+    def reaches(self, data: Expr, result: Expr) -> list[WindowRange]:
+        """Return what the windows of a result read along each dim of the data."""
+        steps = self.kernel, self.strides, (1, 1), self.before, self.after
+        return WindowRange.along(self.dims, data, result, *steps)
+
     @property
     def options(self) -> dict[str, Any]:
         """Return the options of TVM's ops."""
@@ -63,13 +67,6 @@ class _Windows:
         }
 
 
-def _rows_before_after(value: Expr, dims: Any, pads: Any, fill: float) -> Expr:
-    widths = [0] * (2 * len(shape_of(value)))
-    for d, (before, after) in zip(dims, pads, strict=True):
-        widths[2 * d], widths[2 * d + 1] = before, after
-    return relax.op.nn.pad(value, widths, pad_value=fill)
-
-
 def _maximum(grad: Expr, x: Expr, w: _Windows, builder: BlockBuilder) -> Expr:
     """Apply TVM's op, which needs as many windows as overlap an element along either dim.
 
@@ -79,29 +76,22 @@ def _maximum(grad: Expr, x: Expr, w: _Windows, builder: BlockBuilder) -> Expr:
     if str(x.ty.dtype) == "bfloat16":
         wide_grad, data = (builder.emit(astype(value, "float32")) for value in (grad, x))
         return astype(builder.emit(_maximum(wide_grad, data, w, builder)), "bfloat16")
-    counts = [int(shape_of(grad)[d]) for d in w.dims]
-    spare = [max(0, -(-k // s) - n) for k, s, n in zip(w.kernel, w.strides, counts, strict=True)]
-    if not any(spare):
+    reaches = w.reaches(x, grad)
+    needed = {r.dim: max(r.count, -(-r.kernel // r.stride)) for r in reaches}
+    if all(needed[r.dim] == r.count for r in reaches):
         return max_pool2d_backward(grad, x, **w.options)
-    rows = [int(shape_of(x)[d]) for d in w.dims]
-    after = [
-        max(a, (n + more - 1) * s + k - b - size)
-        for a, n, more, s, k, b, size in zip(
-            w.after, counts, spare, w.strides, w.kernel, w.before, rows, strict=True
-        )
-    ]
-    pads = list(zip(w.before, after, strict=True))
-    data = builder.emit(_rows_before_after(x, w.dims, pads, LOWEST[str(x.ty.dtype)]))
-    wide = replace(w, before=(0, 0), after=(0, 0), ceil=False)
-    window_counts = [
-        (int(shape_of(data)[d]) - k) // s + 1
-        for d, k, s in zip(w.dims, w.kernel, w.strides, strict=True)
-    ]
-    more = [(0, p - n) for p, n in zip(window_counts, counts, strict=True)]
-    grad = builder.emit(_rows_before_after(grad, w.dims, more, 0.0))
-    gradient = builder.emit(max_pool2d_backward(grad, data, **wide.options))
-    ends = [b + n for b, n in zip(w.before, rows, strict=True)]
-    return strided_slice(gradient, list(w.dims), list(w.before), ends)
+    ends = {r.dim: (needed[r.dim] - 1) * r.stride + r.kernel - r.before - r.rows for r in reaches}
+    wide = [replace(r, after=max(r.after, ends[r.dim])) for r in reaches]
+    pads = {r.dim: (r.before, r.after) for r in wide}
+    data = builder.emit(padded(x, pads, LOWEST[str(x.ty.dtype)]))
+    spare = {
+        r.dim: (0, (r.before + r.rows + r.after - r.kernel) // r.stride + 1 - r.count) for r in wide
+    }
+    inside = replace(w, before=(0, 0), after=(0, 0), ceil=False)
+    grad = builder.emit(padded(grad, spare))
+    gradient = builder.emit(max_pool2d_backward(grad, data, **inside.options))
+    ends_of_rows = [r.before + r.rows for r in reaches]
+    return strided_slice(gradient, list(w.dims), list(w.before), ends_of_rows)
 
 
 def _average(grad: Expr, x: Expr, w: _Windows, builder: BlockBuilder) -> Expr:
@@ -110,19 +100,11 @@ def _average(grad: Expr, x: Expr, w: _Windows, builder: BlockBuilder) -> Expr:
     There gradients are divided by what their windows count, and the padding is wide enough.
     """
     if w.ceil:
-        after = []
-        for k, d in enumerate(w.dims):
-            rows, count = int(shape_of(x)[d]), int(shape_of(grad)[d])
-            end = rows + w.before[k] + w.after[k]
-            starts = np.arange(count) * w.strides[k]
-            after.append(max(w.after[k], int(starts[-1]) + w.kernel[k] - rows - w.before[k]))
-            low, high = (0, end) if w.include else (w.before[k], w.before[k] + rows)
-            counts = np.minimum(starts + w.kernel[k], high) - np.maximum(starts, low)
-            shares = w.kernel[k] / np.maximum(counts, 1)
-            wide = [count if i == d else 1 for i in range(len(shape_of(x)))]
-            table = array_like(shares.reshape(wide), x, builder)
-            grad = builder.emit(multiply(grad, table))
-        w = replace(w, after=(after[0], after[1]), ceil=False, include=True)
+        reaches = w.reaches(x, grad)
+        weights = [r.kernel * r.shares(w.include) for r in reaches]
+        grad = weighted(grad, reaches, weights, builder)
+        first, second = (r.behind for r in reaches)
+        w = replace(w, after=(first, second), ceil=False, include=True)
     return avg_pool2d_backward(grad, x, **w.options)
 
 
@@ -168,19 +150,8 @@ def _pool(y: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Gradients
 def _dilated(y: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> Expr:
     a, x, layout = call.attrs, call.args[0], str(call.attrs.layout)
     dims = [d for d, axis in enumerate(layout) if axis not in "NC"]
-    reaches = [
-        WindowRange(
-            dim=d,
-            rows=int(shape_of(x)[d]),
-            count=int(shape_of(grad)[d]),
-            kernel=int(a.pool_size[k]),
-            stride=int(a.strides[k]),
-            dilation=int(a.dilation[k]),
-            before=int(a.padding[k]),
-            after=int(a.padding[len(dims) + k]),
-        )
-        for k, d in enumerate(dims)
-    ]
+    pads = a.padding[: len(dims)], a.padding[len(dims) :]
+    reaches = WindowRange.along(dims, x, grad, a.pool_size, a.strides, a.dilation, *pads)
     lowest = LOWEST[str(x.ty.dtype)] if ".max_" in str(call.op.name) else None
     return of_windows(y, grad, x, reaches, lowest, bool(a.count_include_pad), builder)
 

@@ -8,7 +8,7 @@ per argument; None where there is none.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -79,6 +79,12 @@ def unbroadcast(gradient: Expr, full: Var, like: Expr) -> Expr:
 def item(pair: Var, index: int) -> Expr:
     """Return a field of a tuple."""
     return relax.TupleGetItem(pair, index)
+
+
+def padded(value: Expr, pads: Mapping[int, tuple[int, int]], fill: float = 0.0) -> Expr:
+    """Pad some dims of a tensor, by their numbers, before and after their rows."""
+    widths = [n for d in range(len(shape_of(value))) for n in pads.get(d, (0, 0))]
+    return relax.op.nn.pad(value, widths, pad_value=fill)
 
 
 def array_like(values: np.ndarray, like: Expr, builder: BlockBuilder) -> Expr:

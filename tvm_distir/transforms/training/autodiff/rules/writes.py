@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tvm import ir, relax
+from tvm import ir
 from tvm.relax import BlockBuilder, Expr, Var
 from tvm.relax.op import (
     astype,
@@ -28,7 +28,15 @@ from tvm.relax.op import (
 )
 
 from .lookups import indices_together
-from .registry import Gradients, constant_like, fitted, refuse, register_gradient, shape_of
+from .registry import (
+    Gradients,
+    constant_like,
+    fitted,
+    padded,
+    refuse,
+    register_gradient,
+    shape_of,
+)
 
 
 @dataclass(frozen=True)
@@ -139,13 +147,12 @@ def _strided_slice(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> 
     shape = list(shape_of(call.args[0]))
     axes, begin, end = (_integers(call.args[i]) for i in (1, 2, 3))
     steps = _integers(call.args[4]) if len(call.args) > 4 else [1] * len(axes)
-    widths = [0] * (2 * len(shape))
-    spread = []
+    pads, spread = dict[int, tuple[int, int]](), []
     for axis, low, high, step in zip(axes, begin, end, steps, strict=True):
         d = axis % len(shape)
         rows = range(*slice(low, high, step).indices(int(shape[d])))
         if step == 1:
-            widths[2 * d], widths[2 * d + 1] = rows.start, int(shape[d]) - rows.start - len(rows)
+            pads[d] = rows.start, int(shape[d]) - rows.start - len(rows)
         else:
             spread.append((d, rows))
     for d, rows in spread:
@@ -156,8 +163,8 @@ def _strided_slice(_: Var, call: ir.Call, grad: Expr, builder: BlockBuilder) -> 
         empty = builder.emit(zeros(sizes, str(grad.ty.dtype)))
         last = rows[-1] + 1 if rows else rows.start
         grad = builder.emit(slice_scatter(empty, grad, rows.start, last, rows.step, d))
-    if any(widths) or not spread:
-        grad = relax.op.nn.pad(grad, widths, pad_value=0.0)
+    if any(map(any, pads.values())) or not spread:
+        grad = padded(grad, pads)
     return [grad, *[None] * (len(call.args) - 1)]
 
 
