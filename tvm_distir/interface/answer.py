@@ -174,9 +174,7 @@ def _text(value: Any) -> Any:
         return True
     if isinstance(value, dict):
         return ",".join(f"{key}={count}" for key, count in value.items())
-    if isinstance(value, bool | list | tuple):
-        return value
-    return str(value)
+    return value if isinstance(value, bool | list | tuple) else str(value)
 
 
 def _served(

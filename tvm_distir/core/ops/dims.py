@@ -24,9 +24,7 @@ def plain(value: ir.Expr) -> Any:
     """Return a Python number for an immediate, and anything else unchanged."""
     if isinstance(value, tirx.IntImm):
         return int(value)
-    if isinstance(value, tirx.FloatImm):
-        return float(value)
-    return value
+    return float(value) if isinstance(value, tirx.FloatImm) else value
 
 
 def same(a: int | ir.Expr, b: int | ir.Expr) -> bool:

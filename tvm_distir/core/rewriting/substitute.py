@@ -41,9 +41,7 @@ def substitute(expr: ir.Expr, env: Mapping[ir.Expr, ir.Expr]) -> ir.Expr:
         if value is source:
             return expr
         return typed(relax.TupleGetItem(value, expr.index), expr.ty)
-    if kind is relax.If:
-        return _substituted_if(expr, env)
-    return expr
+    return _substituted_if(expr, env) if kind is relax.If else expr
 
 
 def _substituted_if(value: relax.If, env: Mapping[Any, Any]) -> relax.If:

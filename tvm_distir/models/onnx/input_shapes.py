@@ -66,9 +66,7 @@ def static_shapes(
             raise unknown_dim(name, list(dict.fromkeys(known)), location)
     if open_names:
         raise _unknown_dims(open_names, dims, location)
-    if batch is None:
-        return old, old
-    return old, _with_batch(old, data, batch, location)
+    return old, old if batch is None else _with_batch(old, data, batch, location)
 
 
 def _shape_of(

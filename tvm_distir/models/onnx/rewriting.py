@@ -24,9 +24,7 @@ def rewritten(node: onnx.NodeProto) -> list[onnx.NodeProto]:
         return _added(node)
     if node.op_type == "TopK":
         return [_with_ints(node, sorted=1)]
-    if node.op_type == "Constant":
-        return [_as_tensor(node)]
-    return [node]
+    return [_as_tensor(node)] if node.op_type == "Constant" else [node]
 
 
 _NUMBERS = {"value_float": "float32", "value_int": "int64"}

@@ -36,9 +36,7 @@ def frequencies(config: DecoderConfig, theta: float) -> tuple[Floats, float]:
         low, high = config.rotary_low, config.rotary_high
         share = np.clip((turns - low) / (high - low), 0.0, 1.0)
         return (1 - share) * plain / factor + share * plain, 1.0
-    if config.rotary_scaling == "yarn":
-        return _yarn(config, plain, theta)
-    return plain, 1.0
+    return _yarn(config, plain, theta) if config.rotary_scaling == "yarn" else (plain, 1.0)
 
 
 def _yarn(config: DecoderConfig, plain: Floats, theta: float) -> tuple[Floats, float]:

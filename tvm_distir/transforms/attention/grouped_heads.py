@@ -61,9 +61,7 @@ class GroupedHeads:
             return self._split(call, name)
         if kind == "permute_dims":
             return self._moved(call, name)
-        if kind in _MAIN_OPERANDS:
-            return self._computed(call, kind, name)
-        return None
+        return self._computed(call, kind, name) if kind in _MAIN_OPERANDS else None
 
     def _split(self, call: Any, name: str) -> Any:
         """Return the product of five dims of which a reshape splits the rows or the columns."""

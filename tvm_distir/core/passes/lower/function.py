@@ -160,9 +160,7 @@ class LocalFunction:
         def make(ty: Type, name: str) -> Any:
             if isinstance(ty, relax.TupleType):
                 fields = [make(t, f"{name}_{i}") for i, t in enumerate(ty.fields)]
-                if any(f is None for f in fields):
-                    return None
-                return tuple_of(fields)
+                return None if any(f is None for f in fields) else tuple_of(fields)
             if not isinstance(ty, DTensorType):
                 values.local_type(ty, f"{values.name}/{name}")
             if values.context.mesh_number(ty.device_mesh) != values.number:

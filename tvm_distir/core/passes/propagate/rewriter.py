@@ -219,9 +219,7 @@ class FunctionRewriter:
             if type(source) is relax.Tuple:
                 return source.fields[old.index]
             return relax.TupleGetItem(source, old.index)
-        if type(old) is GenericConst:
-            return self.values.constant(old, 0)
-        return old
+        return self.values.constant(old, 0) if type(old) is GenericConst else old
 
     def _mixes_meshes(self, leaves: Sequence[int]) -> bool:
         values = self.values.g.values

@@ -192,9 +192,7 @@ class Schedule:
         """Return a schedule, also from its JSON form or from a text."""
         if spec is None or isinstance(spec, Schedule):
             return spec
-        if isinstance(spec, str):
-            return Schedule.parse(spec)
-        return Schedule.from_dict(spec)
+        return Schedule.parse(spec) if isinstance(spec, str) else Schedule.from_dict(spec)
 
 
 def stated(part: Any, *names: str) -> dict[str, Any]:

@@ -55,6 +55,4 @@ def _written_operands(value: relax.Expr, written: Mapping[str, set[int]]) -> lis
     if name in _MUTATING_CALLS:
         operands = value.args[1].fields if name == _MUTATING_CALLS[0] else value.args[1:]
         return [operands[int(i)] for i in value.attrs["inplace_indices"] if int(i) >= 0]
-    if name == "dist.kv_append" and overwrites_cache(value):
-        return [value.args[0]]
-    return []
+    return [value.args[0]] if name == "dist.kv_append" and overwrites_cache(value) else []

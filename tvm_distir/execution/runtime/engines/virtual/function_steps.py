@@ -119,9 +119,7 @@ def leaf_vars(expr: relax.Expr) -> list[relax.Var]:
         return [expr]
     if isinstance(expr, relax.Tuple):
         return [v for field in expr.fields for v in leaf_vars(field)]
-    if isinstance(expr, relax.TupleGetItem):
-        return leaf_vars(expr.tuple_value)
-    return []
+    return leaf_vars(expr.tuple_value) if isinstance(expr, relax.TupleGetItem) else []
 
 
 def _is_alias(value: relax.Expr) -> bool:
