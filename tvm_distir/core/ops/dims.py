@@ -52,9 +52,9 @@ def product(dims: Iterable[Any]) -> int | ir.Expr:
 
 def symbols(dim: ir.Expr) -> list[ir.Expr]:
     """Return the variables of a symbolic extent, in order of appearance."""
-    found: list[ir.Var] = []
-    tvm_ffi.structural_walk(dim, [(ir.Var, found.append)])
-    return list(dict.fromkeys(found))
+    variables: list[ir.Var] = []
+    tvm_ffi.structural_walk(dim, [(ir.Var, variables.append)])
+    return list(dict.fromkeys(variables))
 
 
 def nominal(dim: int | ir.Expr) -> int:

@@ -47,8 +47,8 @@ class Evaluator:
     @memoized
     def cost(self, inst: Instance) -> DecisionCost:
         """Return the cost of an execution of an instance."""
-        own = DecisionCost(inst.graph.repeat * self._work(inst), self._conversions(inst))
-        return sum((self.cost(kid) for kid in inst.kids.values()), own)
+        local = DecisionCost(inst.graph.repeat * self._work(inst), self._conversions(inst))
+        return sum((self.cost(kid) for kid in inst.kids.values()), local)
 
     def _work(self, inst: Instance) -> int:
         total = 0

@@ -115,11 +115,11 @@ class Instances:
         """Return whether an axis has the same sizes in two instances, callees included."""
 
         def callees(pair: tuple[Instance, Instance]) -> Iterable[tuple[Instance, Instance]]:
-            one, other = pair
-            return [(kid, other.kids[k]) for k, kid in one.kids.items()] if one != other else ()
+            left, right = pair
+            return [(kid, right.kids[k]) for k, kid in left.kids.items()] if left != right else ()
 
         pairs = reachable([(first, second)], callees)
-        return all(self.sizes(one, (a,)) == self.sizes(other, (a,)) for one, other in pairs)
+        return all(self.sizes(left, (a,)) == self.sizes(right, (a,)) for left, right in pairs)
 
 
 def called(kid: Instance, a: int) -> OpStrategy:
