@@ -53,7 +53,9 @@ DECODER = "zoo:llama3?size=tiny,layers=1"
 TRACES = Path(__file__).parents[1] / "execution" / "checking" / "traces"
 NEEDS = {
     "from_exported_program": "torch",
+    "from_jax": "jax",
     "from_onnx": "onnx",
+    "jit": "jax",
     "to_jax": "jax",
     "trace_ranks": "torch",
 }
@@ -179,6 +181,25 @@ def _by_jax() -> list[Any]:
     if len(importlib.import_module("jax").devices()) < 2:
         pytest.skip("JAX was started with one device")
     return [np.asarray(value) for value in td.to_jax(local())(*values())]
+
+
+def _product(weights: dict[str, Any], x: Any) -> dict[str, Any]:
+    return {"y": x @ weights["w"]}
+
+
+TREES = {"w": np.arange(12, dtype="float32").reshape(4, 3)}, np.ones((2, 4), "float32")
+
+
+def _learned() -> str:
+    """What a trace of a host teaches."""
+    names = ("aten::linear", "aten::relu", "aten::linear")
+    places = {"ph": "X", "cat": "cpu_op", "tid": 1, "dur": 90}
+    events = [{**places, "name": name, "ts": 100 * i} for i, name in enumerate(names)]
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump({"traceEvents": events}, file)
+        file.flush()
+        model = "zoo:mlp?layers=2,hidden=64,batch=8"
+        return str(td.learn(file.name, model, system="laptop-cpu").to_text())
 
 
 def _opened() -> list[Any]:
@@ -322,12 +343,17 @@ CALLS: dict[str, Callable[[], Any]] = {
     ),
     "from_ccl": lambda: td.from_ccl(_exported(Mlp(2), "plain"), 2, dims={"rows": 6}),
     "from_exported_program": _from_torch,
+    "from_jax": lambda: td.from_jax(_product, *TREES),
     "from_nn": _symbolic,
     "from_onnx": lambda: td.from_onnx(_onnx_model("Relu", 1)),
     "from_onnx of what is refused": _refused,
     "from_stablehlo": lambda: td.from_stablehlo(td.to_stablehlo(model())),
     "from_tvmscript": _saved,
     "generate": _generated,
+    "jit": lambda: [
+        td.jit(_product, {"tp": 1}, strategy="tensor_parallel")(*TREES)["y"],
+    ],
+    "learn": _learned,
     "load": lambda: td.load(folder() / "served", check=True).run(values(), engine="virtual"),
     "load_model": lambda: td.load_model("zoo:gpt?size=tiny,layers=1").mod,
     "measure": _measured,
