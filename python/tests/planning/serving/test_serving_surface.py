@@ -270,7 +270,7 @@ def test_the_commands(capsys, tmp_path, known_engines):
     assert html.count("<h2>") >= 3
     assert "zoo:llama3" in html.partition("<pre>")[2]
     out = capsys.readouterr().out
-    assert re.search(r"best:\nzoo:llama3", out)
+    assert re.match(r".+ serves most, [\d.]+ requests/s/device, and keeps TPOT p90 <= ", out)
     assert picture.read_text(encoding="utf-8").count("<circle") > 3
     assert main(["serve-analyze", *common, "--mesh", "tp=1", "--ttft", "5"]) == 2
     assert main([*args, "--picture", str(tmp_path / "none" / "front.svg")]) == 2
