@@ -118,8 +118,8 @@ class StepOptions:
     entry : str, optional
         Select the function of a module with several entry points, e.g. prefill.
     system : System or str, or list, optional
-        A system of `tvm-distir systems`, such as h100, a .json file, or those of the stages of a
-        pipeline, such as h100,a100. Its times determine the placements that the plan leaves open.
+        A system of `tvm-distir systems`, such as h100, or a .json file; for stages h100,a100. Its
+        times determine the placements that the plan leaves open.
     stack : Stack or str, optional
         Pin what a trainer does but for stated options: megatron-core, megatron-lm, torch-fsdp,
         torch-eager, deepspeed, xla, best (nothing) or a .json file.

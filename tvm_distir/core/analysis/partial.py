@@ -38,7 +38,7 @@ from tvm_distir.support import LevelError
 
 Axes = frozenset[int]
 NONE: Axes = frozenset()
-_PARTIAL = handle(ir.Op.get("relax.dist.partial"))
+_PARTIAL = "relax.dist.partial"
 
 
 class PartialState:
@@ -121,7 +121,7 @@ class PartialState:
         """Return whether a binding starts a partial sum at level 3, whatever it reads."""
         if kind == FUNCTION_CALL:
             return bool(self._declared(self.mod[value.op], "results"))
-        return kind == OP_CALL and handle(value.op) == _PARTIAL
+        return kind == OP_CALL and str(value.op.name) == _PARTIAL
 
     def _result(self) -> None:
         have = self.of(self.fn.body.body)
