@@ -10,6 +10,7 @@ where there are none, a call is its own kernel.
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import math
 import re
@@ -258,7 +259,7 @@ def _device_records(host: _Host, kernels: Iterable[_Event]) -> Iterator[_Record]
 def _host_records(host: _Host, events: Iterable[_Event]) -> Iterator[_Record]:
     """Yield the calls of a CPU, with the time up to the next one, and its collectives."""
     calls = [call for call in host.calls if not _VIEWS.match(call.name)]
-    for call, after in zip(calls, [*calls[1:], None], strict=True):
+    for call, after in itertools.zip_longest(calls, calls[1:]):
         gap = 0.0 if after is None else after.start - call.end
         spent_s = call.end - call.start + (gap if 0 < gap <= LONGEST_GAP_S else 0.0)
         fields = call.name, family_of(call.name), call.phase, False, call.start, spent_s

@@ -10,9 +10,10 @@ backend and ops of a program correspond in groups there, not one by one.
 from __future__ import annotations
 
 import difflib
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from tvm import ir, relax
 
@@ -29,6 +30,7 @@ from tvm_distir.performance import (
 )
 from tvm_distir.support import lists_by_key
 
+Item = TypeVar("Item", TracedCall, "PredictedOp")
 _ANCHORS = ("product", "convolution", "attention")
 BETWEEN = "between products"
 _SAME_FLOPS = 0.1
@@ -215,15 +217,18 @@ def _of_phase(
             call, group = traced[first + number], groups[second + number]
             yield AlignedWork(phase, call.family, [call], group)
             segments |= dict.fromkeys([id(call), *map(id, group)], len(segments) + 1)
-    left: dict[int, tuple[list[TracedCall], list[PredictedOp]]] = defaultdict(lambda: ([], []))
-    for number, side in enumerate((calls, ops)):
-        segment = 0
-        for item in side:
-            segment = segments.get(id(item), segment)
-            if id(item) not in segments:
-                left[segment][number].append(item)  # type: ignore[arg-type]
-    for some_calls, some_ops in left.values():
+    calls_after, ops_after = _between(calls, segments), _between(ops, segments)
+    for segment in calls_after | ops_after:
+        some_calls, some_ops = calls_after.get(segment, []), ops_after.get(segment, [])
         yield AlignedWork(phase, BETWEEN, some_calls, some_ops)
+
+
+def _between(items: Sequence[Item], segments: Mapping[int, int]) -> dict[int, list[Item]]:
+    """Return the items that are in no match, by the number of the last match before them."""
+    numbers = (segments.get(id(item), 0) for item in items)  # of matches, from 1
+    last: Iterator[int] = itertools.accumulate(numbers, lambda before, number: number or before)
+    pairs = zip(last, items, strict=True)
+    return lists_by_key((number, item) for number, item in pairs if id(item) not in segments)
 
 
 def _collectives(calls: Sequence[TracedCall], ops: Sequence[PredictedOp]) -> Iterator[AlignedWork]:

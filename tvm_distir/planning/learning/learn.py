@@ -75,9 +75,9 @@ def learn(
     '1.89 ms, named 100%'
     """
     paths = [traces] if isinstance(traces, str | Path) else list(traces)
-    steps = [step for path in paths for step in read_kineto(path)]
     chosen = StepOptions(model, plan, **options).with_seq().on_one_device()
-    system = System.required(chosen.system)
+    system = System.required(chosen.system, equal_for="learning")
+    steps = [step for path in paths for step in read_kineto(path)]
     study = Study.of(replace(chosen, system=system))
     step, predicted = typical_step(steps), study.result
     ops = predicted_ops(predicted.lanes[0], study.forward)

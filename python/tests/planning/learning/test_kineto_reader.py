@@ -114,6 +114,13 @@ def test_what_is_no_trace_is_refused(tmp_path: Path, content: bytes) -> None:
         read_kineto(path)
 
 
+def test_a_trace_without_work_is_said_to_have_none(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_text('{"traceEvents": []}')
+    with pytest.raises(td.support.SimulationError, match=r"DIST0731.*it has no kernels and no ops"):
+        read_kineto(path)
+
+
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(td.support.SimulationError, match=r"DIST0731.*No such file"):
         read_kineto(tmp_path / "none.json")

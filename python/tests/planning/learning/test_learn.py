@@ -173,6 +173,11 @@ def test_fitted_systems_are_read_as_written(name: str) -> None:
     )
 
 
+def test_several_types_of_devices_are_refused() -> None:
+    with pytest.raises(td.support.HardwareError, match=r"DIST0706.*learning is for equal devices"):
+        td.learn(CPU_TRACE, PERCEPTRON, system=["h100", "a100"])
+
+
 def test_the_command_writes_a_system(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target, model = tmp_path / "mine.json", "zoo:mlp?layers=3,hidden=64,batch=32"
     words = ["learn", str(CPU_TRACE), "--model", model, "--train", "--system", "laptop-cpu"]
