@@ -22,6 +22,7 @@ from tvm import relax
 
 import tvm_distir as td
 from tvm_distir.execution.runtime.collectives import ccl
+from tvm_distir.execution.runtime.collectives.native_fabric import NativeFabric
 from tvm_distir.execution.runtime.program.cores import THREADS_VARIABLE
 from tvm_distir.execution.runtime.program.io_layout import np_dtype
 from tvm_distir.execution.runtime.program.lowered import LoweredProgram
@@ -57,7 +58,7 @@ def steps_s(mod: Any) -> list[float]:
     """Seconds of each step, of the slowest worker, on machines that stay."""
     program = LoweredProgram(mod)
     ranks = [rank for entry in program.entries for rank in entry.ranks]
-    fabric, together = ccl.FABRICS["native"](ranks, 120.0), threading.Barrier(len(ranks))
+    fabric, together = NativeFabric(ranks, 120.0), threading.Barrier(len(ranks))
     times: dict[int, list[float]] = {rank: [] for rank in ranks}
 
     def run(rank: int, library: Any, function: str) -> None:

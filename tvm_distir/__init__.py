@@ -12,11 +12,11 @@ import lazy_loader
 
 from .interface.registration import is_awaited as _is_awaited
 from .interface.registration import register as _register
-from .support import warn_without_library as _warn_without_library
+from .support import library_path as _library_path
 from .support.versions import check_versions as _check_versions
 
 _check_versions()
-_warn_without_library()
+_library_path()  # refuses a package without the native library
 
 
 if not _is_awaited():

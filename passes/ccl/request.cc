@@ -181,7 +181,7 @@ const Reducer& ReducerOf(const Request& request, int64_t op) {
   RefuseCall(request,
              "no native reduction of " +
                  TypeText(request.dtype, request.ndim, request.shape.data()),
-             "Run ThreadsEngine(collectives=\"python\").");
+             "Reduce it in another type, such as float32, or use the engine virtual.");
 }
 
 const Membership& FindMembership(Worker* worker, const Request& request, const Shape& groups,

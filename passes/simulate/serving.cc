@@ -14,6 +14,8 @@
 // A replica in pipeline stages has as many groups of requests in flight as stages, each an engine
 // with its own caches. A step passes the stages in order; each stage works on one step at a time.
 
+#include <tvm/ffi/container/array.h>
+#include <tvm/ffi/container/shape.h>
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/error.h>
 #include <tvm/ffi/function.h>
@@ -24,6 +26,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <optional>
 #include <queue>
 #include <utility>
 #include <vector>
@@ -33,6 +36,7 @@
 namespace tvm_distir {
 namespace {
 
+using tvm::ffi::Function;
 using tvm::ffi::TensorView;
 
 enum Scheduler { kContinuous = 0, kPrefillFirst = 1, kStatic = 2 };
@@ -144,6 +148,8 @@ struct Workload {
                       std::greater<>>
       arriving;
   int64_t arrived = 0, finished = 0, step = 0;
+  // Runs a step, if it is to run: see ServeSteps.
+  std::optional<Function> run_step;
 };
 
 class Engine {
@@ -419,9 +425,12 @@ class Engine {
     const int64_t used = option_[kPages] - free_;
     now_ = Pass(Sizes(decoding, chunks)) + option_[kStepOverhead];
     int64_t prompt_tokens = 0;
+    for (const auto& [id, chunk] : chunks) prompt_tokens += chunk;
+    const int64_t count = static_cast<int64_t>(decoding.size());
+    const std::vector<int64_t> row = {begin, now_ - begin, count, prompt_tokens, used, replica_};
+    if (work_->run_step) RunStep(row, decoding, chunks);
     for (const auto& [id, chunk] : chunks) {
       Request& r = requests_[id];
-      prompt_tokens += chunk;
       r.held += chunk;
       r.again -= chunk;
       if (r.again > 0) continue;
@@ -448,13 +457,23 @@ class Engine {
                    running_.end());
     const int64_t at = work_->step++ * kStepFields;
     if (at + kStepFields > steps_.size()) return;
-    int64_t* row = &steps_[at];
-    row[kBegin] = begin;
-    row[kSpan] = now_ - begin;
-    row[kDecoding] = static_cast<int64_t>(decoding.size());
-    row[kPromptTokens] = prompt_tokens;
-    row[kUsedPages] = used;
-    row[kStepReplica] = replica_;
+    for (int64_t field = 0; field < kStepFields; ++field) steps_[at + field] = row[field];
+  }
+
+  // Lets a step run; ends requests whose next token is their last one.
+  void RunStep(const std::vector<int64_t>& row, const std::vector<int64_t>& decoding,
+               const std::vector<std::pair<int64_t, int64_t>>& chunks) {
+    std::vector<int64_t> numbers(row.begin(), row.begin() + kStepReplica);
+    const auto add = [&](int64_t id, int64_t tokens) {
+      numbers.insert(numbers.end(), {id, requests_[id].held, tokens});
+    };
+    for (const auto& [id, chunk] : chunks) add(id, chunk);
+    for (const int64_t id : decoding) add(id, 1);
+    for (const int64_t id : running_) add(id, 0);
+    using Ids = tvm::ffi::Array<int64_t>;
+    for (const int64_t id : (*work_->run_step)(tvm::ffi::Shape(numbers)).cast<Ids>()) {
+      requests_[id].output = requests_[id].made / kUnit + 1;
+    }
   }
 
   void Finish(int64_t id) {
@@ -528,10 +547,10 @@ int64_t Run(Workload* work) {
   return work->step;
 }
 
-int64_t Serve(const TensorView& requests, const TensorView& options, const TensorView& batches,
-              const TensorView& contexts, const TensorView& decode, const TensorView& tokens,
-              const TensorView& pasts, const TensorView& prefill, const TensorView& found,
-              const TensorView& steps) {
+int64_t ServeAll(const TensorView& requests, const TensorView& options, const TensorView& batches,
+                 const TensorView& contexts, const TensorView& decode, const TensorView& tokens,
+                 const TensorView& pasts, const TensorView& prefill, const TensorView& found,
+                 const TensorView& steps, std::optional<Function> run_step) {
   const std::vector<int64_t> option = Listed(options, "options");
   if (option.size() != kOptionFields) TVM_FFI_THROW(ValueError) << "options are incomplete";
   if (option[kReplicas] < 1 || option[kStages] < 1) {
@@ -540,10 +559,32 @@ int64_t Serve(const TensorView& requests, const TensorView& options, const Tenso
   const int64_t parts = 2 * option[kStages] - 1;
   Workload work(requests, options, Table(batches, contexts, decode, parts, "decode"),
                 Table(tokens, pasts, prefill, parts, "prefill"), found, steps);
+  work.run_step = std::move(run_step);
   return Run(&work);
 }
 
+int64_t Serve(const TensorView& requests, const TensorView& options, const TensorView& batches,
+              const TensorView& contexts, const TensorView& decode, const TensorView& tokens,
+              const TensorView& pasts, const TensorView& prefill, const TensorView& found,
+              const TensorView& steps) {
+  return ServeAll(requests, options, batches, contexts, decode, tokens, pasts, prefill, found, steps,
+                  std::nullopt);
+}
+
+// Each step runs, by a function of integers: the first five fields of the step, then three for each
+// request that it works on, and then for each that runs: its number, the tokens in its cache before
+// the step, and the tokens that the step adds (0 of those that run). The function returns the
+// numbers of the requests that end with their next token.
+int64_t ServeSteps(const TensorView& requests, const TensorView& options,
+                   const TensorView& batches, const TensorView& contexts, const TensorView& decode,
+                   const TensorView& tokens, const TensorView& pasts, const TensorView& prefill,
+                   const TensorView& found, const TensorView& steps, Function run_step) {
+  return ServeAll(requests, options, batches, contexts, decode, tokens, pasts, prefill, found, steps,
+                  std::move(run_step));
+}
+
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(serve, Serve);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(serve_steps, ServeSteps);
 
 }  // namespace
 }  // namespace tvm_distir

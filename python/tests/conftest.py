@@ -14,7 +14,6 @@ import pytest
 from tests import quick_compilation as compilation
 from tests import quick_kernels, quick_script
 from tests.quick_compilation import quick_compilation
-from tvm_distir.support.native.loader import has_library
 
 HERE = Path(__file__).parent
 
@@ -67,12 +66,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     order = {name: position for position, name in enumerate(FIRST)}
     items.sort(key=lambda item: order.get(_folder(item.path), len(order)))
     quick = {HERE / name for name in QUICK}
-    without = (
-        None if has_library() else pytest.mark.skip(reason="the package has no native library")
-    )
     for item in items:
-        if without is not None and item.get_closest_marker("native"):
-            item.add_marker(without)
         if not quick.isdisjoint((item.path, *item.path.parents)):
             item.add_marker(pytest.mark.quick)
 

@@ -68,11 +68,9 @@ from .grouping import lists_by_key as lists_by_key
 from .locks import ForkSafeLock as ForkSafeLock
 from .memoized import memoized as memoized
 from .memoized import memoized_steps as memoized_steps
-from .native.loader import has_library as has_library
+from .native.loader import library_path as library_path
 from .native.loader import load_library as load_library
 from .native.loader import native_function as native_function
-from .native.loader import reference as reference
-from .native.loader import warn_without_library as warn_without_library
 from .notices import warn as warn
 from .notices import warnings_issued as warnings_issued
 from .plugins.docstrings import parameter_texts as parameter_texts

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tvm_distir.support import load_library, memoized, reference
+from tvm_distir.support import load_library, memoized
 
 from .dual_bounds import Dual
 from .problem import INFINITE, Array, Factors, Problem, ints
@@ -64,7 +64,7 @@ class Tables:
             self._intern, self._intern_rows, self._add, self._shape, self._entries,
             self._eliminate, self._decode, self._evaluate, self._eliminate_all, self._restrict,
             self._optimise, self._dual, self._forget, self._counts,
-        ) = (reference("tables") or load_library()["tables"])()  # fmt: skip
+        ) = load_library()["tables"]()  # fmt: skip
 
     def intern(self, array: Array) -> tuple[int, int]:
         """Return the number of a table with its minimum taken out, and that minimum.

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Simulate units and messages that share links, by the native code where it is installed."""
+"""Simulate units and messages that share links."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tvm_distir.support import load_library, reference
+from tvm_distir.support import load_library
 
 from .activities import Activities, ActivityGraphBuilder, Loads
-from .function_summaries import FunctionSummaries, Ints, representable
-from .maps import know_overflows
+from .function_summaries import FunctionSummaries, Ints, know_overflows, representable
 from .rank_programs import ActionTimes, RankPrograms
 
 
@@ -70,7 +69,7 @@ def run_contended(maps: FunctionSummaries, units: RankPrograms, loads: Loads) ->
     woven = ActivityGraphBuilder(maps, units).woven()
     activities = woven.activities
     with representable():
-        time, clock = (reference("contention") or _contend_native)(activities, loads)
+        time, clock = _contend(activities, loads)
     run_of = np.full(activities.kind.size, -1, np.int64)
     run_of[woven.runs] = np.arange(woven.runs.size)
     runs = run_of[clock[:, 0]]
@@ -89,7 +88,7 @@ def run_contended(maps: FunctionSummaries, units: RankPrograms, loads: Loads) ->
     return ContendedTimes(ran, ended, np.concatenate(([0], np.cumsum(counts))), clock[order, 1:])
 
 
-def _contend_native(activities: Activities, loads: Loads) -> tuple[Ints, Ints]:
+def _contend(activities: Activities, loads: Loads) -> tuple[Ints, Ints]:
     know_overflows()
     *arrays, beside = vars(loads).values()
     bits = (np.ascontiguousarray(array).ravel().view(np.int64) for array in arrays)

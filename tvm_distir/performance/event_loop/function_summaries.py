@@ -12,16 +12,16 @@ the caller, so a function is summarized once, however often it is called. The na
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from tvm_distir.support import SimulationError
+from tvm_distir.support import SimulationError, load_library
 
-from .rank_programs import ActionTimes, RankPrograms
+from .rank_programs import RANK_STREAMS, ActionTimes, RankPrograms
 
 Ints = npt.NDArray[np.int64]
 
@@ -86,39 +86,80 @@ def representable() -> Iterator[None]:
         raise SimulationError("DIST0721", problem, location="schedule", remedy=remedy) from err
 
 
-class FunctionSummaries(Protocol):
+@functools.cache
+def know_overflows() -> None:
+    """Raise an OverflowError for times that do not fit in the native code."""
+    import tvm_ffi
+
+    tvm_ffi.register_error("OverflowError", OverflowError)
+
+
+class FunctionSummaries:
     """Functions of a table, by number. Times are integers, none later than 2**60.
 
     All methods that run something raise SimulationError DIST0721 for times beyond
     (:func:`representable`).
     """
 
+    def __init__(self, table: FunctionTable) -> None:
+        functions = load_library()["simulation"](*table.arrays())
+        self._origins, self._apart, self._open, self._ports, self._matrix, *others = functions
+        self._expand, self._spans, self._run, self._outcome, self._busy, self._sweep = others
+        know_overflows()
+        self._results = table.functions[3::4]
+
     def result_sources(self, function: int) -> list[int]:
         """Return, per result, its parameter, :data:`IS_SETTLED` or :data:`IS_FREE`."""
+        return list(self._origins(function))
 
     def independent_inputs(self, function: int) -> list[bool]:
         """Return, per parameter, whether its time matters even if it is settled."""
+        return [bool(flag) for flag in self._apart(function)]
 
     def open(self, function: int, classes: Sequence[int]) -> None:
         """Say when the parameters of a function that is run are there, before the first run."""
+        self._open(function, np.array(classes, np.int64))
 
     def ports(self, function: int) -> list[int]:
         """Return the parameters that are ports, behind the streams."""
+        with representable():
+            return list(self._ports(function))[1:]
 
     def tasks(self, function: int) -> int:
         """Number of ops, callees included."""
+        with representable():
+            return int(self._ports(function)[0])
 
     def matrix(self, function: int) -> Ints:
         """Return the ends of streams, then of results, per port: (streams + results, ports)."""
+        ports = STREAM_PORTS + len(self.ports(function))
+        result = np.empty((STREAM_PORTS + self._results[function]) * ports, np.int64)
+        self._matrix(function, result)
+        return result.reshape(-1, ports)
 
     def expand(self, function: int, times: Ints) -> Ints:
         """Return the starts of all ops in issue order, (runs, tasks), from (runs, ports) times."""
+        runs, tasks = times.shape[0], self.tasks(function)
+        result = np.empty(runs * tasks, np.int64)
+        self._expand(function, np.ascontiguousarray(times).ravel(), result)
+        return result.reshape(runs, tasks)
 
     def spans(self, function: int, times: Ints) -> Ints:
         """Start of the first and end of the last compute op, (runs, 2); else NEVER."""
+        self.ports(function)
+        bounds = np.empty(2 * times.shape[0], np.int64)
+        self._spans(function, np.ascontiguousarray(times).ravel(), bounds)
+        return bounds.reshape(-1, 2)
 
     def run(self, units: RankPrograms) -> ActionTimes:
         """Run units on ranks as early as possible."""
+        with representable():
+            sizes = self._run(*units.arrays())
+        times, finish, sent, position = (np.empty(size, np.int64) for size in sizes)
+        self._outcome(times, finish, sent, position)
+        return ActionTimes(
+            times, finish.reshape(-1, RANK_STREAMS), sent.reshape(-1, units.micros), position
+        )
 
     def sweep(self, columns: Ints, duration: Ints, sent: Ints, units: RankPrograms) -> Ints:
         """Return the ends of many runs of units, with other durations.
@@ -137,6 +178,10 @@ class FunctionSummaries(Protocol):
         int64 array (rows,)
             -1 where ranks wait for each other, or a time does not fit.
         """
+        result = np.empty(duration.shape[1], np.int64)
+        tables = (np.ascontiguousarray(table).ravel() for table in (duration, sent))
+        self._sweep(columns, *tables, *units.arrays(), result)
+        return result
 
     def busy(
         self, runs: Ints, times: Ints, computing: Ints, communicating: Ints
@@ -152,3 +197,17 @@ class FunctionSummaries(Protocol):
         computing, communicating : int64 arrays (2 n,)
             Further intervals, each its start and end.
         """
+        with representable():
+            compute, comm, both = self._busy(runs, times, computing, communicating)
+        return int(compute), int(comm), int(both)
+
+
+def summarize_functions(table: FunctionTable) -> FunctionSummaries:
+    """Read the functions of a table.
+
+    Raises
+    ------
+    DependencyError
+        DIST0110 for a native library that cannot be used.
+    """
+    return FunctionSummaries(table)

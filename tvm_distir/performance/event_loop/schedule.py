@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tvm_distir.support import InternalError, SimulationError, load_library, reference
+from tvm_distir.support import InternalError, SimulationError, load_library
 
 from .tasks import Ints, Tasks
 
@@ -35,7 +35,7 @@ def schedule(tasks: Tasks, names: Sequence[str] | None = None) -> tuple[Ints, In
     DependencyError
         DIST0110 for a native library that cannot be used.
     """
-    start, end, done = (reference("schedule") or _schedule_native)(tasks)
+    start, end, done = _schedule(tasks)
     if done < 0:
         problem = "the simulated time does not fit in 64-bit picoseconds (106 days)"
         remedy = "Check the numbers of the system and the sizes of the program."
@@ -53,7 +53,7 @@ def schedule(tasks: Tasks, names: Sequence[str] | None = None) -> tuple[Ints, In
     return start, end
 
 
-def _schedule_native(tasks: Tasks) -> tuple[Ints, Ints, int]:
+def _schedule(tasks: Tasks) -> tuple[Ints, Ints, int]:
     import tvm_ffi
 
     start, end = np.empty(tasks.size, np.int64), np.empty(tasks.size, np.int64)

@@ -7,7 +7,6 @@ from __future__ import annotations
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from tvm_distir.hardware import PICOSECONDS
 from tvm_distir.performance.event_loop.function_summaries import Ints
@@ -68,7 +67,7 @@ def op_kinds(names: ModuleNames, ops: Iterable[tuple[OpRow, str]]) -> list[Recor
 
     A function that several modules call is shown as the one that calls it most.
     """
-    known: dict[int, dict[str, Any]] = {}
+    known: dict[int, dict[str, object]] = {}
     kinds = []
     for row, scope in ops:
         if id(row) not in known:
@@ -80,10 +79,10 @@ def op_kinds(names: ModuleNames, ops: Iterable[tuple[OpRow, str]]) -> list[Recor
     return kinds
 
 
-def _event_args(row: OpRow) -> dict[str, Any]:
+def _event_args(row: OpRow) -> dict[str, object]:
     """Return the arguments of an op for events and traces: see :class:`.records.Event`."""
     op = row.op
-    args: dict[str, Any] = {"op": op.op, "binding": op.name, "bound_by": row.bound_by}
+    args: dict[str, object] = {"op": op.op, "binding": op.name, "bound_by": row.bound_by}
     if op.kind in ("wait", SLOWDOWN):
         return args
     if op.kind == "compute":

@@ -19,8 +19,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tvm_distir.performance.event_loop.function_summaries import FunctionSummaries
-from tvm_distir.performance.event_loop.maps import summarize_functions
+from tvm_distir.performance.event_loop.function_summaries import (
+    FunctionSummaries,
+    summarize_functions,
+)
 from tvm_distir.performance.event_loop.tasks import Tasks
 from tvm_distir.performance.program.parts import reached
 from tvm_distir.performance.program.program import Program

@@ -105,7 +105,7 @@ def _span(
     tid: int,
     start_us: float,
     duration_us: float,
-    args: Mapping[str, Any],
+    args: Mapping[str, object],
 ) -> str:
     """Return an event that takes time."""
     kind = {"ph": "X", "cat": category, "name": name}
@@ -160,7 +160,7 @@ class _Threads:
         return tid
 
 
-def _metadata(name: str, pid: int, tid: int, args: dict[str, Any]) -> str:
+def _metadata(name: str, pid: int, tid: int, args: dict[str, object]) -> str:
     return json.dumps({"ph": "M", "name": name, "pid": pid, "tid": tid, "args": args})
 
 
@@ -176,7 +176,7 @@ def _hta_events(lane: TracedDevices, finish_s: float) -> Iterator[str]:
         yield _span("kernel", name, _DEVICE, stream, at, length_us, {**facts, **args})
 
 
-_Kernel = tuple[str, int, int, int, dict[str, Any]]
+_Kernel = tuple[str, int, int, int, dict[str, object]]
 """Name, stream, start and time taken, what else is known."""
 
 

@@ -122,7 +122,7 @@ class _Writer:
         self._ids[key] = kinds, ids
         return ids
 
-    def _note(self, args: Mapping[str, Any], spent_ps: int) -> int:
+    def _note(self, args: Mapping[str, object], spent_ps: int) -> int:
         return self._notes.of(json.dumps({**args, "duration_ps": spent_ps}, allow_nan=False))
 
     def _flush(self) -> None:

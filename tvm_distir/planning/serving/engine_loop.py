@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Run the requests of a workload through an engine, by the native event loop where it is installed.
+"""Run the requests of a workload through an engine, by the native event loop.
 
 A replica in pipeline stages has as many groups of requests in flight as stages, as vLLM and SGLang
 do: a step of each group passes the stages in order, and a stage works on one step at a time. Each
@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tvm_distir.hardware import PICOSECONDS
-from tvm_distir.support import SimulationError, load_library, nearest, reference
+from tvm_distir.support import SimulationError, load_library, nearest
 
 from .batching import SCHEDULERS, SchedulerOptions, StepTimes
 from .lengths import Ints, workload_fault
@@ -138,10 +138,6 @@ class EngineLoop:
         """
         import tvm_ffi
 
-        python = reference("serve")
-        if python is not None:
-            outcome: list[tuple[Ints, ServedRequests]] = python(requests, self).run()
-            return outcome
         count, arrays = len(requests), self._arrays(requests)
         total, capacity = _STEPS, 0
         while (

@@ -1,8 +1,9 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Run the event loops of serving engines in plain Python, as the native code does.
+"""Run the event loops of serving engines in plain Python, where the work of a step is done.
 
-That code is ``passes/simulate/serving.cc``.
+:class:`.engine_loop.EngineLoop` runs the same loop natively (``passes/simulate/serving.cc``), where
+only the times are wanted.
 """
 
 from __future__ import annotations

@@ -1,24 +1,21 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Finds and loads the native library, on first use.
+"""Find and load the native library.
 
-A package without the library (a pure-Python wheel) uses the references in Python of
-:mod:`.references`; it says so when it is imported. A library that is there and cannot be used is an
-error.
+``import tvm_distir`` looks for it, and the first use loads it. A library that is missing or cannot
+be used is an error.
 """
 
 from __future__ import annotations
 
 import functools
 import os
-import warnings
 from collections.abc import Iterator
-from importlib import import_module, metadata
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tvm_distir.support.errors.tree import DependencyError
-from tvm_distir.support.native.references import REFERENCES
 from tvm_distir.support.native.tvm_nodes import check_nodes
 
 if TYPE_CHECKING:
@@ -28,20 +25,11 @@ ABI_VERSION = 15
 """Version of the interface that the Python side is written for (``passes/ffi/abi.cc``)."""
 
 LIBRARY_VARIABLE = "TVM_DISTIR_LIBRARY"
-"""Environment variable that names a library to load instead of the installed library.
-
-With the value :data:`NO_LIBRARY` no library is loaded.
-"""
-
-NO_LIBRARY = "none"
+"""Environment variable that names a library to load instead of the installed library."""
 
 LIBRARY_NAME = "libtvm_distir.so"
 DISTRIBUTION = "tvm_distir"
 _REBUILD = "Install the package again (scripts/setup, or: pip install .), which builds it."
-
-
-class AbsentLibraryWarning(UserWarning):
-    """The package has no native library and uses slower references in Python."""
 
 
 def _candidates() -> Iterator[Path]:
@@ -69,13 +57,6 @@ def library_path() -> Path:
         DIST0110 when there is none.
     """
     named = os.environ.get(LIBRARY_VARIABLE)
-    if named == NO_LIBRARY:
-        raise DependencyError(
-            "DIST0110",
-            f"{LIBRARY_VARIABLE}={NO_LIBRARY} switches it off, and this has no reference in Python",
-            location="native library",
-            remedy=f"Unset {LIBRARY_VARIABLE}, or use the engine virtual or threads.",
-        )
     if named:
         path = Path(named)
         if not path.is_file():
@@ -96,41 +77,8 @@ def library_path() -> Path:
         "DIST0110",
         f"there is no {LIBRARY_NAME} (looked for {', '.join(looked)})",
         location="native library",
-        remedy=f"{_REBUILD} Or set the path of a library in {LIBRARY_VARIABLE}, or use the engine "
-        "virtual or threads, which do without it.",
+        remedy=f"{_REBUILD} Or set the path of a library in {LIBRARY_VARIABLE}.",
     )
-
-
-def has_library() -> bool:
-    """Return whether a native library is installed or named; it is looked for, not loaded."""
-    return _has_library(os.environ.get(LIBRARY_VARIABLE))
-
-
-@functools.cache
-def _has_library(named: str | None) -> bool:
-    return named != NO_LIBRARY if named else any(path.is_file() for path in _candidates())
-
-
-def warn_without_library() -> None:
-    """Warn when the package has no native library (:class:`AbsentLibraryWarning`)."""
-    if not has_library():
-        warnings.warn(
-            "native library absent: Python references are used; simulation and search are slower. "
-            "A wheel for this platform has it (scripts/wheel).",
-            AbsentLibraryWarning,
-            stacklevel=3,
-        )
-
-
-def reference(name: str) -> Any | None:
-    """Return the Python reference of a native function where the library is absent, else None."""
-    return None if has_library() else _reference(name)
-
-
-@functools.cache
-def _reference(name: str) -> Any:
-    module, _, function = REFERENCES[name].partition(":")
-    return getattr(import_module(module), function)
 
 
 def load_library() -> Module:
@@ -152,7 +100,7 @@ def load_library() -> Module:
 
 
 def native_function(name: str) -> Any:
-    """Return a function of ``passes/ffi``, which accesses TVM's nodes, or its reference.
+    """Return a function of ``passes/ffi``, which accesses TVM's nodes.
 
     Raises
     ------
@@ -165,9 +113,6 @@ def native_function(name: str) -> Any:
 @functools.cache
 def _native_function(name: str, named: str | None) -> Any:
     """Look a function up, once while the environment variable has this value."""
-    function = reference(name)
-    if function is not None:
-        return function
     check_nodes()
     return load_library()[name]
 

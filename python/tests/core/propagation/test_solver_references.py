@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The solver's references in Python give each number that the native solver gives."""
+"""The oracles of the solver give each number that the native solver gives."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.core.propagation.test_tables import random_problem
-from tests.performance.native.kernels import KERNELS, using
+from tests.references import KERNELS, using
 from tvm_distir.core.solver.cost_tables import Tables
 from tvm_distir.core.solver.problem import INFINITE, Problem
 
@@ -55,7 +55,6 @@ def bounds(seed):
     yield other.round(), other.labels(), other.messages().tolist()
 
 
-@pytest.mark.native
 @pytest.mark.parametrize("results", [eliminations, bounds])
 def test_references_equal_the_native_solver(results):
     for seed in range(60):

@@ -16,13 +16,15 @@ from tvm import relax
 import tvm_distir as td
 from tests.execution.runtime.test_runtime_mpi import has_mpi
 from tests.performance.native.rank_threads import run_ranks
+from tests.references.thread_fabric import ReferenceFabric, ReferenceThreads
 from tvm_distir.core.collectives import Collective, apply
 from tvm_distir.core.ir import outline_branches
 from tvm_distir.core.ir.operators import PACKED_ARGS, is_done, started_op
 from tvm_distir.core.ir.operators import REDUCE_OPS as OPS
 from tvm_distir.execution.runtime import ThreadsEngine
-from tvm_distir.execution.runtime.collectives.ccl import FABRICS, functions, worker
+from tvm_distir.execution.runtime.collectives.ccl import functions, worker
 from tvm_distir.execution.runtime.collectives.fabric import failure_text
+from tvm_distir.execution.runtime.collectives.native_fabric import NativeFabric
 from tvm_distir.execution.runtime.program.async_calls import split_starts
 from tvm_distir.execution.runtime.program.joining import same_bits
 from tvm_distir.execution.runtime.program.lowered import LoweredProgram, entry_module
@@ -126,13 +128,14 @@ def test_collectives_in_flight_give_the_same_bits(overlapped):
     ]
     assert {int(copies.value) for copies in names} == {0, 1}
     want = td.run(mod, inputs, engine="virtual")
-    engines = [ThreadsEngine(), ThreadsEngine(collectives="python")]
+    engines = [ThreadsEngine(), ReferenceThreads()]
     for engine in [*engines, *([td.execution.MpiEngine()] if has_mpi() else [])]:
         got = engine.run(mod, inputs)
         assert all(same_bits(a, b) for a, b in zip(got, want, strict=True)), engine.name
         assert engine.most_in_flight > 3, engine.name
 
 
+FABRICS = {"native": NativeFabric, "reference": ReferenceFabric}
 GROUPS = ((0, 2), (3, 1))
 CALLS = (
     Collective("all_reduce", GROUPS, (("op", "sum"),)),
@@ -173,12 +176,12 @@ def packed_arguments(call, x):
     ]
 
 
-@pytest.mark.parametrize("kind", ["native", "python"])
+@pytest.mark.parametrize("kind", FABRICS)
 @pytest.mark.parametrize("columns", [4, 6000])
 def test_every_kind_completes_in_any_order(kind, columns):
     """All are started, then completed from the last to the first; a blocking one lies between."""
     calls = [call for call in CALLS if call.name != "exchange" or columns == 6000]
-    fabric, table = FABRICS[kind](range(4), 30.0), functions(kind)
+    fabric, table = FABRICS[kind](range(4), 30.0), functions(kind != "native")
 
     def body(rank):
         with worker(fabric, rank):
@@ -212,7 +215,7 @@ def test_every_kind_completes_in_any_order(kind, columns):
 
 def fails(kind, body, ranks=2):
     """The first cause of a run of ranks that call the functions themselves."""
-    fabric, table = FABRICS[kind](range(ranks), 1.0), functions(kind)
+    fabric, table = FABRICS[kind](range(ranks), 1.0), functions(kind != "native")
 
     def work(rank):
         with worker(fabric, rank):
@@ -222,7 +225,7 @@ def fails(kind, body, ranks=2):
     return failure_text(fabric.failure[1])
 
 
-@pytest.mark.parametrize("kind", ["native", "python"])
+@pytest.mark.parametrize("kind", FABRICS)
 def test_ranks_that_start_different_collectives_are_told(kind):
     def body(rank, table):
         call = Collective("all_reduce", ((0, 1),), (("op", "sum" if rank else "max"),))
@@ -236,7 +239,7 @@ def test_ranks_that_start_different_collectives_are_told(kind):
     assert "op=sum" in message
 
 
-@pytest.mark.parametrize("kind", ["native", "python"])
+@pytest.mark.parametrize("kind", FABRICS)
 @pytest.mark.parametrize("fault", ["raises", "ends", "blocks"])
 def test_a_rank_that_never_starts_its_collective_ends_the_wait(kind, fault):
     """Rank 1 raises, ends, or waits for rank 0 in another collective."""

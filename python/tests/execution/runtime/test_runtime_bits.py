@@ -7,12 +7,13 @@ The values are inexact: a sum in another order has other bits.
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import cache
 
 import pytest
 
 from tests.execution.runtime.mpi_cases import CASES
 from tests.execution.runtime.test_runtime_mpi import needs_mpi
+from tests.references.thread_fabric import ReferenceThreads
 from tvm_distir.execution.runtime.engines.mpi.engine import MpiEngine
 from tvm_distir.execution.runtime.engines.threads.engine import ThreadsEngine
 from tvm_distir.execution.runtime.engines.virtual.engine import VirtualEngine
@@ -20,7 +21,7 @@ from tvm_distir.execution.runtime.program.joining import same_bits
 
 ENGINES = {
     "threads": ThreadsEngine,
-    "threads in Python": partial(ThreadsEngine, collectives="python"),
+    "threads in Python": ReferenceThreads,
     "mpi": MpiEngine,
 }
 MARKS = {"mpi": [needs_mpi]}

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The engine ``threads`` with native and with Python collectives: same bits, same counts."""
+"""The engine ``threads`` with native collectives and with their oracle: same bits, same counts."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from tvm import relax
 
 import tvm_distir as td
 from tests.execution.runtime.level5_modules import Level5, arrival, draw, ops
+from tests.references.thread_fabric import ReferenceThreads
 from tvm_distir.execution.runtime.engines.threads.engine import ThreadsEngine
 from tvm_distir.execution.runtime.engines.virtual.engine import VirtualEngine
 from tvm_distir.execution.runtime.program.groups import axes_of_groups
 from tvm_distir.execution.runtime.program.joining import same_bits
-from tvm_distir.support.errors.tree import DependencyError, EngineError
+from tvm_distir.support.errors.tree import DependencyError
 from tvm_distir.support.native.loader import LIBRARY_VARIABLE
 
 
@@ -62,8 +63,7 @@ def test_both_implementations_give_the_bits_and_counts_of_virtual(make, shape):
     virtual = VirtualEngine()
     want = virtual.run(mod, [x])
     assert virtual.collectives
-    for collectives in ("native", "python", "native"):
-        engine = ThreadsEngine(20, collectives=collectives)
+    for engine in (ThreadsEngine(20), ReferenceThreads(20), ThreadsEngine(20)):
         got = engine.run(mod, [x])
         assert all(same_bits(a, b) for a, b in zip(got, want, strict=True))
         assert engine.collectives == virtual.collectives
@@ -76,17 +76,10 @@ def test_groups_that_belong_to_no_call_get_the_smallest_axes():
     assert table[0, ((0, 1, 2, 3),)] == (0, 1)
 
 
-def test_unknown_collectives():
-    with pytest.raises(EngineError, match=r'DIST0601.*"nativ".*Did you mean "native"'):
-        ThreadsEngine(collectives="nativ")
-
-
-def test_without_the_library_native_fails_and_a_compiled_program_runs_in_python(
-    monkeypatch, tmp_path
-):
+def test_a_compiled_program_requires_the_library_but_with_the_oracle(monkeypatch, tmp_path):
     program, x = td.compile(several_collectives()), np.ones((4, 6), "float32")
     assert program.overwritten == frozenset()  # by native code, before it is taken away
     monkeypatch.setenv(LIBRARY_VARIABLE, str(tmp_path / "none.so"))
     with pytest.raises(DependencyError, match="DIST0110"):
         ThreadsEngine(20).run(program, [x])
-    assert len(ThreadsEngine(20, collectives="python").run(program, [x])) == 1
+    assert len(ReferenceThreads(20).run(program, [x])) == 1

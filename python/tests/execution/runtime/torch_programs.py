@@ -53,7 +53,7 @@ def collectives(reduce: str, check: str) -> None:
     fabric = TorchFabric(job, range(job.size), reduce, check == "check")
     every = [groups for groups in groups_of(job.size) if len(groups[0]) > 1]
     fabric.prepare(Communication(tuple(g for groups in every for g in groups)))
-    ccl.register("python")
+    ccl.register(messages=True)
     rank, count = job.process, 0
     # The libraries reduce 16-bit floats in 16 bits, where these values overflow.
     dtypes = DTYPES if reduce == "ordered" else ("float32", "float64", "int32", "bool")

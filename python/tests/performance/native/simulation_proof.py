@@ -9,13 +9,16 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from tests.performance.native.kernels import KERNELS, using
 from tests.performance.native.random_loads import no_loads, random_loads
 from tests.performance.native.random_maps import Flat, random_functions
 from tests.performance.native.random_pipelines import Pipeline, starts_of
+from tests.references import KERNELS, using
 from tvm_distir.performance.event_loop.contention import run_contended
-from tvm_distir.performance.event_loop.function_summaries import NEVER, STREAM_PORTS
-from tvm_distir.performance.event_loop.maps import summarize_functions
+from tvm_distir.performance.event_loop.function_summaries import (
+    NEVER,
+    STREAM_PORTS,
+    summarize_functions,
+)
 from tvm_distir.performance.event_loop.schedule import schedule
 
 MOST = 1500

@@ -12,10 +12,10 @@ import random
 import numpy as np
 import pytest
 
-from tests.performance.native.kernels import KERNELS, using
 from tests.performance.native.random_maps import Functions
 from tests.performance.native.random_pipelines import Pipeline, starts_of
 from tests.performance.native.simulation_proof import differing_functions, differing_pipelines
+from tests.references import KERNELS, using
 from tvm_distir.performance.event_loop.function_summaries import (
     AFTER,
     APART,
@@ -27,8 +27,8 @@ from tvm_distir.performance.event_loop.function_summaries import (
     SETTLED,
     SYNC,
     FunctionTable,
+    summarize_functions,
 )
-from tvm_distir.performance.event_loop.maps import summarize_functions
 from tvm_distir.support.errors.tree import SimulationError
 from tvm_distir.support.native.loader import load_library
 

@@ -5,15 +5,13 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from tests.performance.native.random_loads import loads_of
 from tests.performance.native.simulation_proof import differing_meetings
+from tests.references.contention import fair_speeds
 from tvm_distir.performance.event_loop.activities import ENDLESS
 from tvm_distir.performance.event_loop.contention import run_contended
-from tvm_distir.performance.event_loop.function_summaries import FunctionTable
-from tvm_distir.performance.event_loop.maps import summarize_functions
-from tvm_distir.performance.event_loop.python_contention import fair_speeds
+from tvm_distir.performance.event_loop.function_summaries import FunctionTable, summarize_functions
 from tvm_distir.performance.event_loop.rank_programs import RUN, SEND, RankPrograms
 
 
@@ -92,7 +90,6 @@ def test_a_message_slows_the_unit_beside_it(kernels):
     assert result.real(0, np.array([0, 160, 320, 1000])).tolist() == [0, 200, 400, 1080]
 
 
-@pytest.mark.native
 def test_random_pipelines_meet():
     """As without meeting where there are no loads; kernel and reference agree event by event."""
     assert differing_meetings(range(30)) == (30, [])

@@ -1,14 +1,14 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The references of native functions take their place where the library is absent."""
+"""Oracles that take the place of native functions call no library, which is else required."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.performance.native.kernels import using
 from tests.performance.simulation.hand_crowds import crowded, pipeline
 from tests.performance.simulation.hand_programs import SYSTEM, Build, program
+from tests.references import using
 from tvm_distir.performance.simulation.simulator import simulate
 from tvm_distir.support.errors.tree import DependencyError
 from tvm_distir.support.native.loader import LIBRARY_VARIABLE

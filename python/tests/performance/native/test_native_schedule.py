@@ -7,8 +7,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tvm_distir.performance.event_loop.python_schedule import schedule_tasks
-from tvm_distir.performance.event_loop.schedule import _schedule_native, find_cycle, schedule
+from tests.references.schedule import schedule_tasks
+from tvm_distir.performance.event_loop.schedule import _schedule, find_cycle, schedule
 from tvm_distir.performance.event_loop.tasks import Tasks
 from tvm_distir.support.errors.tree import SimulationError
 from tvm_distir.support.native.loader import ABI_VERSION, load_library
@@ -115,12 +115,11 @@ def test_overflow(kernels):
         ({"stream_count": -1}, "stream_count"),
     ],
 )
-@pytest.mark.native
 def test_the_kernel_refuses_what_it_cannot_read(change, what):
     good = Tasks.from_pairs([1, 2], [0, 1], [(1, 0)])
     bad = Tasks(**{**good.__dict__, **change})
     with pytest.raises((ValueError, TypeError), match=what):
-        _schedule_native(bad)
+        _schedule(bad)
 
 
 def random_tasks(rng):
@@ -140,13 +139,12 @@ def random_tasks(rng):
     )
 
 
-@pytest.mark.native
 def test_native_equals_reference_on_random_graphs():
     rng = np.random.default_rng(7)
     blocked = 0
     for _ in range(3000):
         tasks = random_tasks(rng)
-        start, end, done = _schedule_native(tasks)
+        start, end, done = _schedule(tasks)
         expected_start, expected_end, expected_done = schedule_tasks(tasks)
         assert done == expected_done
         np.testing.assert_array_equal(start, expected_start)
@@ -159,7 +157,6 @@ def test_native_equals_reference_on_random_graphs():
     assert 300 < blocked < 2700  # both cases are really met
 
 
-@pytest.mark.native
 def test_native_equals_reference_on_a_larger_graph():
     rng = np.random.default_rng(11)
     count = 1500
@@ -181,6 +178,5 @@ def test_inputs_are_not_changed():
         np.testing.assert_array_equal(value, getattr(tasks, key))
 
 
-@pytest.mark.native
 def test_the_library_is_really_called():
     assert load_library()["abi_version"]() == ABI_VERSION

@@ -10,9 +10,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.performance.native.kernels import KERNELS, using
 from tests.performance.simulation.hand_programs import MICRO, SYSTEM, Build, program, random_program
 from tests.performance.simulation.hand_stages import Sizes, stages
+from tests.references import KERNELS, using
 from tvm_distir.core.plan.schedules.schedule import Schedule
 from tvm_distir.performance.fusion.host_launches import without_wrappers
 from tvm_distir.performance.simulation.op_costs import OpCosts

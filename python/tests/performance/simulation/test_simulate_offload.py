@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import tvm_distir as td
-from tests.performance.native.kernels import using
 from tests.performance.simulation.hand_programs import MICRO, SYSTEM
 from tests.performance.simulation.hand_stages import Sizes, stages
+from tests.references import using
 from tvm_distir.core.plan.plan import Plan
 from tvm_distir.core.plan.schedules.offloading import absences
 from tvm_distir.core.plan.schedules.pipeline_actions import BACKWARD, FORWARD

@@ -13,10 +13,10 @@ import pytest
 
 import tvm_distir as td
 from tests.nightly import nightly_but
-from tests.performance.native.kernels import using
 from tests.performance.simulation.hand_programs import MICRO, SYSTEM
 from tests.performance.simulation.hand_stages import Sizes, stages
 from tests.plain_systems import PLAIN_A100
+from tests.references import using
 from tests.transforms.training.pipeline_models import tower
 from tvm_distir.core.plan.plan import Plan
 from tvm_distir.core.plan.schedules.pipeline_actions import BACKWARD, FORWARD, WEIGHT

@@ -7,7 +7,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.performance.native.kernels import using
 from tests.performance.simulation.hand_programs import (
     MICRO,
     SYSTEM,
@@ -16,6 +15,7 @@ from tests.performance.simulation.hand_programs import (
     random_program,
     round_system,
 )
+from tests.references import using
 from tvm_distir.performance.program.program import Program
 from tvm_distir.performance.simulation.simulator import simulate
 from tvm_distir.support.errors.tree import SimulationError

@@ -15,7 +15,7 @@ import pytest
 from tvm.relax.frontend import nn
 
 import tvm_distir as td
-from tests.performance.native.kernels import KERNELS, using
+from tests.references import KERNELS, using
 from tvm_distir.models.zoo.layers import FeedForward
 from tvm_distir.performance.program.size_formulas import FormulaFit, evaluate
 from tvm_distir.performance.simulation.op_costs import OpCosts

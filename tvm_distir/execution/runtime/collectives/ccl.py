@@ -24,8 +24,9 @@ the other; ``op``: position in :data:`tvm_distir.core.ir.operators.names.REDUCE_
 ``done``                  the ``out`` of a start, and its operand where that is at hand
 ========================  ==============================================================
 
-Each finds the fabric of the worker that calls it through :func:`worker`. All but ``exchange``,
-``send`` and ``recv`` exist twice, in the native library and in Python; :func:`register` chooses.
+Each finds the fabric of the worker that calls it through :func:`worker`. Workers of a
+:class:`.native_fabric.NativeFabric` call collectives of the native library; those of a job, whose
+ranks are processes, exchange messages (:mod:`.posted_collectives`); :func:`register` chooses.
 """
 
 from __future__ import annotations
@@ -47,17 +48,10 @@ from tvm_distir.support import EngineError
 
 from . import native_library as native
 from .array_operations import NUMPY
-from .fabric import Fabric, Watched
+from .fabric import Fabric
 from .native_fabric import NativeFabric
 from .posted_collectives import PostedCollectives
-from .python_fabric import PythonFabric
 from .transfers import Transfers
-
-FABRICS: dict[str, Callable[[Sequence[int], float], Watched]] = {
-    "native": NativeFabric,
-    "python": PythonFabric,
-}
-"""The two implementations: makers of a fabric from its ranks and the timeout in seconds."""
 
 _here = threading.local()
 
@@ -159,25 +153,25 @@ def _recv(fabric: Transfers, rank: int, *args: Any) -> None:
     fabric.arrays.write(out, fabric.receive(rank, parse_transfer(transfer), dtype))
 
 
-def functions(collectives: str = "native") -> dict[str, Callable[..., Any]]:
+def functions(messages: bool = False) -> dict[str, Callable[..., Any]]:
     """Return all packed functions, by short name.
 
     Parameters
     ----------
-    collectives : str
-        A key of :data:`FABRICS`; only workers of such a fabric may call the functions.
+    messages : bool
+        Return those for the ranks of a job, whose collectives are messages, in place of those for
+        workers of a native fabric.
     """
     bodies: dict[str, Callable[..., Any]]
-    if collectives == "native":
-        bodies = {name: native.collective(name) for name in PACKED_ARGS}
-    else:
+    if messages:
         bodies = {name: _guarded(name, _collective(name)) for name in PACKED_ARGS}
-    exchange = _exchange if collectives == "native" else _collective("exchange")
+    else:
+        bodies = {name: native.collective(name) for name in PACKED_ARGS}
+    exchange = _collective("exchange") if messages else _exchange
     ours: dict[str, Callable[..., Any]]
     ours = {"exchange": exchange, "send": _send, "recv": _recv}
     for name in COLLECTIVES:
-        start = _start_on_thread(bodies.get(name)) if collectives == "native" else _start(name)
-        ours[name + START] = start
+        ours[name + START] = _start(name) if messages else _start_on_thread(bodies.get(name))
     ours[DONE.removeprefix(PACKED_PREFIX)] = _done
     bodies.update({name: _guarded(name, body) for name, body in ours.items()})
     return bodies
@@ -214,13 +208,13 @@ def _done(
     fabric.complete(rank, out.data_ptr())
 
 
-def register(collectives: str = "native") -> None:
-    """Register the functions with the FFI, in place of earlier ones.
+def register(messages: bool = False) -> None:
+    """Register the :func:`functions` with the FFI, in place of earlier ones.
 
     Raises
     ------
     DependencyError
         DIST0110 without the native library.
     """
-    for name, function in functions(collectives).items():
+    for name, function in functions(messages).items():
         tvm_ffi.register_global_func(PACKED_PREFIX + name, function, override=True)

@@ -5,9 +5,9 @@
 There is a fabric per run. A waiting rank is recorded with the event that it waits for, so that the
 fabric detects a deadlock at once; a failure of a rank ends the waiting of all.
 
-This module has the common parts of all fabrics. :class:`.native_fabric.NativeFabric` uses the
-native library; :class:`.python_fabric.PythonFabric` is its oracle in plain Python;
-:class:`.job_fabric.JobFabric` exchanges messages between processes.
+This module has the common parts of all fabrics. :class:`.native_fabric.NativeFabric`, between
+threads, uses the native library; :class:`.job_fabric.JobFabric` exchanges messages between
+processes.
 """
 
 from __future__ import annotations
@@ -46,13 +46,6 @@ class Fabric(Protocol):
 
     def received(self, rank: int) -> list[tuple[Transfer, int]]:
         """Return transfers a rank received, each with the bytes of an element."""
-
-
-class Watched(Fabric, Protocol):
-    """A fabric that a controller can watch while its ranks run elsewhere."""
-
-    def progress(self) -> int:
-        """Return a number that grows while ranks meet or post messages."""
 
 
 class Aborted(Exception):

@@ -101,10 +101,6 @@ class PostedCollectives(Transfers):
         if call.name in LOCAL_OPS:
             group = call.group_of(rank)
             return self.arrays.local(call, x, group.index(rank), len(group))
-        return self._among_all(rank, call, x, into)
-
-    def _among_all(self, rank: int, call: Collective, x: Operand, into: Operand | None) -> Operand:
-        """Run a collective between ranks."""
         return self._finish(rank, self._begin(rank, call, x, into, blocks=True))
 
     def start(

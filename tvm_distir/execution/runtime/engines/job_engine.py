@@ -133,7 +133,7 @@ class JobSession:
         self._fabric, self._function = fabric, entry.function
         self._rank = entry.ranks[0] if fabric.rank is None else fabric.rank
         library = program.library(entry)
-        ccl.register("python")
+        ccl.register(messages=True)
         self._machine = make_machine(library, fabric.device)
         if trace is not None:
             trace.attach(self._machine)

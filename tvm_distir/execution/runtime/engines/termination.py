@@ -9,11 +9,11 @@ from collections.abc import Collection, Sequence
 
 from tvm_distir.execution.runtime.collectives.fabric import (
     Fabric,
-    Watched,
     ranks_text,
     too_late,
     worker_failed,
 )
+from tvm_distir.execution.runtime.collectives.native_fabric import NativeFabric
 from tvm_distir.execution.runtime.program.io_layout import Entries
 from tvm_distir.support import DistIRError, EngineError
 
@@ -45,7 +45,7 @@ class TerminationWatch:
 
     Parameters
     ----------
-    fabric : Watched
+    fabric : NativeFabric
         The fabric in which the ranks meet.
     ranks : sequence of int
     timeout_s : float
@@ -53,7 +53,7 @@ class TerminationWatch:
         meet, post a message or end within it.
     """
 
-    def __init__(self, fabric: Watched, ranks: Sequence[int], timeout_s: float) -> None:
+    def __init__(self, fabric: NativeFabric, ranks: Sequence[int], timeout_s: float) -> None:
         self._fabric = fabric
         self._ranks = ranks
         self._timeout_s = timeout_s

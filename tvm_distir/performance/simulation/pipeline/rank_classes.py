@@ -14,8 +14,8 @@ from tvm_distir.performance.event_loop.function_summaries import (
     IS_FREE,
     SETTLED,
     FunctionSummaries,
+    summarize_functions,
 )
-from tvm_distir.performance.event_loop.maps import summarize_functions
 from tvm_distir.performance.program.pipeline_program import PipelineProgram
 from tvm_distir.performance.program.program import Program
 from tvm_distir.performance.program.unit_phases import once_slots

@@ -15,7 +15,7 @@ import ctypes
 import itertools
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,7 +25,7 @@ import tvm_ffi
 from tvm.runtime.vm import VirtualMachine
 
 from tvm_distir.execution.runtime.collectives import ccl
-from tvm_distir.execution.runtime.collectives.fabric import Watched
+from tvm_distir.execution.runtime.collectives.native_fabric import NativeFabric
 from tvm_distir.execution.runtime.engines.executed import count_executed
 from tvm_distir.execution.runtime.engines.fork import run_turn
 from tvm_distir.execution.runtime.engines.local_engine import LocalEngine, RankTensors
@@ -39,7 +39,7 @@ from tvm_distir.execution.runtime.program.machines import make_machine
 from tvm_distir.execution.runtime.program.run_trace import RankTrace, write_run_trace
 from tvm_distir.execution.runtime.program.runnable import Runnable
 from tvm_distir.execution.runtime.program.tensors import flat_tensors
-from tvm_distir.support import EngineError, has_library, nearest, repair_disco, sync_workers
+from tvm_distir.support import EngineError, repair_disco, sync_workers
 
 TIMEOUT_S = 300.0
 _INVOKE = "tvm_distir.execution.runtime.invoke"
@@ -53,7 +53,7 @@ class ThreadJob:
     ``idle`` has virtual machines of the program by rank, which no run uses.
     """
 
-    fabric: Watched
+    fabric: NativeFabric
     machine: dict[int, VirtualMachine]
     function: dict[int, str]
     inputs: RankTensors
@@ -75,15 +75,10 @@ _jobs: dict[int, ThreadJob] = {}
 _sessions: dict[int, tvm.runtime.disco.Session] = {}
 
 
-def make_job(
-    program: Runnable,
-    tensors: RankTensors,
-    fabric: Callable[[Sequence[int], float], Watched],
-    timeout_s: float,
-) -> ThreadJob:
+def make_job(program: Runnable, tensors: RankTensors, timeout_s: float) -> ThreadJob:
     """Return the job of the workers: a library each, and their inputs."""
     ranks = [r for e in program.entries for r in e.ranks]
-    job = ThreadJob(fabric(ranks, timeout_s), {}, {}, tensors)
+    job = ThreadJob(NativeFabric(ranks, timeout_s), {}, {}, tensors)
     for entry in program.entries:
         library = program.library(entry)
         for rank in entry.ranks:
@@ -174,33 +169,18 @@ class ThreadsEngine(LocalEngine):
     timeout_s : float
         The time for which a rank waits for another rank that is busy; ranks that can never meet are
         detected at once.
-    collectives : str, optional
-        ``"native"``, those of the native library, or ``"python"``, their slow reference; None: the
-        native collectives where the package has the library.
 
     Attributes
     ----------
     collectives : tuple of CollectiveCount
         The collectives that the last run executed, as the first rank of every mesh counted them.
-
-    Raises
-    ------
-    EngineError
-        DIST0601 for other collectives.
     """
 
     name = "threads"
     records_trace = True
 
-    def __init__(self, timeout_s: float = TIMEOUT_S, collectives: str | None = None) -> None:
-        if collectives is None:
-            collectives = "native" if has_library() else "python"
-        if collectives not in ccl.FABRICS:
-            problem = f'the engine threads has no collectives "{collectives}"'
-            remedy = nearest(collectives, ccl.FABRICS)
-            raise EngineError("DIST0601", problem, location="engine", remedy=remedy)
+    def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
         self.timeout_s = timeout_s
-        self._implementation = collectives
         self._idle: tuple[Runnable | None, dict[int, VirtualMachine]] = None, {}
 
     def run_tensors(self, program: Runnable, tensors: RankTensors) -> RankTensors:
@@ -211,10 +191,10 @@ class ThreadsEngine(LocalEngine):
         EngineError
             The first failure of any worker: DIST0610 to DIST0613, or what the worker raised.
         DependencyError
-            DIST0110 when the native library is needed and missing.
+            DIST0110 without the native library.
         """
         entries = program.entries
-        job = make_job(program, tensors, ccl.FABRICS[self._implementation], self.timeout_s)
+        job = make_job(program, tensors, self.timeout_s)
         if self.trace is not None:
             job.traces = {rank: RankTrace() for rank in job.machine}
         else:  # steps of a session run one program
@@ -233,7 +213,7 @@ class ThreadsEngine(LocalEngine):
     def _call(self, job: ThreadJob, workers: int) -> None:
         with run_turn(), one_thread_each(workers):
             session = _session(workers)
-            ccl.register(self._implementation)  # machines look the functions up when made
+            ccl.register()  # machines look the functions up when made
             number = next(_numbers)
             _jobs[number] = job
             try:

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run compiled entry functions with a plain thread per rank, without Disco.
 
-The collectives are the reference in NumPy. Works with TVM's runtime-only library.
+Works with TVM's runtime-only library.
 """
 
 from __future__ import annotations
@@ -10,53 +10,21 @@ from __future__ import annotations
 import threading
 
 from tvm_distir.execution.runtime.collectives import ccl
-from tvm_distir.execution.runtime.engines.executed import count_executed
 from tvm_distir.execution.runtime.engines.fork import run_turn
-from tvm_distir.execution.runtime.engines.local_engine import LocalEngine, RankTensors
-from tvm_distir.execution.runtime.engines.termination import raise_failure
-from tvm_distir.execution.runtime.program.runnable import Runnable
 
-from .engine import TIMEOUT_S, make_job, one_thread_each, work
-
-_COLLECTIVES = "python"
+from .engine import ThreadJob, ThreadsEngine, one_thread_each, wait, work
 
 
-class PlainEngine(LocalEngine):
-    """The engine for compiled functions with a plain thread per rank.
-
-    Parameters
-    ----------
-    timeout_s : float
-        The time for which a rank waits for another rank that is busy.
-    """
+class PlainEngine(ThreadsEngine):
+    """The engine ``virtual`` for compiled functions; see :class:`.engine.ThreadsEngine`."""
 
     name = "virtual"
+    records_trace = False
 
-    def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
-        self.timeout_s = timeout_s
-
-    def run_tensors(self, program: Runnable, tensors: RankTensors) -> RankTensors:
-        """Run every rank's entry function on its tensors.
-
-        Raises
-        ------
-        EngineError
-            The first failure of any rank: DIST0610 to DIST0613, or what the rank raised.
-        """
-        job = make_job(program, tensors, ccl.FABRICS[_COLLECTIVES], self.timeout_s)
+    def _call(self, job: ThreadJob, workers: int) -> None:
         with run_turn(), one_thread_each(len(job.machine)):
-            ccl.register(_COLLECTIVES)
-            threads = [
-                threading.Thread(target=work, args=(job, rank), name=f"rank {rank}", daemon=True)
-                for rank in job.machine
-            ]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-        raise_failure(job.fabric, program.entries)
-        fabric = job.fabric
-        self.collectives = count_executed(
-            program.axes, program.entries, fabric.executed, fabric.received
-        )
-        return job.outputs
+            ccl.register()
+            for rank in job.machine:
+                name = f"rank {rank}"
+                threading.Thread(target=work, args=(job, rank), name=name, daemon=True).start()
+            wait(job, self.timeout_s)

@@ -172,8 +172,8 @@ class _Run:
 class VirtualEngine(LocalEngine):
     """Runs level-5 modules on a single process, all ranks step by step.
 
-    A deployed program holds no steps, only compiled functions: its ranks take a plain thread
-    each, with the same collectives in NumPy.
+    A deployed program holds no steps, only compiled functions: its ranks take a plain thread each,
+    with native collectives.
 
     Parameters
     ----------

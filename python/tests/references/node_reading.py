@@ -11,11 +11,10 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, relax, tirx
 
+from tests.references.node_numbers import NUMBERS
 from tvm_distir.core.ir.handles import handle
 from tvm_distir.core.rewriting.substitute import VARIABLES
 from tvm_distir.support import GenericConst, StringImm
-
-from .python_numbers import NUMBERS
 
 NONE = -1
 

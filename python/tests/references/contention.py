@@ -10,9 +10,16 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from .activities import ALL_ALONG, AT_ZERO, FLOW, JOIN, Activities, Loads
-from .function_summaries import NEVER, Ints
-from .python_units import times_of
+from tests.references.rank_units import times_of
+from tvm_distir.performance.event_loop.activities import (
+    ALL_ALONG,
+    AT_ZERO,
+    FLOW,
+    JOIN,
+    Activities,
+    Loads,
+)
+from tvm_distir.performance.event_loop.function_summaries import NEVER, Ints
 
 EXACT = 1 << 53
 """Times up to which a float64 is exact."""

@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from .problem import INFINITE, Array, Scope
-from .python_dual import dual_functions
-from .python_elimination import (
+from tests.references.dual_bounds import dual_functions
+from tests.references.elimination import (
     LARGEST,
     NO_BOUND,
     Eliminating,
@@ -27,6 +26,7 @@ from .python_elimination import (
     read_states,
     row_of,
 )
+from tvm_distir.core.solver.problem import INFINITE, Array, Scope
 
 
 class _Session:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .tasks import Ints, Tasks
+from tvm_distir.performance.event_loop.tasks import Ints, Tasks
 
 _LARGEST = (1 << 63) - 1
 

@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tvm_distir.support import SimulationError
-
-from .function_summaries import (
+from tests.references.rank_units import checked, run_units, times_of
+from tvm_distir.performance.event_loop.function_summaries import (
     AFTER,
     APART,
     COMPUTE_PORT,
@@ -27,12 +26,13 @@ from .function_summaries import (
     NEVER,
     STREAM_PORTS,
     SYNC,
+    FunctionSummaries,
     FunctionTable,
     Ints,
     representable,
 )
-from .python_units import checked, run_units, times_of
-from .rank_programs import ActionTimes, RankPrograms
+from tvm_distir.performance.event_loop.rank_programs import ActionTimes, RankPrograms
+from tvm_distir.support import SimulationError
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def _retimed(op: _Op, column: int, elapsed: Ints) -> _Op:
     return op if column < 0 else replace(op, duration=int(elapsed[column]))
 
 
-class PythonMaps:
+class ReferenceMaps(FunctionSummaries):
     """See :class:`.function_summaries.FunctionSummaries`."""
 
     def __init__(self, table: FunctionTable) -> None:

@@ -10,14 +10,28 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from unittest.mock import patch
 
 from tvm_distir.core.collectives import Collective, Transfer, apply
+from tvm_distir.core.ir.operators import LOCAL_OPS
+from tvm_distir.execution.runtime.collectives import ccl
+from tvm_distir.execution.runtime.collectives.fabric import (
+    Aborted,
+    call_words,
+    deadlock,
+    ranks_text,
+    too_late,
+    unlike_calls,
+)
+from tvm_distir.execution.runtime.collectives.message_texts import MessageMeaning
+from tvm_distir.execution.runtime.collectives.posted_collectives import PostedCollectives
+from tvm_distir.execution.runtime.collectives.transfers import MessageKey
+from tvm_distir.execution.runtime.engines.local_engine import RankTensors
+from tvm_distir.execution.runtime.engines.threads import engine
+from tvm_distir.execution.runtime.engines.threads.engine import ThreadsEngine
+from tvm_distir.execution.runtime.program.runnable import Runnable
 from tvm_distir.execution.runtime.program.tensors import Array
-
-from .fabric import Aborted, call_words, deadlock, ranks_text, too_late, unlike_calls
-from .message_texts import MessageMeaning
-from .posted_collectives import PostedCollectives
-from .transfers import MessageKey
 
 
 @dataclass
@@ -33,7 +47,26 @@ class _Wait:
     missing: Callable[[], list[int]]
 
 
-class PythonFabric(PostedCollectives):
+@contextmanager
+def substituted() -> Iterator[None]:
+    """Let the ranks of the engine ``threads`` meet in a :class:`ReferenceFabric`."""
+    with (
+        patch.object(engine, "NativeFabric", ReferenceFabric),
+        patch.object(ccl, "register", partial(ccl.register, messages=True)),
+    ):
+        yield
+
+
+class ReferenceThreads(ThreadsEngine):
+    """The engine ``threads`` whose ranks meet in a :class:`ReferenceFabric`."""
+
+    def run_tensors(self, program: Runnable, tensors: RankTensors) -> RankTensors:
+        """Run every rank's entry function on its tensors."""
+        with substituted():
+            return super().run_tensors(program, tensors)
+
+
+class ReferenceFabric(PostedCollectives):
     """A fabric of the ranks of a run.
 
     Parameters
@@ -75,8 +108,10 @@ class PythonFabric(PostedCollectives):
             self._check_standstill(rank)
             self._changed.notify_all()
 
-    def _among_all(self, rank: int, call: Collective, x: Array, into: Array | None) -> Array:
+    def collective(self, rank: int, call: Collective, x: Array, into: Array | None = None) -> Array:
         """Meet the other ranks, the last of which applies the definition of the collective."""
+        if call.name in LOCAL_OPS:
+            return super().collective(rank, call, x, into)
         group = call.group_of(rank)
         with self._changed:
             self._check_failure()

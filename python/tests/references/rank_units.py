@@ -6,9 +6,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from .function_summaries import LATEST, NEVER, STREAM_PORTS, FunctionSummaries, Ints
-from .rank_programs import RANK_STREAMS, ActionTimes, RankPrograms
-from .rank_walk import RankWalk
+from tvm_distir.performance.event_loop.function_summaries import (
+    LATEST,
+    NEVER,
+    STREAM_PORTS,
+    FunctionSummaries,
+    Ints,
+)
+from tvm_distir.performance.event_loop.rank_programs import RANK_STREAMS, ActionTimes, RankPrograms
+from tvm_distir.performance.event_loop.rank_walk import RankWalk
 
 
 def run_units(maps: FunctionSummaries, units: RankPrograms) -> ActionTimes:

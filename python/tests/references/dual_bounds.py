@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from .problem import INFINITE, Array
+from tvm_distir.core.solver.problem import INFINITE, Array
 
 _SUM_BITS = 61
 _MOST_SHIFT, _MOST_BITS = 20, 62
@@ -69,7 +69,7 @@ class _Node:
 
 
 class _Bounds:
-    """The bounds of a problem; the methods are those of :class:`.dual_bounds.Dual`."""
+    """The bounds of a problem; the methods are those of ``solver.dual_bounds.Dual``."""
 
     def __init__(
         self, domains: Sequence[int], factors: Sequence[tuple[Array, tuple[int, ...]]], most: int
@@ -151,7 +151,7 @@ class _Bounds:
         return sum(node.low for node in self._nodes) + sum(edge.rest for edge in self._edges)
 
     def round(self) -> tuple[int, int]:
-        """See :meth:`.dual_bounds.Dual.round`."""
+        """See ``Dual.round``."""
         if self._sweep(True):
             self._sweep(False)
         return -(-self._bound >> self._shift), self._best
@@ -209,16 +209,16 @@ class _Bounds:
         return [x for node in self._nodes for x in node.excess.tolist()]
 
     def labels(self) -> list[int]:
-        """See :meth:`.dual_bounds.Dual.labels`."""
+        """See ``Dual.labels``."""
         return self._labels
 
     def offer(self, cost: int, labels: Array) -> None:
-        """See :meth:`.dual_bounds.Dual.offer`."""
+        """See ``Dual.offer``."""
         if cost <= self._most and cost < self._best:
             self._best, self._labels = cost, labels.tolist()
 
     def resume(self, messages: Array) -> None:
-        """See :meth:`.dual_bounds.Dual.resume`."""
+        """See ``Dual.resume``."""
         shift, size = int(messages[0]), 1 + sum(sum(e.costs.shape) for e in self._edges)
         if len(messages) != size or not 0 <= shift <= _MOST_BITS:
             raise ValueError("the messages belong to another problem")
@@ -255,7 +255,7 @@ class _Bounds:
 def dual_functions(
     domains: Sequence[int], factors: Sequence[tuple[Array, tuple[int, ...]]], most: int
 ) -> tuple[Callable[..., Any], ...]:
-    """Return the functions that :class:`.dual_bounds.Dual` calls, for tables and their scopes."""
+    """Return the functions that ``solver.dual_bounds.Dual`` calls, for tables and their scopes."""
     bounds = _Bounds(domains, factors, most)
     return (
         bounds.round, bounds.prune, bounds.excess, bounds.labels, bounds.offer, bounds.resume,

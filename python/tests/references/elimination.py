@@ -9,7 +9,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from .problem import Array
+from tvm_distir.core.solver.problem import Array
 
 LARGEST = (1 << 63) - 1
 

@@ -9,12 +9,11 @@ from typing import Any
 
 from tvm import ir, relax, tirx
 
+from tests.references.node_reading import packed
 from tvm_distir.core.ir.handles import handle
 from tvm_distir.core.rewriting.nodes import make_binding, make_call, make_var
 from tvm_distir.core.rewriting.substitute import VARIABLES
 from tvm_distir.support import GenericConst, StringImm
-
-from .python_reading import packed
 
 _LITERALS = (relax.ShapeExpr, tirx.IntImm, tirx.FloatImm, StringImm)
 
