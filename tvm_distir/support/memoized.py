@@ -39,7 +39,7 @@ def memoized(
     @functools.wraps(method)
     def value_of(owner: Owner, /, *arguments: Arguments.args, **options: Arguments.kwargs) -> Value:
         values: dict[tuple[object, ...], Value] = owner.__dict__.setdefault(name, {})
-        key = (*arguments, *options.items())
+        key = (*arguments, *options.items()) if options else arguments
         if key not in values:
             values[key] = method(owner, *arguments, **options)
         return values[key]

@@ -196,8 +196,11 @@ class ReachabilityWalk:
         partial, mask, first = reach.partial[a], reach.mask[a], len(g.params)
         for k, node in enumerate(g.nodes[first:], first):
             if node.kind == "op" and node.rule is not None and node.mesh == axis.mesh:
-                carried = (node.operands[i] for i in node.rule.carrying)
-                if mask[k] & node.rule.summing or any(v >= 0 and partial[v] for v in carried):
+                begins = mask[k] & node.rule.summing
+                for i in node.rule.carrying:
+                    v = node.operands[i]
+                    begins |= v >= 0 and partial[v]
+                if begins:
                     for v in node.results:
                         partial[v] = 1
             elif node.kind == "pin" and (

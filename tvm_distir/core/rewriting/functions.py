@@ -69,9 +69,10 @@ def calls_op(mod: ir.IRModule, names: Collection[str], local: bool = False) -> b
     With ``local``, also whether it binds a function.
     """
     ops = {handle(ir.Op.get(name)) for name in names}
-    values = (binding.value for _, fn in relax_functions(mod) for binding in all_bindings(fn.body))
-    kinds = (relax.Function,) if local else ()
-    return any(type(v) in kinds or (type(v) is ir.Call and handle(v.op) in ops) for v in values)
+    values = [b.value for _, fn in relax_functions(mod) for b in all_bindings(fn.body)]
+    if local and relax.Function in map(type, values):
+        return True
+    return not ops.isdisjoint([handle(v.op) for v in values if type(v) is ir.Call])
 
 
 def inner_made_private(mod: ir.IRModule) -> ir.IRModule:

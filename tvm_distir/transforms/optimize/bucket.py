@@ -14,8 +14,7 @@ from tvm.relax import Expr, Var
 
 from tvm_distir.core.ir import is_private, known_shape
 from tvm_distir.core.ir.attributes import PIPELINE_ATTR
-from tvm_distir.core.ir.operators import REDUCTIONS, call_axes
-from tvm_distir.core.ir.views import family
+from tvm_distir.core.ir.operators import REDUCTIONS
 from tvm_distir.core.passes import Rewrite, module_pass
 from tvm_distir.core.plan import Pipeline, StageNote
 from tvm_distir.core.redistribution import local_bytes
@@ -24,7 +23,7 @@ from tvm_distir.core.rewriting.native import is_pure
 from tvm_distir.transforms.stage_body import StageBody
 
 from .binding_rewriter import Editor, FunctionStep, stepped
-from .call_sites import CallSites, axes_of, laid_out
+from .call_sites import CallSites, axes_of, group_axes, laid_out
 from .packing import Bucket, BucketWriter
 
 BUCKET_BYTES = 25 * 2**20
@@ -198,7 +197,12 @@ class _Buckets(Editor):
     def _returned_gathers(self) -> set[Any]:
         """Return the operands of gathers whose results are only returned."""
         rows = [row for rows in self.scan.blocks for row in rows]
-        read = {used for _, _, value, _ in rows for used in variables(value)}
+        names, read = dict[Var, Var](), set[Var]()
+        for _, var, value, _ in rows:
+            if isinstance(value, ir.Var):  # the same tiles under another view of the mesh
+                names[var] = names.get(value, value)
+            else:
+                read.update(names.get(used, used) for used in variables(value))
         return {v.args[0] for _, var, v, kind in rows if kind == "all_gather" and var not in read}
 
     def _laid_out_weights(self, weights: Mapping[str, Collection[int]]) -> set[Any]:
@@ -212,12 +216,10 @@ class _Buckets(Editor):
 
 
 def _key(var: Var, value: ir.Call, kind: str, run: Key) -> Key:
-    view = family(value.attrs["device_mesh"])
     return (
         run,
         kind,
-        view.family,
-        tuple(view.axes[axis] for axis in call_axes(value)),
+        group_axes(value),
         str(value.attrs["op"]) if kind in REDUCTIONS else "",
         str(var.ty.dtype),
     )

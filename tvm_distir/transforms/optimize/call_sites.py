@@ -11,9 +11,10 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax import Expr, Var
 
-from tvm_distir.core.ir import is_private, mesh_key, relax_functions, unpack
+from tvm_distir.core.ir import is_private, relax_functions, unpack
 from tvm_distir.core.ir.attributes import IO_ATTR
 from tvm_distir.core.ir.operators import COLLECTIVES, call_axes, collective_op
+from tvm_distir.core.ir.views import family
 from tvm_distir.core.rewriting import all_bindings, callee_of, variables
 from tvm_distir.support import Steps, memoized_steps, unrolled
 
@@ -100,13 +101,15 @@ class CallSites:
         return known
 
 
+def group_axes(call: ir.Call) -> tuple[Any, tuple[int, ...]]:
+    """Return the mesh and the axes of a collective, the same for all views of the mesh."""
+    view = family(call.attrs["device_mesh"])
+    return view.family, tuple(view.axes[axis] for axis in call_axes(call))
+
+
 def axes_of(values: Iterable[Any]) -> set[tuple[Any, tuple[int, ...]]]:
     """Return the meshes and axes along which some values are the results of collectives."""
-    return {
-        (mesh_key(value.attrs["device_mesh"]), call_axes(value))
-        for value in values
-        if collective_op(value) in COLLECTIVES
-    }
+    return {group_axes(value) for value in values if collective_op(value) in COLLECTIVES}
 
 
 def laid_out(value: Expr, known: Collection[Var]) -> bool:

@@ -33,7 +33,7 @@ class GatheredValue:
     source : Var
         The variable that is gathered.
     steps : tuple of Call
-        The gathers, in order.
+        The gathers and changes of view, in order.
     """
 
     source: Var
@@ -43,7 +43,8 @@ class GatheredValue:
     def way(self) -> tuple[str, ...]:
         """Return a textual key of the gathers, equal for values that can share a slot."""
         types = (self.source.ty, *(step.ty for step in self.steps))
-        done = ((*call_axes(step), step.attrs["dim"]) for step in self.steps)
+        gathers = (step for step in self.steps if dist_op_name(step) == "all_gather")
+        done = ((*call_axes(step), step.attrs["dim"]) for step in gathers)
         return tuple(map(str, (*types, *done)))
 
 
@@ -60,7 +61,7 @@ class KeptGathers:
     Attributes
     ----------
     gathered : dict of Var to GatheredValue
-        Variables bound to gathers of the forward pass, and other names of these.
+        Variables bound to gathers of the forward pass, and other names and views of these.
     late : set of Var
         Variables that are bound in backward passes.
     """
@@ -150,11 +151,16 @@ class KeptGathers:
             self.gathered[var] = gathered
 
     def _gathered(self, value: Expr) -> GatheredValue | None:
-        """Return the value before all gathers, for a gather along the axes of a variable."""
-        if dist_op_name(value) != "all_gather" or not isinstance(value.args[0], ir.Var):
+        """Return the value before all gathers, for a gather along the axes or a view of one."""
+        kind = dist_op_name(value)
+        if kind not in ("all_gather", "view") or not isinstance(value.args[0], ir.Var):
             return None
         source = value.args[0]
-        if not set(call_axes(value)) <= set(self.axes[str(source.ty.device_mesh)]):
+        if kind == "view" and source not in self.gathered:
+            return None
+        if kind != "view" and not (
+            set(call_axes(value)) <= set(self.axes[str(source.ty.device_mesh)])
+        ):
             return None
         before = self.gathered.get(source, GatheredValue(source, ()))
         return GatheredValue(before.source, (*before.steps, value))

@@ -56,7 +56,7 @@ class Gap:
         return (self.decided - self.best) / self.best if self.best else float(self.decided > 0)
 
 
-class _Program:
+class Program:
     """Columns and rows of the integer program."""
 
     def __init__(self, joint: Joint) -> None:
@@ -171,7 +171,7 @@ def gap_of(mod: Any, seed: int = 0, limit_s: float = TIME_LIMIT_S) -> Gap:
     if ours is None:
         raise ValueError("the decision is not among the joint assignments")
     decided = joint.cost(ours)
-    best, proven = _Program(joint).solve(limit_s)
+    best, proven = Program(joint).solve(limit_s)
     least = decided if best is None else min(decided, joint.cost(best))
     calls = sum(len(g.calls) for g in solver.module.graphs.values())
     return Gap(seed, decided, least, proven, len(joint.nodes), len(joint.axes), calls)

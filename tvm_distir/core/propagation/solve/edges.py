@@ -79,7 +79,7 @@ class EdgeTables:
                 (producer, variable), j = spliced[k].rets[j], 0
             else:
                 producer, variable = ends[k]
-            stationary = self._held(k) if handed else loose
+            stationary = self._held(g.origin[k]) if handed else loose
             size_bytes = sizes[v] if once else sizes[v] * g.times(v)
             if reader < 0:
                 self._shared(consumers, producer, variable, j, size_bytes, stationary)
