@@ -13,7 +13,6 @@ import pytest
 
 import tvm_distir as td
 from tvm_distir.core.ir import parse_placement, shard_slices
-from tvm_distir.support import ModelError
 
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 jax = pytest.importorskip("jax", reason="the extra jax is not installed")
@@ -73,14 +72,91 @@ def test_devices_hold_what_jax_gives_them(imported: Any, shardings: Any, rounds:
         np.testing.assert_array_equal(ours, theirs)
 
 
-def test_a_constraint_inside_of_a_function_in_another_order_is_refused(shardings: Any) -> None:
-    def constrained(x: Any) -> Any:
-        return jax.lax.with_sharding_constraint(x * 2, shardings[1]) + 1
+def constrained_functions(shardings: Any) -> dict[str, Any]:
+    """Functions of a value that ``tp`` shards, with constraints in other orders than the mesh's."""
+    along_tp, tp_major = shardings
+    dp_major = jax.sharding.NamedSharding(
+        tp_major.mesh, jax.sharding.PartitionSpec(("dp", "tp"), None)
+    )
+    constraint, tanh = jax.lax.with_sharding_constraint, jax.numpy.tanh
 
+    @jax.jit
+    def layer(x: Any) -> Any:
+        for scale in range(4):
+            x = tanh(x) * 2 + scale
+        return constraint(x, tp_major) * 3
+
+    def both(x: Any) -> Any:
+        y = constraint(x * 2, tp_major)
+        return constraint(y + 1, dp_major) * y
+
+    return {
+        "sliced": lambda x: constraint(x * 2, tp_major) + 1,
+        "the dearer order": lambda x: constraint(x * 2, dp_major) + 1,
+        "of an argument": lambda x: constraint(x, tp_major) + 1,
+        "gathered": lambda x: constraint(tanh(constraint(x, tp_major)), along_tp),
+        "inside of a function": lambda x: layer(x) + x,
+        "two orders": both,
+    }
+
+
+@pytest.mark.parametrize("partitioner", ["shardy", "gspmd"])
+@pytest.mark.parametrize(
+    ("name", "collectives"),
+    [
+        ("sliced", ["local_slice"]),
+        ("the dearer order", ["exchange"]),
+        ("of an argument", ["local_slice"]),
+        ("gathered", ["local_slice", "all_gather"]),
+        ("inside of a function", None),
+        ("two orders", None),
+    ],
+)
+def test_constraints_inside_of_functions_have_their_order(
+    shardings: Any, name: str, collectives: list[str] | None, partitioner: str
+) -> None:
+    tensor, function = (
+        jax.ShapeDtypeStruct(SHAPE, "float32"),
+        constrained_functions(shardings)[name],
+    )
+    before = jax.config.jax_use_shardy_partitioner
+    jax.config.update("jax_use_shardy_partitioner", partitioner == "shardy")
+    try:
+        step = jax.jit(function, in_shardings=shardings[0])
+        text = jax.export.export(step)(tensor).mlir_module()
+    finally:
+        jax.config.update("jax_use_shardy_partitioner", before)
+    local = td.distribute(td.from_stablehlo(text))
+    if collectives is not None:
+        assert re.findall(r"R\.dist\.(\w+)", local.script()) == collectives
+    x = np.random.default_rng(0).standard_normal(SHAPE).astype("float32")
+    expected = np.asarray(jax.jit(function, in_shardings=shardings[0])(x))
+    # JAX runs the program on its eight devices, unless values move from one order to the other.
+    for engine in ("virtual", "xla") if name != "two orders" else ("virtual",):
+        (result,) = td.run(local, [x], engine=engine)
+        np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("axis", "order"), [("dp", ("tp", "dp")), ("tp", ("dp", "tp"))])
+def test_devices_hold_a_constrained_value_as_jax_gives_it(
+    shardings: Any, axis: str, order: tuple[str, ...]
+) -> None:
+    """The only result is the constrained value; the other order would send less."""
+    source, target = [
+        jax.sharding.NamedSharding(shardings[0].mesh, jax.sharding.PartitionSpec(axes, None))
+        for axes in (axis, order)
+    ]
+    function = jax.jit(
+        lambda x: jax.lax.with_sharding_constraint(x * 2, target), in_shardings=source
+    )
     tensor = jax.ShapeDtypeStruct(SHAPE, "float32")
-    text = jax.export.export(jax.jit(constrained, in_shardings=shardings[0]))(tensor).mlir_module()
-    with pytest.raises(ModelError, match=r"DIST0372 .*out of the mesh's order"):
-        td.from_stablehlo(text)
+    assert function(np.zeros(SHAPE, "float32")).sharding.is_equivalent_to(target, 2)
+    local = td.distribute(td.from_stablehlo(jax.export.export(function)(tensor).mlir_module()))
+    (port,) = local["main"].attrs["dist.io"]["outputs"]
+    ours = slices_of(port, (2, 4), list(range(8)))
+    for device, cuts in target.devices_indices_map(SHAPE).items():
+        theirs = [cut.indices(size)[:2] for cut, size in zip(cuts, SHAPE, strict=True)]
+        assert ours[device.id] == theirs
 
 
 def random_shardings(count: int) -> list[Any]:

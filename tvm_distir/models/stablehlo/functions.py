@@ -16,6 +16,7 @@ from tvm_distir.core.ir.attributes import (
     IO_ATTR,
     NUM_INPUT_ATTR,
     PARAM_NAMES_ATTR,
+    VALUE_MARK,
 )
 from tvm_distir.models.common.quiet import drop_half_built
 from tvm_distir.models.common.translation import Unsupported
@@ -93,11 +94,7 @@ class Functions:
         for name in self.public:
             signature = names.of(self.by_name[name])
             self._refuse_replicas(name)
-            self._shardings.orders.clear()
             function = self.translate(name, signature)
-            if self._shardings.orders:
-                orders = {key: [*axes] for key, axes in self._shardings.orders.items()}
-                function = function.with_attr(AXIS_ORDERS_ATTR, orders)
             if self.program is not None:
                 function = function.with_attr(IO_ATTR, self.program.interface(signature))
             self._root.add_func(function.with_attr("global_symbol", name), name)
@@ -238,6 +235,7 @@ class Functions:
         attrs = {}
         if names:
             attrs = {NUM_INPUT_ATTR: names.data, PARAM_NAMES_ATTR: [titles[i] for i in order]}
+        before, self._shardings.orders = self._shardings.orders, {}
         try:
             with builder.function("main", [params[i] for i in order], attrs=attrs):
                 with builder.dataflow():
@@ -249,4 +247,10 @@ class Functions:
         except ModelError as error:
             drop_half_built(error)
             raise
-        return builder.get()["main"].without_attr("global_symbol")
+        function = builder.get()["main"].without_attr("global_symbol")
+        orders, self._shardings.orders = self._shardings.orders, before
+        for number, expr in enumerate(exprs):  # a variable that is the result gets another name
+            name = f"{VALUE_MARK}{getattr(expr, 'name', '')}"
+            if name in orders:
+                orders.setdefault(f"#{number}", orders[name])
+        return function.with_attr(AXIS_ORDERS_ATTR, orders) if orders else function

@@ -23,6 +23,7 @@ from tvm_distir.core.ir import (
     mesh_devices,
     placement_of,
 )
+from tvm_distir.core.ir.attributes import VALUE_MARK
 from tvm_distir.core.ir.views import Axes, Tiling, ordered_axes, view_of
 from tvm_distir.models.common.translation import Unsupported
 from tvm_distir.models.mlir.attributes import unescaped
@@ -109,18 +110,18 @@ class Shardings:
         placement, says = self.read(sharding)
         if placement is None or not says:
             return expr
-        mesh, labels, dims = placement
-        if name and placement.orders:
-            self.orders[name] = placement.orders
-        elif any(axes != sorted(axes) for axes in dims):
-            raise Unsupported("axes out of the mesh's order, inside of a function")
-        placed = relax.op.distributed.annotate_sharding(
-            expr, self._device_mesh(mesh), placement_of(labels)
-        )
+        mesh = self._device_mesh(placement.mesh)
+        placed = relax.op.distributed.annotate_sharding(expr, mesh, placement_of(placement.labels))
         before: Any = builder.lookup_binding(expr) if isinstance(expr, relax.Var) else None
-        if before is not None and _says(before, placed):
-            return expr
-        return builder.emit(placed)
+        if before is not None and _says(before, placed) and (name or not placement.orders):
+            var = expr
+        else:
+            var = builder.emit(placed)
+        if placement.orders:
+            is_param = isinstance(expr, relax.Var) and before is None
+            inside = str(expr.name) if is_param else f"{VALUE_MARK}{var.name}"
+            self.orders[name or inside] = placement.orders
+        return var
 
     def _device_mesh(self, mesh: NamedMesh) -> DeviceMesh:
         if mesh.name not in self._used:

@@ -27,7 +27,13 @@ from tvm_distir.core.ir import (
     unpack,
     value_types,
 )
-from tvm_distir.core.ir.attributes import PIPELINE_ATTR, REPEAT_ATTR, stated_orders, training_notes
+from tvm_distir.core.ir.attributes import (
+    PIPELINE_ATTR,
+    REPEAT_ATTR,
+    VALUE_MARK,
+    stated_orders,
+    training_notes,
+)
 from tvm_distir.core.ir.operators import COMPUTE_OPS
 from tvm_distir.core.ops import call_sharding, is_packed_call
 from tvm_distir.core.plan import (
@@ -193,9 +199,13 @@ class OrderProblem:
         """Note the orders that are stated of parameters and results."""
         ends = {plain_name(str(param.name)): self.of(param) for param in fn.params}
         ends |= {f"#{n}": [result] for n, result in enumerate(self.results[name])}
+        for var in self.readings[name].variables:
+            ends[VALUE_MARK + str(var.name)] = self.of(var)
         for end, orders in stated_orders(fn).items():
             location = f"{name}/{end}"
             key = end if end in ends else plain_name(end)
+            if end.startswith(VALUE_MARK) and end not in ends:
+                continue  # nothing reads the value
             if key not in ends:
                 problem = "the order of mesh axes is stated of what the function does not have"
                 remedy = "State orders of parameters of this function, and of its results."

@@ -28,6 +28,7 @@ from .keys import REPEAT_ATTR as REPEAT_ATTR
 from .keys import STAGE_KIND_ATTR as STAGE_KIND_ATTR
 from .keys import STATIONARY_ATTR as STATIONARY_ATTR
 from .keys import TRAINING_ATTR as TRAINING_ATTR
+from .keys import VALUE_MARK as VALUE_MARK
 from .keys import WEIGHT_PHASE as WEIGHT_PHASE
 from .keys import WORKER_INDEX_ATTR as WORKER_INDEX_ATTR
 from .keys import WORKERS_ATTR as WORKERS_ATTR

@@ -29,7 +29,10 @@ stays a partial sum (:func:`~.readers.open_axes_of`)."""
 
 AXIS_ORDERS_ATTR = "dist.axis_orders"
 """Levels 2 and 3: the mesh axes of each dim whose order is stated, major first, by the name of a
-parameter, or ``#`` and the number of a flat result."""
+parameter, ``#`` and the number of a flat result, or ``%`` and the name of an annotated value."""
+
+VALUE_MARK = "%"
+"""What begins the name of an annotated value in :data:`AXIS_ORDERS_ATTR`."""
 
 BRANCH_ATTR = "dist.branch"
 """Private function: the branch of an ``If`` that it was, as ``main_y:then``."""

@@ -1,9 +1,10 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Compute losses on the dims of their samples where a plan shards an inner one.
+"""Compute on the dims of samples what merges them, where a plan shards an inner one.
 
-A loss often merges the dims of its samples first. A mesh axis that shards positions cannot shard
-the merged dim, as its devices would hold blocks of every sample. Before::
+A loss often merges the dims of its samples first, and so do products in graphs of PyTorch. A mesh
+axis that shards positions cannot shard the merged dim, as its devices would hold blocks of every
+sample. Before::
 
     flat_logits = reshape(logits, (16 * 32, 128))
     flat_targets = reshape(targets, (16 * 32,))
@@ -19,16 +20,16 @@ After::
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core.ir.operators.names import relax_names
+from tvm_distir.core.ir.attributes.readers import param_names
 from tvm_distir.core.ir.types import relax_functions, static_shape
 from tvm_distir.core.ops.dims import Shape, product, same
-from tvm_distir.core.ops.local.attrs import changed
 from tvm_distir.core.plan.name_patterns import match_name, plain_name
+from tvm_distir.core.plan.roles import data_positions
 from tvm_distir.core.plan.schema import PlanRule
 from tvm_distir.core.rewriting.calls import called_name
 from tvm_distir.core.rewriting.functions import with_functions
@@ -36,32 +37,24 @@ from tvm_distir.core.rewriting.native.pruning import pruned
 from tvm_distir.core.rewriting.substitute import substitute
 from tvm_distir.core.rewriting.writer import BlockWriter, with_body
 
-_BY_ROW = frozenset(
-    relax_names(
-        "astype add divide equal exp log maximum minimum multiply negative nn.log_softmax "
-        "nn.softmax not_equal subtract where max mean sum"
-    )
-)
-"""Ops that treat each row by itself, where an axis they have is the last."""
-_LOSS, _GRADIENT = "relax.nn.nll_loss", "relax.grad.nll_loss_backward"
-_RESHAPE = "relax.reshape"
+from .row_calls import RowCalls, Rows, merged_rows, same_dims, transposed_source
 
 
 def keep_rows(mod: ir.IRModule, rules: Sequence[PlanRule]) -> ir.IRModule:
-    """Return a module whose losses keep the dims of samples that rules shard apart.
+    """Return a module that keeps the dims of samples that rules shard apart.
 
-    These are losses whose targets are a parameter that a rule shards along another dim than the
-    first, and that a reshape merges. A function of which a rule names a value of the merged rows
-    stays as it is, unless a rule names a value that is written for it here.
+    These are the leading dims of data of which a rule shards another than the first. Values of
+    them stay merged where an op needs more than single numbers of the merged rows. A function of
+    which a rule names a value of merged rows stays as it is, unless a rule names a value that is
+    written for it here.
     """
     sharded = [r for r in rules if r.kind == "param" and max(r.closed_labels, default=0) > 0]
     named = [rule.name for rule in rules if rule.kind == "value"]
     new = {}
     for gv, fn in relax_functions(mod) if sharded else ():
-        lead, classes = _merged_targets(fn, sharded)
-        writer = _Writer(lead, classes)
-        written = writer.function(fn) if lead else fn
-        if written is not fn and (_names(named, writer.made) or not _names(named, writer.rows)):
+        prefixes = _prefixes(fn, str(gv.name_hint), sharded)
+        written, writer = _kept(fn, prefixes) if prefixes else (fn, None)
+        if writer and (_names(named, writer.new_rows) or not _names(named, writer.flat)):
             new[gv] = written
     return with_functions(mod, {**mod.functions, **new}) if new else mod
 
@@ -72,119 +65,142 @@ def _names(rules: Sequence[str], variables: Iterable[ir.Expr]) -> bool:
     return any(match_name(rule, name) for rule in rules for name in names)
 
 
-def _merged_targets(fn: relax.Function, sharded: Sequence[PlanRule]) -> tuple[Shape, Any]:
-    """Return the dims that the targets of a loss merge, one of them sharded, and its classes."""
-    merged: dict[ir.Expr, Shape] = {}
-    inner: dict[ir.Expr, int] = {}
-    for param in fn.params:
-        if "int" in str(getattr(param.ty, "dtype", "")):  # as targets are
-            name = plain_name(str(param.name))
-            dims = [max(r.closed_labels) for r in sharded if match_name(r.name, name)]
-            inner |= {param: max(dims)} if dims else {}
-    for binding in (b for block in (fn.body.blocks if inner else ()) for b in block.bindings):
-        value = binding.value
-        if _calls(value, _RESHAPE) and value.args[0] in inner:
-            count = _merged(value)
-            if inner[value.args[0]] < count:
-                merged[binding.var] = (static_shape(value.args[0].ty) or ())[:count]
-        elif _calls(value, _LOSS) and value.args[1] in merged:
-            return merged[value.args[1]], (static_shape(value.args[0].ty) or (0, 0))[1]
-    return (), 0
+def _prefixes(fn: relax.Function, name: str, sharded: Sequence[PlanRule]) -> list[Shape]:
+    """Return the dims of data before those that rules shard."""
+    prefixes, names = [], param_names(fn)
+    for position in data_positions(fn, name):
+        dims = [max(r.closed_labels) for r in sharded if match_name(r.name, names[position])]
+        shape = static_shape(fn.params[position].ty) or ()
+        prefixes += [shape[: max(dims)]] if dims else []
+    return [prefix for prefix in prefixes if prefix]
 
 
-def _calls(value: Any, name: str) -> bool:
-    return isinstance(value, ir.Call) and called_name(value) == name
-
-
-def _merged(call: ir.Call) -> int:
-    """Return how many leading dims a reshape merges into one, while the others stay."""
-    before, after = static_shape(call.args[0].ty) or (), static_shape(call.ty) or ()
-    count = len(before) - len(after) + 1
-    stay = bool(after) and count > 1 and all(map(same, before[count:], after[1:]))
-    return count if stay and same(product(before[:count]), after[0]) else 0
+def _kept(fn: relax.Function, prefixes: Sequence[Shape]) -> tuple[relax.Function, Any]:
+    """Return a function that keeps the dims of samples and its writer; None where nothing does."""
+    merged: set[ir.Expr] = set()
+    while True:
+        writer = _Writer(prefixes, merged)
+        new = writer.function(fn)
+        more = [*writer.moved]
+        for var in more:  # and what they are computed from
+            more += [arg for arg in writer.reads[var] if arg in writer.reads and arg not in more]
+        if not more:
+            return new, writer if writer.new_rows or writer.has_sums else None
+        merged.update(more)
 
 
 class _Writer:
-    """A writer of a function whose losses keep the leading dims ``lead`` of samples."""
+    """A writer of a function that keeps leading dims of samples.
 
-    def __init__(self, lead: Shape, classes: Any) -> None:
-        self.lead, self.classes, self.losses, self.made = lead, classes, 0, list[ir.Expr]()
-        self.rows: dict[ir.Expr, ir.Expr] = {}
+    Parameters
+    ----------
+    prefixes : sequence of tuple of int
+        The dims with which values begin whose rows are kept.
+    merged : set of Var
+        The values whose rows stay merged.
+
+    Attributes
+    ----------
+    flat, new_rows : list of Var
+        Values of merged rows that the function no longer has, and those instead of them.
+    reads : dict
+        What is read by each value of merged rows that holds more than a number per row.
+    moved : list of Var
+        Those of these that the function reads.
+    has_sums : bool
+        Whether something over all rows, or of their old dims, is computed from rows.
+    """
+
+    def __init__(self, prefixes: Sequence[Shape], merged: Set[ir.Expr]) -> None:
+        self.prefixes, self.merged, self.has_sums = prefixes, merged, False
+        self.flat: list[ir.Expr] = []
+        self.new_rows: list[ir.Expr] = []
+        self.moved: list[ir.Expr] = []
+        self.reads: dict[ir.Expr, list[ir.Expr]] = {}
         self.env: dict[ir.Expr, ir.Expr] = {}
         self.writer = BlockWriter(relax.BlockBuilder(), False)
+        self.calls = RowCalls(self.writer)
 
     def function(self, fn: relax.Function) -> relax.Function:
-        """Return the function; itself where it has no such loss."""
+        """Return the function."""
         blocks = []
         for block in fn.body.blocks:
             self.writer = BlockWriter(self.writer.builder, isinstance(block, relax.DataflowBlock))
+            self.calls = RowCalls(self.writer)  # values of a dataflow block end with it
             for binding in block.bindings:
                 self._binding(binding.var, substitute(binding.value, self.env), binding)
             blocks.append(self.writer.block())
-        if not self.losses:
-            return fn
         result = substitute(fn.body.body, self.env)
         blocks, pure = pruned(blocks, result)
+        read = {binding.var for block in blocks for binding in block.bindings}
+        self.moved = [var for var in self.reads if var in read]
+        self.new_rows = [var for var in self.new_rows if var in read]
+        self.flat = [var for var in self.flat if var not in read]
         return with_body(fn, fn.params, blocks, result, pure)
 
     def _binding(self, var: relax.Var, value: ir.Expr, binding: relax.Binding) -> None:
         if isinstance(binding, relax.MatchCast):
             self.writer.bindings.append(relax.MatchCast(var, value, var.ty))
             return
-        new = None
-        if _calls(value, _RESHAPE):
-            known, shape = self.rows.get(value.args[0]), static_shape(var.ty) or ()
-            if known is not None and _same_shape(known, shape):
-                self.env[var] = known
-                return
-            lead = (static_shape(value.args[0].ty) or ())[: len(self.lead)]
-            tail = all(same(n, self.classes) for n in shape[1:]) and len(shape) < 3
-            if tail and _merged(value) == len(self.lead) and all(map(same, lead, self.lead)):
-                self.rows[var] = value.args[0]
-        elif isinstance(value, ir.Call) and any(arg in self.rows for arg in value.args):
-            new = self._call(value)
-        if new is None or _same_shape(new, static_shape(var.ty) or ()):
-            self.writer.bind(var, value if new is None else new)
+        self.calls.values[var] = value
+        name = called_name(value) if isinstance(value, ir.Call) else ""
+        if name == "relax.reshape":
+            self._reshape(var, value)
             return
-        self.rows[var] = self.writer.add(new, f"{var.name}_rows")
-        self.made.append(self.rows[var])
-        flat = relax.op.reshape(self.rows[var], static_shape(var.ty) or ())
-        self.writer.bind(var, self.writer.builder.normalize(flat))
+        new = self.calls.of(var, value) if name and var not in self.merged else None
+        if new is None:
+            self.writer.bind(var, value)
+        else:
+            self._bind(var, value, self.writer.builder.normalize(new))
 
-    def _call(self, call: ir.Call) -> ir.Expr | None:
-        """Return a call on rows; None where its op, an operand or its axis does not allow it."""
-        name, attrs = called_name(call), call.attrs
-        args = [self.rows.get(arg, arg) for arg in call.args]
-        if name in (_LOSS, _GRADIENT):
-            first = int(name == _GRADIENT)
-            of_rows = [arg for arg in call.args[: first + 2] if arg.ty.ndim]
-            return self._loss(call, args, first) if self.rows.keys() >= {*of_rows} else None
-        rank = max(arg.ty.ndim for arg in call.args if arg in self.rows)
-        others = [arg for arg in call.args if arg not in self.rows]
-        if name not in _BY_ROW or any(getattr(arg.ty, "ndim", 0) >= rank for arg in others):
-            return None
-        if hasattr(attrs, "axis"):
-            is_number = isinstance(attrs.axis, int)
-            axes = [attrs.axis] if is_number else [*(attrs.axis or ())]
-            is_last = [int(axis) % rank for axis in axes] == [rank - 1]
-            if not is_last or not getattr(attrs, "keepdims", True):
-                return None
-            attrs = changed(attrs, axis=-1 if is_number else [-1])
-        return self.writer.builder.normalize(ir.Call(call.op, args, attrs))
+    def _reshape(self, var: relax.Var, value: ir.Call) -> None:
+        """Write a reshape: of rows, to rows, or another."""
+        source, shape, calls = value.args[0], static_shape(var.ty) or (), self.calls
+        before = static_shape(source.ty) or ()
+        if source in calls.rows:
+            rows, lead = calls.rows[source]
+            if shape and same(shape[0], product(lead)) and var not in self.merged:
+                new = relax.op.reshape(rows, [*lead, *shape[1:]])
+                self._bind(var, value, self.writer.builder.normalize(new))
+                return
+            if same_dims(lead, shape[: len(lead)]):
+                value = self.writer.builder.normalize(relax.op.reshape(rows, shape))
+                self.has_sums = True
+                if same_dims(static_shape(rows.ty) or (), shape) and self._ends_here(var):
+                    self.env[var] = rows
+                    return
+        elif count := merged_rows(before, shape):
+            lead = before[:count]
+            if any(len(p) < count and same_dims(p, lead[: len(p)]) for p in self.prefixes):
+                self.flat.append(var)
+                rows = source
+                if not same_dims(before[count:], shape[1:]):
+                    rows = self.writer.emit(relax.op.reshape(source, [*lead, *shape[1:]]), "rows")
+                calls.rows[var] = Rows(rows, lead)
+        elif transposed := transposed_source(value, calls.values):
+            if any(same_dims(p, transposed.lead[: len(p)]) for p in self.prefixes):
+                calls.transposed[var] = transposed
+        self.writer.bind(var, value)
 
-    def _loss(self, call: ir.Call, args: list[ir.Expr], first: int) -> ir.Expr:
-        """Return a loss, or its gradient, whose class dim TVM has second."""
-        self.losses, count = self.losses + 1, len(self.lead)
-        order = [0, count, *range(1, count)]
-        args[first] = self.writer.emit(relax.op.permute_dims(args[first], order), "classes_first")
-        new = self.writer.builder.normalize(ir.Call(call.op, args, call.attrs))
-        if not first:
-            return new
-        gradient = self.writer.add(new, "classes_first_grad")
-        back = relax.op.permute_dims(gradient, [0, *range(2, count + 1), 1])
-        return self.writer.builder.normalize(back)
+    def _ends_here(self, var: relax.Var) -> bool:
+        """Return whether a variable is not read outside of its block."""
+        return isinstance(var, relax.DataflowVar) or not self.writer.dataflow
 
-
-def _same_shape(value: ir.Expr, shape: Shape) -> bool:
-    have = static_shape(value.ty) or ()
-    return len(have) == len(shape) and all(map(same, have, shape))
+    def _bind(self, var: relax.Var, old: ir.Call, new: ir.Expr) -> None:
+        """Bind a variable to its value, which is computed on rows."""
+        shape, lead = static_shape(var.ty) or (), self.calls.lead(old)
+        of_new = static_shape(new.ty) or ()
+        if same_dims(of_new, shape):
+            self.has_sums = True
+            self.writer.bind(var, new)
+            return
+        new_rows = self.writer.add(new, f"{var.name}_rows")
+        if same_dims(of_new, [*lead, *shape[1:]]):
+            self.flat.append(var)
+            self.new_rows.append(new_rows)
+            self.calls.rows[var] = Rows(new_rows, lead)
+            if any(not same(n, 1) for n in shape[1:]):
+                self.reads[var] = [*old.args]
+        else:
+            self.has_sums = True
+        self.writer.bind(var, self.writer.builder.normalize(relax.op.reshape(new_rows, shape)))

@@ -8,8 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tvm import ir, relax
+from tvm.relax.op.distributed import redistribute
 
 from tvm_distir.core.ir.arrays import unpack
+from tvm_distir.core.ir.attributes.keys import VALUE_MARK
+from tvm_distir.core.ir.attributes.readers import stated_orders
 from tvm_distir.core.ir.handles import handle
 from tvm_distir.core.ir.placement import R
 from tvm_distir.core.ir.types import as_dtensor, value_types
@@ -158,7 +161,15 @@ class FunctionRewriter:
     def _annotation(self, k: int, var: relax.Var, annotated: ir.Expr) -> None:
         """Return the annotation of node k: its operand where it is annotated to be."""
         values, name = self.values, var.name
-        expr = self.operands.operand(k, 0, annotated, name, var)
+        expr: Any
+        if VALUE_MARK + name in stated_orders(self.old):
+            # A value of its own has the stated order; neither its source nor its readers need it.
+            expr = self.operands.operand(k, 0, annotated)
+            for title in (name, f"{name}_read"):
+                call = redistribute(expr, expr.ty.device_mesh, expr.ty.placement)
+                expr = values.emit(title, call, expr.ty, None if title == name else var)
+        else:
+            expr = self.operands.operand(k, 0, annotated, name, var)
         if values.dataflow and is_dataflow(expr) and not values.stays_inside(var):
             expr = values.emit(name, expr, expr.ty, var)
         values.note_root(values.g.nodes[k].results[0], expr)
