@@ -10,11 +10,10 @@ a file in backticks and ":"     known from then on, as after an installation
 ``python``                      executed; all blocks of a page share their names
 ``console`` of ``>>>`` lines    executed like them, and what is printed is compared
 ``console`` of ``$`` lines      run by the shell, or in this process where it is a plain command of
-                                the package, maybe with a pipe or in a loop over words; on a page
-                                that installs a package the shell runs all up to the first one
-                                behind; where
-                                the page shows what is printed, compared; ``pip install -e .`` is
-                                not run: see the first row
+                                the package, maybe with a pipe or in a loop over words, and not
+                                the first one behind an installation; where the page shows
+                                what is printed, compared; ``pip install -e .`` is not run: see the
+                                first row
 ==============================  =================================================================
 
 What is shown may leave out lines as ``...``. A command must succeed unless the next one is
@@ -26,6 +25,7 @@ from __future__ import annotations
 
 import contextlib
 import doctest
+import importlib
 import io
 import os
 import re
@@ -44,6 +44,7 @@ from tvm_distir.planning import StageMemo
 from tvm_distir.planning.serving import serving_engine
 from tvm_distir.planning.serving.served_model import ServedModel
 from tvm_distir.planning.serving.surface import Surface
+from tvm_distir.support.plugins import registry
 
 INSTALL = "pip install -e ."
 """What a page says to make its ``pyproject.toml`` known, which is known already: tests install
@@ -61,10 +62,10 @@ _STAGES = StageMemo(most=400)
 """Stages of commands that run here: most of them take the same step of the same model."""
 _SURFACES: dict[str, Surface] = {}
 _PLAIN = (
-    "analyze", "check", "compare", "explain", "search", "serve-analyze", "serve-search", "sweep",
-    "systems", "verify",
+    "analyze", "check", "compare", "explain", "opt", "search", "serve-analyze", "serve-search",
+    "sweep", "systems", "verify",
 )  # fmt: skip
-"""Commands that leave nothing behind in a process."""
+"""Commands that leave nothing behind in a process, as does the answer to a model alone."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ class Reader:
             "NO_COLOR": "1",
             **(environment or {}),
         }
-        self._installs = self._installed = False
+        self._installed = False
         for name, value in {"NO_COLOR": "1", **(environment or {})}.items():
             monkeypatch.setenv(name, value)
         monkeypatch.chdir(folder)
@@ -141,7 +142,6 @@ class Reader:
         """Do all that a page says; give back how many blocks it has."""
         loaded = set(sys.modules)
         page = path.read_text(encoding="utf-8")
-        self._installs = "`pyproject.toml`:" in page or INSTALL in page
         count = 0
         try:
             for count, block in enumerate(blocks(page), 1):
@@ -220,9 +220,9 @@ class Reader:
         is_quiet = _QUIET in first
         first = first.replace(_QUIET, "")
         words = shlex.split(first)
-        is_plain = words[0] == "tvm-distir" and words[1:2] and words[1] in _PLAIN
-        if not is_plain or self._installs or re.search(r"[<>;&$]", first) or behind[:1] == "|":
-            self._installs = self._installs and not self._installed
+        is_plain = words[0] == "tvm-distir" and words[1:] and (words[1] in _PLAIN or ":" in words[1])
+        if not is_plain or self._installed or re.search(r"[<>;&$]", first) or behind[:1] == "|":
+            self._installed = self._installed and words[0] != "tvm-distir"
             return self._in_shell(line)
         code, printed = self._run_here(words[1:], merged=not behind and not is_quiet)
         return self._in_shell(behind, printed) if behind else (code, printed)
@@ -269,4 +269,6 @@ class Reader:
         info.mkdir(exist_ok=True)
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: page\nVersion: 1.0\n")
         (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
+        registry._offers.cache_clear()
+        importlib.invalidate_caches()
         self._installed = True
