@@ -220,7 +220,9 @@ class Reader:
         is_quiet = _QUIET in first
         first = first.replace(_QUIET, "")
         words = shlex.split(first)
-        is_plain = words[0] == "tvm-distir" and words[1:] and (words[1] in _PLAIN or ":" in words[1])
+        is_plain = (
+            words[0] == "tvm-distir" and words[1:] and (words[1] in _PLAIN or ":" in words[1])
+        )
         if not is_plain or self._installed or re.search(r"[<>;&$]", first) or behind[:1] == "|":
             self._installed = self._installed and words[0] != "tvm-distir"
             return self._in_shell(line)
