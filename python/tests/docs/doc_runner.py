@@ -10,8 +10,8 @@ a file in backticks and ":"     known from then on, as after an installation
 ``python``                      executed; all blocks of a page share their names
 ``console`` of ``>>>`` lines    executed like them, and what is printed is compared
 ``console`` of ``$`` lines      run by the shell, or in this process where it is a plain command of
-                                the package, maybe with a pipe or in a loop over words, on a page
-                                that installs nothing; where the page shows
+                                the package, maybe with a pipe or in a loop over words, and not
+                                the first one behind an installation; where the page shows
                                 what is printed, compared; ``pip install -e .`` is not run: see the
                                 first row
 ==============================  =================================================================
@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import contextlib
 import doctest
+import importlib
 import io
 import os
 import re
@@ -40,6 +41,10 @@ import pytest
 
 import tvm_distir
 from tvm_distir.planning import StageMemo
+from tvm_distir.planning.serving import serving_engine
+from tvm_distir.planning.serving.served_model import ServedModel
+from tvm_distir.planning.serving.surface import Surface
+from tvm_distir.support.plugins import registry
 
 INSTALL = "pip install -e ."
 """What a page says to make its ``pyproject.toml`` known, which is known already: tests install
@@ -55,11 +60,12 @@ _SECONDS = 300
 _QUIET = " 2> /dev/null"
 _STAGES = StageMemo(most=400)
 """Stages of commands that run here: most of them take the same step of the same model."""
+_SURFACES: dict[str, Surface] = {}
 _PLAIN = (
-    "analyze", "check", "compare", "explain", "search", "serve-analyze", "serve-search", "sweep",
-    "systems", "verify",
+    "analyze", "check", "compare", "explain", "opt", "search", "serve-analyze", "serve-search",
+    "sweep", "systems", "verify",
 )  # fmt: skip
-"""Commands that leave nothing behind in a process."""
+"""Commands that leave nothing behind in a process, as does the answer to a model alone."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +76,11 @@ class Block:
     text: str
     line: int
     file: str | None
+
+
+def _surface(served: ServedModel) -> Surface:
+    """Return the steps of a model, which commands that run here fit once."""
+    return _SURFACES.setdefault(repr(served), Surface(served))
 
 
 def blocks(page: str) -> Iterator[Block]:
@@ -121,7 +132,7 @@ class Reader:
             "NO_COLOR": "1",
             **(environment or {}),
         }
-        self._installs = False
+        self._installed = False
         for name, value in {"NO_COLOR": "1", **(environment or {})}.items():
             monkeypatch.setenv(name, value)
         monkeypatch.chdir(folder)
@@ -131,7 +142,6 @@ class Reader:
         """Do all that a page says; give back how many blocks it has."""
         loaded = set(sys.modules)
         page = path.read_text(encoding="utf-8")
-        self._installs = "`pyproject.toml`:" in page or INSTALL in page
         count = 0
         try:
             for count, block in enumerate(blocks(page), 1):
@@ -210,8 +220,11 @@ class Reader:
         is_quiet = _QUIET in first
         first = first.replace(_QUIET, "")
         words = shlex.split(first)
-        is_plain = words[0] == "tvm-distir" and words[1:2] and words[1] in _PLAIN
-        if not is_plain or self._installs or re.search(r"[<>;&$]", first) or behind[:1] == "|":
+        is_plain = (
+            words[0] == "tvm-distir" and words[1:] and (words[1] in _PLAIN or ":" in words[1])
+        )
+        if not is_plain or self._installed or re.search(r"[<>;&$]", first) or behind[:1] == "|":
+            self._installed = self._installed and words[0] != "tvm-distir"
             return self._in_shell(line)
         code, printed = self._run_here(words[1:], merged=not behind and not is_quiet)
         return self._in_shell(behind, printed) if behind else (code, printed)
@@ -238,6 +251,7 @@ class Reader:
         messages = printed if merged else io.StringIO()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(tvm_distir.planning, "StageMemo", lambda: _STAGES)
+            patch.setattr(serving_engine, "Surface", _surface)
             with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(messages):
                 code = main(arguments)
         return code, printed.getvalue()
@@ -257,3 +271,6 @@ class Reader:
         info.mkdir(exist_ok=True)
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: page\nVersion: 1.0\n")
         (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
+        registry._offers.cache_clear()
+        importlib.invalidate_caches()
+        self._installed = True

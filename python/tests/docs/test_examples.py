@@ -1,10 +1,11 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The examples run, each in a process of its own, and print that they compute what they should."""
+"""The examples run as scripts, and print that they compute what they should."""
 
 from __future__ import annotations
 
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -28,14 +29,27 @@ PRINTED = {
 }
 """A pattern of what each example prints."""
 PACKAGES = {"jax_model": "jax", "train_torchrun": "torch"}
+ALONE = ("custom_rule", *PACKAGES)
+"""Examples in processes of their own: rules and packages remain in a process."""
 
 
 def test_every_example_is_run() -> None:
     assert {path.stem for path in EXAMPLES.glob("*.py")} == set(PRINTED)
 
 
-@pytest.mark.parametrize("name", PRINTED)
-def test_an_example_runs(name: str) -> None:
+@pytest.mark.parametrize("name", [name for name in PRINTED if name not in ALONE])
+def test_an_example_runs(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(EXAMPLES / f"{name}.py")
+    monkeypatch.setattr(sys, "argv", [path])
+    runpy.run_path(path, run_name="__main__")
+    printed = capsys.readouterr().out
+    assert re.search(PRINTED[name], printed), printed[-2000:]
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_an_example_runs_alone(name: str) -> None:
     if name in PACKAGES:
         pytest.importorskip(PACKAGES[name])
     job = ["-m", "torch.distributed.run", "--nproc-per-node", "2"] if "torchrun" in name else []

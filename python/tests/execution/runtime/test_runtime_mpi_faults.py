@@ -196,7 +196,7 @@ def test_what_the_guard_of_a_worker_saw_decides_over_the_launchers_report(end, t
         f"    {end}\n"
         "raise SystemExit(code)\n"
     )
-    environment = child_environment()
+    environment = child_environment(TVM_USE_RUNTIME_LIB="1")
     done = subprocess.run([sys.executable, "-c", worker], env=environment, check=False)
     code, text = ENDS[end]
     assert done.returncode == code

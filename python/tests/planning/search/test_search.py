@@ -12,6 +12,7 @@ import pytest
 
 import tvm_distir as td
 from tests.nightly import nightly_but
+from tests.planning.search.known_trials import TRY, trials_once
 from tests.planning.search.systems import A100, QUICK
 from tvm_distir.core.plan.plan import Plan
 from tvm_distir.execution.runtime.program.joining import same_bits
@@ -43,6 +44,13 @@ def _short(batch: int):
 ADAM = {"optimizer": "adam"}
 STRATEGIES = ["data_parallel+megatron", "data_parallel+megatron:sequence=1"]
 STRATEGIES += ["zero:stage=1", "zero:stage=3"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def known_trials():
+    """Most searches here are of the same steps."""
+    with trials_once():
+        yield
 
 
 class TestEnumeration:
@@ -263,8 +271,8 @@ class TestMicroBatches:
             assert result.peak_memory_bytes > limit or observed.time_s <= result.time_s
 
     def test_numbers_that_are_given_are_the_only_ones(self):
-        rules = Constraints(counts=(2, 8))
-        result = search(_short, 4, QUICK, batch=16, train=ADAM, top=99, constraints=rules)
+        rules = Constraints(("dp",), counts=(2, 8))
+        result = search(_short, 4, QUICK, batch=32, train=ADAM, top=99, constraints=rules)
         assert {plan.row.candidate.micro_batches for plan in result.plans} == {2, 8}
         assert {plan.row.why for plan in result.plans} == {"", "zero:stage=1", "zero:stage=3"}
 
@@ -415,6 +423,7 @@ class TestFolder:
 
     def test_an_interrupted_search_goes_on(self, tmp_path, monkeypatch):
         whole = search(_short, 4, QUICK, batch=8, train=ADAM)
+        monkeypatch.setattr(trials.Trials, "of", TRY)
         make, calls = trials.labeller_of, []
 
         def interrupted(*inputs, **more):

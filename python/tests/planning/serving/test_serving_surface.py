@@ -142,7 +142,7 @@ LEVELS = [
     ServiceLevels(ttft, tpot) for ttft in (0.004, 0.02, None) for tpot in (0.0006, 0.001, None)
 ]
 SPACES = list(itertools.product(LENGTHS, LEVELS, (False, True), (1, 2)))[:50]
-"""``scripts/checks/serving_laws.py`` searches all of them, the test each ninth."""
+"""``scripts/checks/serving_laws.py`` searches all of them, the test two of two devices."""
 
 
 @contextmanager
@@ -172,7 +172,7 @@ def known_engines():
 
 
 def test_the_best_is_that_of_exhaustive_search(known_engines):
-    assert compare_with_exhaustive(SPACES[::9]) > 0
+    assert compare_with_exhaustive(SPACES[27::18]) > 0
 
 
 def compare_with_exhaustive(spaces):

@@ -132,7 +132,7 @@ def _all_choices(bindings: list[Any], read: list[Any], times: ValueTimes) -> lis
     return matches
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", nightly_but(range(12), range(5)))
 @pytest.mark.parametrize("system", [None, A100], ids=["weights", "a100"])
 def test_minimum_cuts_are_the_hull_of_all_choices(seed, system):
     rng = np.random.default_rng(seed)
@@ -221,7 +221,7 @@ def test_no_written_step_within_the_bound_does_less():
         assert flops(step) <= min(done for result, done in ways.values() if result <= bound)
 
 
-@pytest.mark.parametrize("share", nightly_but([0.8, 0.5, 0.2, 0.0], {1, 3}))
+@pytest.mark.parametrize("share", nightly_but([0.8, 0.5, 0.2, 0.0], {1}))
 def test_a_model_keeps_within_its_bound(share):
     model = td.zoo.gpt(**GPT, layers=4)
     most, least = (peak(td.train_step(model, "mse", recompute=p)) for p in ("none", "full"))
