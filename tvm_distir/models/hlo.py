@@ -20,6 +20,7 @@ def from_stablehlo(
     inline: int = 8,
     loops: int | None = None,
     shardings: bool = True,
+    opaque: bool = False,
 ) -> ir.IRModule:
     """Import a module of StableHLO, as JAX writes it.
 
@@ -44,6 +45,10 @@ def from_stablehlo(
         iterations where a loop would go on. None: such loops are refused.
     shardings : bool
         Whether to take over ``sdy.sharding`` and ``mhlo.sharding``.
+    opaque : bool
+        Whether custom calls that are not known become calls of packed functions of their names, on
+        full tensors: a step with them is analyzed, and runs where these functions are registered.
+        False: they are refused by name.
 
     Returns
     -------
@@ -75,7 +80,7 @@ def from_stablehlo(
         problem = f"loops={loops} is not a bound of iterations"
         remedy = "Give 1 or more, or leave it out: counted loops need no bound."
         raise ModelError("DIST0373", problem, location="loops", remedy=remedy)
-    return read(source, data=data, inline=inline, loops=loops, shardings=shardings)
+    return read(source, data=data, inline=inline, loops=loops, shardings=shardings, opaque=opaque)
 
 
 def from_jax(
@@ -147,10 +152,10 @@ def read_stablehlo(path: str, spec: str, batch: int | None, dims: Mapping[str, i
             options["data"] = value.split("+")
         elif key in ("inline", "loops") and value.isdecimal():
             options[key] = int(value)
-        elif key == "shardings" and value in ("0", "1"):
-            options["shardings"] = value == "1"
+        elif key in ("shardings", "opaque") and value in ("0", "1"):
+            options[key] = value == "1"
         else:
             problem = f'"{key}={value}" is not an option'
-            remedy = "Give data=NAME+NAME, inline=N, loops=N, shardings=0."
+            remedy = "Give data=NAME+NAME, inline=N, loops=N, shardings=0, opaque=1."
             raise ModelError("DIST0373", problem, location=spec, remedy=remedy)
     return from_stablehlo(path, **options)
