@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from tvm import ir, relax, transform
@@ -22,6 +22,7 @@ from .composites import COMPOSITE, is_known
 from .converters import ANNOTATIONS, CALLS, CONVERTERS, MANUAL, RETURNS, SHARDING_CALL
 from .functions import Functions
 from .local_collectives import MOVES
+from .refinement import refined
 from .shardings import Shardings, sharding_of
 from .source import read_source
 
@@ -38,9 +39,11 @@ def from_stablehlo(
     loops: int | None = None,
     shardings: bool = True,
     opaque: bool = False,
+    dims: Mapping[str, int] | None = None,
 ) -> ir.IRModule:
     """Import a module of StableHLO (see :func:`.hlo.from_stablehlo`)."""
     text, location = read_source(source)
+    text = refined(text, dims or {}, location)
     module = parse_module(text, location)
     _check_operations(module, location, opaque)
     try:
