@@ -20,6 +20,8 @@ def from_stablehlo(
     inline: int = 8,
     loops: int | None = None,
     shardings: bool = True,
+    opaque: bool = False,
+    dims: Mapping[str, int] | None = None,
 ) -> ir.IRModule:
     """Import a module of StableHLO, as JAX writes it.
 
@@ -44,6 +46,12 @@ def from_stablehlo(
         iterations where a loop would go on. None: such loops are refused.
     shardings : bool
         Whether to take over ``sdy.sharding`` and ``mhlo.sharding``.
+    opaque : bool
+        Whether custom calls that are not known become calls of packed functions of their names, on
+        full tensors: a step with them is analyzed, and runs where these functions are registered.
+        False: they are refused by name.
+    dims : mapping of str to int, optional
+        The sizes of symbolic dims, by the names of ``jax.export.symbolic_shape``; JAX is needed.
 
     Returns
     -------
@@ -54,7 +62,8 @@ def from_stablehlo(
     Raises
     ------
     ModelError
-        DIST0301, DIST0303, DIST0304 the file; DIST0370 to DIST0373 the module.
+        DIST0301, DIST0303, DIST0304 the file; DIST0313 sizes of dims; DIST0370 to DIST0373 the
+        module.
 
     Examples
     --------
@@ -75,7 +84,8 @@ def from_stablehlo(
         problem = f"loops={loops} is not a bound of iterations"
         remedy = "Give 1 or more, or leave it out: counted loops need no bound."
         raise ModelError("DIST0373", problem, location="loops", remedy=remedy)
-    return read(source, data=data, inline=inline, loops=loops, shardings=shardings)
+    options: Any = {"inline": inline, "loops": loops, "shardings": shardings, "opaque": opaque}
+    return read(source, data=data, dims=dims, **options)
 
 
 def from_jax(
@@ -137,9 +147,6 @@ def read_stablehlo(path: str, spec: str, batch: int | None, dims: Mapping[str, i
     """
     if batch is not None:
         raise batch_fault("StableHLO", spec, "export it with another one")
-    for dim in dims:
-        problem = f'StableHLO is imported with static shapes only: there is no symbolic dim "{dim}"'
-        raise ModelError("DIST0313", problem, location=spec, remedy="Export it with these sizes.")
     _, keys = split_keys(spec.removeprefix(path).replace("?", "m?", 1), spec)
     options: dict[str, Any] = {}
     for key, value in keys.items():
@@ -147,10 +154,10 @@ def read_stablehlo(path: str, spec: str, batch: int | None, dims: Mapping[str, i
             options["data"] = value.split("+")
         elif key in ("inline", "loops") and value.isdecimal():
             options[key] = int(value)
-        elif key == "shardings" and value in ("0", "1"):
-            options["shardings"] = value == "1"
+        elif key in ("shardings", "opaque") and value in ("0", "1"):
+            options[key] = value == "1"
         else:
             problem = f'"{key}={value}" is not an option'
-            remedy = "Give data=NAME+NAME, inline=N, loops=N, shardings=0."
+            remedy = "Give data=NAME+NAME, inline=N, loops=N, shardings=0, opaque=1."
             raise ModelError("DIST0373", problem, location=spec, remedy=remedy)
-    return from_stablehlo(path, **options)
+    return from_stablehlo(path, dims=dims, **options)

@@ -10,6 +10,7 @@ import random
 import numpy as np
 import pytest
 import tvm
+import tvm_ffi
 
 import tvm_distir as td
 from tests.models.stablehlo_cases import DATA, NAMES, REFUSED, function, stored
@@ -240,3 +241,30 @@ def test_files_that_are_no_text(tmp_path, monkeypatch, capfd):
     )
     assert main(["verify", str(path), "--engine", "virtual"]) == 1
     assert "DIST0304" in capfd.readouterr().err
+
+
+def test_custom_calls_run_as_packed_functions_of_their_names(tmp_path):
+    text = function(
+        "    %0:2 = stablehlo.custom_call @test.halves(%x) {operand_layouts = [dense<[1, 0]> : "
+        "tensor<2xindex>]} : (tensor<4x8xf32>) -> (tensor<2x8xf32>, tensor<2x8xf32>)\n"
+        "    %1 = stablehlo.subtract %0#0, %0#1 : tensor<2x8xf32>\n"
+        "    return %1 : tensor<2x8xf32>",
+        "%x: tensor<4x8xf32>",
+        "tensor<2x8xf32>",
+    )
+
+    @tvm_ffi.register_global_func("test.halves", override=True)
+    def halves(x):
+        return [tvm.runtime.tensor(x.numpy()[i : i + 2]) for i in (0, 2)]
+
+    with pytest.raises(ModelError, match=r"DIST0371 .*@test.halves .*opaque=True"):
+        td.from_stablehlo(text)
+    path = tmp_path / "model.mlir"
+    path.write_text(text)
+    mod = load_model(f"{path}?opaque=1").mod
+    x = np.arange(32, dtype="float32").reshape(4, 8) ** 2
+    plan = td.planning.make_plan(mod, "data_parallel", {"dp": 2})
+    (result,) = td.run(td.distribute(mod, plan), [x])
+    np.testing.assert_array_equal(result, x[:2] - x[2:])
+    result = td.analyze(mod, plan=plan, system="h100")
+    assert "test.halves" in str(result)

@@ -62,7 +62,7 @@ def branch_of(fn: Expr) -> tuple[str, str] | None:
     return name, side
 
 
-def lift_branches(mod: ir.IRModule) -> ir.IRModule:
+def lift_branches(mod: ir.IRModule, *, masked: bool = False) -> ir.IRModule:
     """Replace every ``If`` by calls of its branches and an ``R.where`` per result tensor.
 
     Functions of branches are private and marked by the attribute ``dist.branch``. Both are pure
@@ -72,6 +72,8 @@ def lift_branches(mod: ir.IRModule) -> ir.IRModule:
     ----------
     mod : IRModule
         The module, at level 1 or 2; it is not changed (and returned when it holds no ``If``).
+    masked : bool
+        Whether the branch that is not taken gets zeros for floats, so that no gradient is NaN.
 
     Raises
     ------
@@ -79,7 +81,7 @@ def lift_branches(mod: ir.IRModule) -> ir.IRModule:
         DIST0413 naming the ``If``: an impure branch, a result that is no tensor, branches of
         different shapes, a condition that is no scalar tensor.
     """
-    return _Lifter(mod, select=True).run()
+    return _Lifter(mod, select=True, masked=masked).run()
 
 
 def outline_branches(mod: ir.IRModule) -> ir.IRModule:
@@ -96,8 +98,8 @@ def outline_branches(mod: ir.IRModule) -> ir.IRModule:
 class _Lifter:
     """A pass over a module that lifts the branches of its functions."""
 
-    def __init__(self, mod: ir.IRModule, *, select: bool) -> None:
-        self.mod, self.select = mod, select
+    def __init__(self, mod: ir.IRModule, *, select: bool, masked: bool = False) -> None:
+        self.mod, self.select, self.masked = mod, select, masked
         self.builder = relax.BlockBuilder()
         self.functions: dict[ir.GlobalVar, Expr] = dict(mod.functions.items())
         self.used_names = {str(gv.name_hint) for gv in mod.functions}
@@ -191,11 +193,11 @@ class _Lifter:
             attrs[OPEN_AXES_ATTR] = {n: opened[n] for n in bound if n in opened}
         return attrs
 
-    # selection -------------------------------------------------------------------------
-
     def _selection(self, var: Var, cond: Any, calls: list[Call]) -> list[Any]:
         bindings, sides = [], []
         for side, call in zip(SIDES, calls, strict=True):
+            if self.masked:
+                call = self._masked(cond, side, call, bindings)
             sides.append(relax.Var(f"{var.name}_{side}", call.ty))
             bindings.append(relax.VarBinding(sides[-1], call))
         chosen = self._chosen(str(var.name), cond, sides[0], sides[1], bindings)
@@ -204,6 +206,18 @@ class _Lifter:
             raise self._error(var, f"its branches return {sides[0].ty} and {sides[1].ty}", remedy)
         bindings.append(relax.VarBinding(var, chosen))
         return bindings
+
+    def _masked(self, cond: Any, side: str, call: Call, bindings: list[Any]) -> Call:
+        """Return the call with zeros for float tensors where the other side is taken."""
+        args = list(call.args)
+        for i, arg in enumerate(args):
+            if isinstance(arg.ty, relax.TensorType) and "float" in str(arg.ty.dtype):
+                pair = [arg, relax.const(0, arg.ty.dtype)]
+                value = relax.op.where(cond, *(pair if side == SIDES[0] else pair[::-1]))
+                var = relax.Var(f"{arg.name}_{side}", arg.ty)
+                bindings.append(relax.VarBinding(var, self.builder.normalize(value)))
+                args[i] = var
+        return self.builder.normalize(ir.Call(call.op, args))
 
     def _chosen(self, name: str, cond: Any, first: Any, other: Any, bindings: list[Binding]) -> Any:
         """Choose leaf by leaf, and bind all values but the outermost."""
@@ -220,8 +234,6 @@ class _Lifter:
             fields.append(relax.Var(f"{name}_{i}", value.ty))
             bindings.append(relax.VarBinding(fields[-1], value))
         return self.builder.normalize(relax.Tuple(fields))
-
-    # refusals --------------------------------------------------------------------------
 
     def _error(self, var: Var, problem: str, remedy: str) -> PropagationError:
         return PropagationError(

@@ -18,6 +18,7 @@ _ELEMENT = re.compile(
     r"[+-]?0x[0-9A-Fa-f]+|true|false|[+-]?\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|[+-]?inf|nan"
 )
 _TYPES = {word: np.dtype(getattr(ml_dtypes, name, name)) for name, word in ELEMENTS.items()}
+_TYPES["index"] = np.dtype("int64")  # of attributes, such as the layouts of a custom call
 
 
 def dense_elements(body: str, shape: tuple[int, ...], word: str) -> npt.NDArray[np.generic]:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -122,3 +123,12 @@ class Module:
     operations: list[Operation]
     attributes: dict[str, Any]
     locations: dict[str, str]
+
+
+def operations_of(operations: Iterable[Operation]) -> Iterator[Operation]:
+    """Return operations and those in their regions, each before what is in it."""
+    pending = list(operations)
+    while pending:
+        operation = pending.pop()
+        yield operation
+        pending += [inner for region in operation.regions for inner in region.operations]

@@ -1,19 +1,20 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Unroll loops of known or bounded length, and inline branches of known conditions."""
+"""Unroll loops of known or bounded length, and write branches: an ``If`` where data chooses."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from tvm import relax
+from tvm.relax import Expr
 
 from tvm_distir.models.common.translation import Unsupported
 from tvm_distir.support import reachable
 
 from .elementwise import same, spread
 from .operation_call import Converter, HloCall
-from .translated_values import Tensors, TranslatedTensor
+from .translated_values import Tensors, TranslatedTensor, constant
 
 MAX_ROUNDS = 4096
 _OF_CONDITIONS = ("stablehlo.and", "stablehlo.compare", "stablehlo.convert")
@@ -80,13 +81,34 @@ def _chosen(
 
 
 def _branch(call: HloCall) -> Tensors:
+    """Inline the branch of a known condition, or write an ``If`` where data chooses.
+
+    ``stablehlo.if`` has the branch of a true condition first; the last branch of a
+    ``stablehlo.case`` is also that of an index that no branch has.
+    """
     chosen, count = call[0].integer, len(call.operation.regions)
     if chosen is None:
-        raise Unsupported("a branch that depends on data")
+        return call.write.values(_selected(call, 0))
     if call.operation.name.endswith(".if"):
         chosen = 1 - chosen
     index = chosen if 0 <= chosen < count else count - 1
     return call.run(call.region(index), [])
+
+
+def _selected(call: HloCall, position: int) -> Expr:
+    """Return the result of the branches from a position on: an ``If`` for each but the last."""
+
+    def branch() -> Expr:
+        results = [call.write.full(v) for v in call.run(call.region(position), [])]
+        return results[0] if len(results) == 1 else relax.Tuple(results)
+
+    if position == len(call.operation.regions) - 1:
+        return branch()
+    condition = call.full(0)
+    if call[0].dtype != "bool":
+        number = constant(position, call[0].dtype)
+        condition = call.write.emit(relax.op.equal(condition, number))
+    return call.write.branches(condition, branch, lambda: _selected(call, position + 1))
 
 
 CONVERTERS: dict[str, Converter] = {

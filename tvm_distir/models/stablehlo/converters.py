@@ -30,6 +30,7 @@ CONVERTERS: dict[str, Converter] = {
 }
 """The converter of each operation, by its name."""
 
+BRANCHES = ("stablehlo.case", "stablehlo.if")
 CALLS = ("func.call", "stablehlo.composite")
 MANUAL = "sdy.manual_computation"
 RETURNS = ("func.return", "stablehlo.return", "sdy.return")

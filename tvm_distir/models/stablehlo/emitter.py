@@ -64,6 +64,19 @@ class Emitter:
             self._written[id(value)] = value, unsharded
         return self._written[id(value)][1]
 
+    def branches(
+        self, condition: Expr, then: Callable[[], Expr], other: Callable[[], Expr]
+    ) -> Expr:
+        """Choose by a condition between what two functions emit, each into a block of its own."""
+        sides, written = [], self._written
+        for branch in (then, other):
+            self._written = dict(written)  # what a branch expands is not known outside of it
+            self.builder._begin_binding_block()
+            result = self.emit(branch())
+            sides.append(relax.SeqExpr([self.builder._end_block()], result))
+        self._written = written
+        return self.emit(relax.If(condition, *sides))
+
     def values(self, expr: Expr) -> Tensors:
         """Return the tensors of an expression, of the fields if it is a tuple."""
         if not isinstance(expr.ty, relax.TupleType):

@@ -17,7 +17,7 @@ from tvm_distir.models.mlir.tree import Operation, RegionBlock, Type
 from tvm_distir.support import ModelError
 
 from .composites import read_composite
-from .converters import CALLS, CONVERTERS, MANUAL, RETURNS
+from .converters import CALLS, CONVERTERS, MANUAL, RETURNS, SHARDING_CALL
 from .emitter import Emitter
 from .local_collectives import MOVES
 from .manual import ManualProgram, ManualShard
@@ -166,6 +166,8 @@ class FunctionBody:
             mesh = self._functions.mesh_of_collective(operation)
             return MOVES[operation.name](HloCall(operation, operands, self._write, self.run), mesh)
         attributes = operation.attributes
+        if attributes.get("call_target_name", SHARDING_CALL) != SHARDING_CALL:
+            return self._opaque(operation, operands)
         if operation.name in ("sdy.sharding_constraint", "stablehlo.custom_call"):
             if "sharding" in attributes:
                 attributes = {"sdy.sharding": attributes["sharding"]}
@@ -176,6 +178,14 @@ class FunctionBody:
         call = HloCall(operation, operands, self._write, self.run, self._functions.loops)
         converted = CONVERTERS[operation.name](call)
         return [converted] if isinstance(converted, TranslatedTensor) else list(converted)
+
+    def _opaque(self, operation: Operation, operands: Tensors) -> Tensors:
+        """Call the packed function that has the name of a custom call."""
+        types = [relax.TensorType(*typed(kind)) for kind in operation.result_types]
+        args = [self._write.full(value) for value in operands]
+        name = str(operation.attributes["call_target_name"])
+        called = relax.op.call_pure_packed(name, *args, ty_args=types)
+        return self._write.values(self._write.emit(called))
 
     def _called(self, operation: Operation, operands: Tensors) -> Tensors:
         known = read_composite(operation, operands, self._write)

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 from tvm import ir, relax
@@ -22,11 +23,18 @@ from tvm_distir.models.common.quiet import drop_half_built
 from tvm_distir.models.common.translation import Unsupported
 from tvm_distir.models.export.port_attributes import PORT
 from tvm_distir.models.mlir.attributes import read_name
-from tvm_distir.models.mlir.tree import Argument, Module, Operation, RegionBlock, Symbol
+from tvm_distir.models.mlir.tree import (
+    Argument,
+    Module,
+    Operation,
+    RegionBlock,
+    Symbol,
+    operations_of,
+)
 from tvm_distir.support import ModelError
 
 from .argument_names import ArgumentNames, Signature
-from .converters import MANUAL, RETURNS
+from .converters import BRANCHES, MANUAL, RETURNS
 from .function_body import FunctionBody
 from .manual import ManualProgram, computed_shardings, is_between_partitions, mesh_of
 from .shardings import Sharding, Shardings, sharding_of
@@ -72,6 +80,8 @@ class Functions:
         self._replicas = replicas if type(replicas) is int else 1
         operations = (op for op in module.operations if op.name == "func.func")
         self.by_name = {str(op.attributes.get("sym_name")): op for op in operations}
+        self.branches = any(op.name in BRANCHES for op in operations_of(module.operations))
+        """Whether there may be an ``If``, which a block of dataflow cannot hold."""
         self.sizes = Sizes(self.by_name, self.callee, inline)
         self._open: list[str] = []
         self._written: dict[str, ir.GlobalVar] = {}
@@ -238,11 +248,11 @@ class Functions:
         before, self._shardings.orders = self._shardings.orders, {}
         try:
             with builder.function("main", [params[i] for i in order], attrs=attrs):
-                with builder.dataflow():
+                with nullcontext() if self.branches else builder.dataflow():
                     body = FunctionBody(self, builder, self._root)
                     exprs = body.function(operation, params, bool(names), placed)
                     result = exprs[0] if len(exprs) == 1 else relax.Tuple(exprs)
-                    output = builder.emit_output(result)
+                    output = result if self.branches else builder.emit_output(result)
                 builder.emit_func_output(output)
         except ModelError as error:
             drop_half_built(error)

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from tvm import ir, relax, transform
@@ -22,6 +22,7 @@ from .composites import COMPOSITE, is_known
 from .converters import ANNOTATIONS, CALLS, CONVERTERS, MANUAL, RETURNS, SHARDING_CALL
 from .functions import Functions
 from .local_collectives import MOVES
+from .refinement import refined
 from .shardings import Shardings, sharding_of
 from .source import read_source
 
@@ -37,11 +38,14 @@ def from_stablehlo(
     inline: int = 8,
     loops: int | None = None,
     shardings: bool = True,
+    opaque: bool = False,
+    dims: Mapping[str, int] | None = None,
 ) -> ir.IRModule:
     """Import a module of StableHLO (see :func:`.hlo.from_stablehlo`)."""
     text, location = read_source(source)
+    text = refined(text, dims or {}, location)
     module = parse_module(text, location)
-    _check_operations(module, location)
+    _check_operations(module, location, opaque)
     try:
         annotations = Shardings(module, _texts(module, location) if shardings else [], text)
     except Unsupported as error:
@@ -63,6 +67,8 @@ def from_stablehlo(
         relax.transform.CanonicalizeBindings(),
         relax.transform.DeadCodeElimination(functions.public),
     ]
+    if functions.branches:
+        passes.append(relax.transform.ConvertToDataflow(1))
     mod = transform.Sequential(passes)(mod)
     mod = noted_step(annotations.declare(mod))
     about = {"format": "stablehlo", "source": ""}  # no weights in it
@@ -113,15 +119,17 @@ def _decompositions(module: Module) -> set[str]:
     return known - others
 
 
-def _check_operations(module: Module, location: str) -> None:
+def _check_operations(module: Module, location: str, opaque: bool) -> None:
     """Reject unsupported operations, each with its first occurrence (DIST0371)."""
     first: dict[str, int] = {}
+    remedy = "Write the model with other operations."
     for operation in _operations(module):
         name = operation.name
         if name == "stablehlo.custom_call":
             target = str(operation.attributes.get("call_target_name"))
-            if target == SHARDING_CALL:
+            if target == SHARDING_CALL or (opaque and operation.result_types):
                 continue
+            remedy = "Write the model with other operations, or import it with opaque=True."
             name = f"stablehlo.custom_call @{target}"
         elif name in _KNOWN:
             continue
@@ -129,7 +137,6 @@ def _check_operations(module: Module, location: str) -> None:
     if first:
         name, line = next(iter(first.items()))
         problem = f"the importer does not support {', '.join(first)}"
-        remedy = "Write the model with other operations."
         raise ModelError("DIST0371", problem, location=f"{location}:{line} ({name})", remedy=remedy)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from tvm_distir.models.mlir.tree import Operation, RegionBlock
 
 from .composites import is_known
-from .converters import CALLS, MANUAL
+from .converters import BRANCHES, CALLS, MANUAL
 from .translated_values import Tensors
 
 _LARGE = 1 << 20
@@ -57,7 +57,7 @@ class Sizes:
             return 1
         if operation.name in CALLS:
             return self.size(self._callee(operation))
-        if operation.name in ("stablehlo.while", "stablehlo.case", "stablehlo.if"):
+        if operation.name in ("stablehlo.while", *BRANCHES):
             return _LARGE
         return 1
 

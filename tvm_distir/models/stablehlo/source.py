@@ -72,8 +72,8 @@ def _exported(data: bytes, location: str) -> bytes:
         "write text, jax.jit(f).lower(...).as_text()."
     )
     module = "jax._src.export.serialization_generated"
-    root = _internal(module, "Exported.GetRootAsExported", location, remedy)
-    field = _internal(module, "Exported.MlirModuleSerializedAsNumpy", location, remedy)
+    root = internal(module, "Exported.GetRootAsExported", location, remedy)
+    field = internal(module, "Exported.MlirModuleSerializedAsNumpy", location, remedy)
     try:
         code = field(root(data)).tobytes()
     except Exception as error:  # the reader of the format trusts its bytes
@@ -83,7 +83,7 @@ def _exported(data: bytes, location: str) -> bytes:
     return bytes(code)
 
 
-def _internal(module: str, name: str, location: str, remedy: str) -> Any:
+def internal(module: str, name: str, location: str, remedy: str) -> Any:
     """Return what JAX has in a module that is not public (ModelError DIST0304 where it lacks)."""
     try:
         return attrgetter(name)(importlib.import_module(module))
@@ -103,9 +103,9 @@ def _text_of(data: bytes, location: str) -> str:
     """Convert bytecode to text by the MLIR bindings in the wheel of jaxlib."""
     check_jax(location)
     remedy = "Write text: jax.jit(f).lower(...).as_text()."
-    context = _internal("jax._src.interpreters.mlir", "make_ir_context", location, remedy)
+    context = internal("jax._src.interpreters.mlir", "make_ir_context", location, remedy)
     name = "deserialize_portable_artifact"
-    deserialize = _internal("jaxlib.mlir.dialects.stablehlo", name, location, remedy)
+    deserialize = internal("jaxlib.mlir.dialects.stablehlo", name, location, remedy)
     try:
         module: Any = deserialize(context(), data)
     except Exception as error:  # the bindings raise what MLIR's readers say

@@ -11,7 +11,14 @@ from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core.ir import check_module, is_private, known_shape, relax_functions, tensor_type
+from tvm_distir.core.ir import (
+    check_module,
+    is_private,
+    known_shape,
+    lift_branches,
+    relax_functions,
+    tensor_type,
+)
 from tvm_distir.core.ir.attributes import param_names, training_notes
 from tvm_distir.core.plan import ATTENTION, Schedule, data_positions, plain_name
 from tvm_distir.core.rewriting import (
@@ -70,7 +77,8 @@ def train_step(
     ----------
     mod : IRModule
         The module, at level 1, with ``main(*data, *weights) -> output``; it and the private
-        functions on the way have neither branches nor effects. The output is a tensor, or a tuple
+        functions on the way have no effects. Of an ``If`` both branches run, and the gradients are
+        those of the branch that is taken. The output is a tensor, or a tuple
         of tensors: logits (samples, ..., classes) for ``cross_entropy``, any shape for ``mse``; the
         loss of half-precision outputs is computed in float32.
     loss : str
@@ -156,7 +164,7 @@ def train_step(
     """
     check_module(mod, "td.train_step")
     stages = Schedule.resolve(schedule)
-    mod = with_adapters(unpartitioned(plain_calls(mod)), lora)
+    mod = with_adapters(unpartitioned(plain_calls(lift_branches(mod, masked=True))), lora)
     others = inspect.signature(train_step).parameters.keys() - {"mod", "options"}
     method = optimizer_named(optimizer, options, others)
     recipe = Recipe(

@@ -248,9 +248,17 @@ class Branching:
         return out
 
 
-def test_a_function_of_another_form_is_named():
-    with pytest.raises(ModelError, match=r"DIST0351 f: y is a branch, which has no gradient"):
-        td.train_step(Branching, "mse")
+@pytest.mark.parametrize("condition", [True, False])
+def test_the_branch_that_is_taken_has_the_gradient(condition):
+    """The exponential overflows where it is not taken, and its gradient is not added."""
+    x, w, targets = np.array([[200, -1, 0.5], [0, 0.25, 1], [0, 1, -1]], "float32")
+    x = x if condition else x / 100
+    step = td.train_step(Branching, "mse", rate=1.0)
+    loss, new = Reference(step).run([np.array(condition), x, targets, w])
+    out = np.tanh(x + w) if condition else np.exp(x + w)
+    slope = 1 - out**2 if condition else out
+    np.testing.assert_allclose(loss, np.mean((out - targets) ** 2), rtol=1e-5)
+    np.testing.assert_allclose(new, w - 2 * (out - targets) / 3 * slope, rtol=1e-4, atol=1e-6)
 
 
 def test_an_op_without_a_gradient_is_named_with_its_function():

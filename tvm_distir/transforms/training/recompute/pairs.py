@@ -251,7 +251,7 @@ def _warn_of_weights(name: str, before: Sequence[Any], read: Sequence[Any]) -> N
 
 
 def pure_bindings(fn: relax.Function, name: str) -> list[Binding]:
-    """Return the bindings of a function without branches, casts and effects.
+    """Return the bindings of a function without casts and effects.
 
     Raises
     ------
@@ -264,8 +264,6 @@ def pure_bindings(fn: relax.Function, name: str) -> list[Binding]:
             problem = None
             if isinstance(binding, relax.MatchCast):
                 problem = "is a match_cast: bind the symbolic dims first"
-            elif isinstance(binding.value, relax.If):
-                problem = "is a branch, which has no gradient"
             elif not is_pure(binding.value):
                 problem = f"has effects ({op_name(binding.value)})"
             if problem is not None:
