@@ -72,6 +72,8 @@ from .training.autodiff.rules.norms import through_norm as through_norm
 from .training.autodiff.rules.primfuncs import (
     register_primfunc_gradient as register_primfunc_gradient,
 )
+from .training.optimizers.eight_bit_rules import ABSMAX as ABSMAX
+from .training.optimizers.eight_bit_rules import BLOCK as BLOCK
 from .training.optimizers.master import MASTER as MASTER
 from .training.optimizers.registry import optimizer_named as optimizer_named
 from .training.optimizers.registry import read_optimizer as read_optimizer

@@ -22,6 +22,7 @@ from tvm_distir.execution.runtime.program.inputs import flatten_tuples, leaves_b
 from tvm_distir.execution.runtime.program.sharded import ShardedArray
 from tvm_distir.execution.runtime.program.tensors import Array
 from tvm_distir.support import DistIRError, EngineError, ModelError, nearest
+from tvm_distir.transforms import is_training_step
 
 from .bisect import Bisection, Fault, first_difference
 from .cancellation import with_terms
@@ -186,7 +187,8 @@ class VerifiedRun:
         values, expected, got = self.sample.values, self.sample.expected, self.got
         (atol, rtol), dtype = self.tolerance, coarsest_float(self.plain)
         if not isinstance(self.reference, Float32Reference) or self.bound is None:
-            outputs = compare_outputs(got, expected, dtype, self.exact, atol, rtol)
+            codes = is_training_step(self.plain)
+            outputs = compare_outputs(got, expected, dtype, self.exact, atol, rtol, codes)
             if not self.exact and atol is None:
                 outputs = with_terms(outputs, self.plain, values, got, expected)
             return RunComparison(outputs, values)
@@ -200,7 +202,8 @@ class VerifiedRun:
         sample, fixed = self.sample, self.fixed
         wide, _ = _full_outputs(self.engine, widened(self.dist), widened_inputs(sample.values))
         truth = reference.truth(sample.values)
-        float32 = compare_outputs(wide, truth, WIDE, False, None, None)
+        codes = is_training_step(self.plain)
+        float32 = compare_outputs(wide, truth, WIDE, False, None, None, codes)
         if not all(output.equal for output in float32):
             fixed = sample.values  # which show the difference
 

@@ -91,8 +91,10 @@ def input_specs(mod: ir.IRModule) -> list[InputSpec]:
         is_data = None if data_count is None else index < data_count
         for leaf_name, ty in named_leaves(param_name, param.ty):
             known = uses[len(specs)]
-            if param_name in states or param_name in counters:  # integers have no usage
-                known = [InputUse("variance", firm=True, high=int(counters.get(param_name, 0)))]
+            if param_name in states or param_name in counters:  # the upper codes are positive
+                high = int(counters.get(param_name, 0))
+                codes = [InputUse(low=use.high // 2, high=use.high) for use in known]
+                known = [*codes, InputUse("variance", firm=True, high=high)]
             specs.append(_spec(f"{entry}/{leaf_name}", leaf_name, ty, known, is_data))
     return specs
 

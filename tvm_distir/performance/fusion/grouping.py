@@ -12,7 +12,7 @@ from functools import partial
 
 from tvm_distir.support import lists_by_key
 
-from .dataflow import Dataflow
+from .dataflow import FLOATS, Dataflow
 from .profile import FusionRule, Profile
 
 MOST_APART = 512
@@ -54,6 +54,7 @@ class Grouping:
             if op.kind == "compute"
             and number not in flow.views
             and all(flow.fn.values[v].dtype in profile.absorb for v in op.outputs)
+            and not (_reads_floats(flow, number) and any(r.begins(op.op) for r in profile.rules))
         }
         self._grouped: set[int] = {*flow.views, *self.absorbed}
         self._grouped.update(n for n, op in enumerate(ops) if op.kind != "compute")
@@ -125,6 +126,10 @@ class Grouping:
             )
             and not self.flow.closes_circle(group.members, number)
         )
+
+
+def _reads_floats(flow: Dataflow, number: int) -> bool:
+    return any(flow.fn.values[v].dtype in FLOATS for v in flow.fn.ops[number].inputs)
 
 
 def _is_multiple(flow: Dataflow, rule: FusionRule, number: int) -> bool:

@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import functools
 import glob
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from tvm import ir, relax
 
-from tvm_distir.core.ir import R, known_shape, relax_functions, unpack
+from tvm_distir.core.ir import relax_functions, unpack
 from tvm_distir.core.ir.attributes import STAGE_KIND_ATTR, param_names, training_notes
 from tvm_distir.core.plan import (
     ACTIVATION,
     GRADIENT,
-    OpenLabels,
     Pipeline,
     Plan,
     PlanRule,
@@ -30,8 +29,7 @@ from tvm_distir.core.plan import (
     policies_of,
 )
 
-Shapes = Mapping[str, tuple[int, ...] | None]
-"""Sizes of parameters by name; None where one is unknown."""
+from .state_placement import parameter_shapes, placement_of_state
 
 
 def state_names(fn: relax.Function) -> set[str]:
@@ -69,29 +67,6 @@ def boundary_positions(fn: relax.Function) -> list[int]:
         list(map(str, unpack(attrs[STAGE_KIND_ATTR]["params"]))) if STAGE_KIND_ATTR in attrs else []
     )
     return [i for i, n in enumerate(notes) if n.partition(":")[0] in (ACTIVATION, GRADIENT)]
-
-
-def parameter_shapes(fn: relax.Function) -> Shapes:
-    """Return the sizes of the parameters of a function by name; None where one is unknown."""
-    return dict(zip(param_names(fn), (known_shape(p.ty) for p in fn.params), strict=True))
-
-
-def placement_of_state(shapes: Shapes, weight: str, state: str, labels: OpenLabels) -> OpenLabels:
-    """Return the placement of a state of a weight: where sizes differ, it is replicated.
-
-    Parameters
-    ----------
-    shapes : mapping
-        What :func:`parameter_shapes` returns.
-    weight, state : str
-    labels : labels
-        The placement of the weight.
-    """
-    full, sizes = shapes.get(weight), shapes.get(state)
-    if full is None or sizes is None or full == sizes:
-        return labels
-    same = {d for d, (a, b) in enumerate(zip(full, sizes, strict=False)) if a == b}
-    return tuple(label if label is None or label < 0 or label in same else R for label in labels)
 
 
 _escape = functools.lru_cache(maxsize=1 << 16)(glob.escape)
@@ -157,10 +132,9 @@ def with_updates(mod: ir.IRModule, plan: Plan) -> Plan:
             for state in map(str, states.get(parameter, ())[:]):
                 placed = find.exactly(state)
                 if placed is None:
-                    placed = replace(
-                        rule, name=_escape(state),
-                        placement=placement_of_state(shapes, parameter, state, rule.placement),
-                    )  # fmt: skip
+                    labels, mesh = rule.placement, plan.mesh(rule.mesh)
+                    labels = placement_of_state(shapes, parameter, state, labels, mesh)
+                    placed = replace(rule, name=_escape(state), placement=labels)
                     rules.append(placed)
                 values.append((str(updated[state]), placed))
             rules.extend(

@@ -41,12 +41,8 @@ from .model_info import (
 from .occupied_dims import weight_rules
 from .registry import plan_maker
 from .state_axes import find_state_axes, state_labels
-from .training_parts import (
-    noted_names,
-    parameter_shapes,
-    placement_of_state,
-    states_of,
-)
+from .state_placement import parameter_shapes, placement_of_state
+from .training_parts import noted_names, states_of
 
 STAGES = (1, 2, 3)
 
@@ -173,10 +169,8 @@ def _stored(
             continue
         cut = some_axes(mesh, labels)
         for state in states.get(weight.name, ()):
-            title, placement = (
-                glob.escape(state),
-                placement_of_state(shapes, weight.name, state, cut),
-            )
+            placement = placement_of_state(shapes, weight.name, state, cut, mesh)
+            title = glob.escape(state)
             yield PlanRule("param", title, placement, mesh.name, function=weight.function)
         label = cut if stage > 1 else some_axes(mesh, dict.fromkeys(numbers, P))
         for named in (terms, gradients if stage > 1 else noted_names(fn, "sums")):

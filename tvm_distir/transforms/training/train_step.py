@@ -87,8 +87,8 @@ def train_step(
         ``(output, *targets) -> scalar``; of several outputs a weighted sum,
         ``logits:cross_entropy*2,value:mse*0.5``, with ``logits_targets`` and ``value_targets``.
     optimizer : str
-        The optimizer: ``sgd``, ``adam``, ``adamw``, ``lion``, ``muon``, ``adafactor``, or one that
-        another package offers.
+        The optimizer: ``sgd``, ``adam``, ``adamw``, ``adamw8bit``, ``lion``, ``muon``,
+        ``adafactor``, or one that another package offers.
     reread : bool
         The backward pass reads the weights anew (as values that end in ``_again``, which plans
         place as the weights). Where weights of ``main`` are stored in shards, they are then

@@ -26,6 +26,7 @@ OPTIMIZERS = Registry(
         "adam": f"{_HERE}.update_rules:Adam",
         "adamw": f"{_HERE}.update_rules:AdamW",
         "lion": f"{_HERE}.update_rules:Lion",
+        "adamw8bit": f"{_HERE}.eight_bit_rules:AdamW8bit",
         "muon": f"{_HERE}.matrix_rules:Muon",
         "adafactor": f"{_HERE}.matrix_rules:Adafactor",
     },
