@@ -36,10 +36,10 @@ def canonical(mod: ir.IRModule) -> ir.IRModule:
         As :func:`plain_calls`.
     """
     mod = open_partitions(mod)
-    found = ops_called(mod, (MAKE_CLOSURE, LOCAL, CALL_INPLACE, CALL_KERNEL))
-    if not found.isdisjoint((MAKE_CLOSURE, LOCAL)):  # whose bodies the scan has not seen
-        mod, found = without_closures(mod), {CALL_INPLACE, CALL_KERNEL}
+    called = ops_called(mod, (MAKE_CLOSURE, LOCAL, CALL_INPLACE, CALL_KERNEL))
+    if not called.isdisjoint((MAKE_CLOSURE, LOCAL)):  # whose bodies the scan has not seen
+        mod, called = without_closures(mod), {CALL_INPLACE, CALL_KERNEL}
     mod = with_composite_ops(mod)
-    if CALL_INPLACE in found:
+    if CALL_INPLACE in called:
         mod = without_inplace_calls(mod)
-    return inner_made_private(with_kernel_operands(mod) if found else mod)
+    return inner_made_private(with_kernel_operands(mod) if called else mod)

@@ -79,10 +79,10 @@ def ops_called(mod: ir.IRModule, names: Collection[str]) -> set[str]:
     """
     ops = {handle(ir.Op.get(name)): name for name in names if name != LOCAL}
     values = [binding.value for _, fn in relax_functions(mod) for binding in all_bindings(fn.body)]
-    found = {ops.get(handle(value.op), "") for value in values if type(value) is ir.Call}
+    called = {ops.get(handle(value.op), "") for value in values if type(value) is ir.Call}
     if LOCAL in names and relax.Function in set(map(type, values)):
-        found.add(LOCAL)
-    return found - {""}
+        called.add(LOCAL)
+    return called - {""}
 
 
 def inner_made_private(mod: ir.IRModule) -> ir.IRModule:

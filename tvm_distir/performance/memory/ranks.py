@@ -148,16 +148,12 @@ class RankMemories:
         order = np.array([kind for kind, _, _ in table], np.int64)
         known = {kind: (level, top) for kind, level, top in table}
         rows = [known[kind] for kind in range(len(kinds))]
-        facts = [
-            (level.live, level.peak, size, *level.categories, *level.most) for level, size in rows
-        ]
-        if shorter is not None:
-            every = np.array(facts, np.int64)[order]
-            if not steady(walk.before, shorter, every, every[:, :1]):
-                return None
-        order = order[which]
-        sizes = np.array([(level.live, level.peak, size) for level, size in rows], np.int64)
-        live, peak, top = sizes[order].T
+        numbers = [(level.live, level.peak, n, *level.categories, *level.most) for level, n in rows]
+        facts = np.array(numbers, np.int64)[order]
+        if shorter is not None and not steady(walk.before, shorter, facts, facts[:, :1]):
+            return None
+        facts = facts[which]
+        live, peak, top = facts[:, :3].T
         after = base + np.cumsum(live)
         before = after - live
         during = before + peak
@@ -168,8 +164,7 @@ class RankMemories:
         def account() -> MemoryAccount:
             position = int(which[at])
             buffers = [*resident, *self._held(walk, deaths, position)]
-            categories = np.array([level.categories for level, _ in rows], np.int64)[order]
-            mosts = np.array([level.most for level, _ in rows], np.int64)[order]
+            categories, mosts = np.hsplit(facts[:, 3:], 2)
             above = (np.cumsum(categories, axis=0) - categories + mosts).max(axis=0).tolist()
             later = shorter.later(walk.before, at) if shorter else 0
             return MemoryAccount(

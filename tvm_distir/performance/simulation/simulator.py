@@ -158,9 +158,10 @@ def _with_allocator(result: Result, program: Program, allocator: str) -> Result:
             else:
                 known[number] = reserved_account(program, number, allocator != "pytorch")
         account = known[number]
-        held = functools.partial(_held, lane, account)
         peak_of = functools.partial(getattr, account, "peak_bytes")
-        device_groups.append(replace(lane, held=held, peak_of=peak_of))
+        device_groups.append(
+            replace(lane, held=functools.partial(_held, lane, account), peak_of=peak_of)
+        )
     return replace(result, lanes=tuple(device_groups), devices=result.devices.on(device_groups))
 
 

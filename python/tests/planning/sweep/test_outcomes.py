@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -70,7 +71,12 @@ def test_single_ops_are_asked_for_only_where_titles_do_not_decide(
 ) -> None:
     asked: list[object] = []
     by_op = outcome._by_op
-    monkeypatch.setattr(outcome, "_by_op", lambda lane: asked.append(lane) or by_op(lane))
+
+    def counted(lane: Any) -> dict[str, float]:
+        asked.append(lane)
+        return by_op(lane)
+
+    monkeypatch.setattr(outcome, "_by_op", counted)
     count = 0
     for factor in FACTORS:
         result = _result(True, factor)
