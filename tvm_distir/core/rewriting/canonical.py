@@ -7,12 +7,10 @@ from __future__ import annotations
 from tvm import ir
 
 from .closures import MAKE_CLOSURE, without_closures
-from .functions import calls_op, inner_made_private
+from .functions import LOCAL, inner_made_private, ops_called
 from .inplace_calls import CALL_INPLACE, without_inplace_calls
 from .kernel_operands import CALL_KERNEL, with_kernel_operands
 from .partitions import open_partitions, with_composite_ops
-
-_REWRITTEN = (MAKE_CLOSURE, CALL_INPLACE, CALL_KERNEL)
 
 
 def plain_calls(mod: ir.IRModule) -> ir.IRModule:
@@ -38,7 +36,10 @@ def canonical(mod: ir.IRModule) -> ir.IRModule:
         As :func:`plain_calls`.
     """
     mod = open_partitions(mod)
-    if not calls_op(mod, _REWRITTEN, local=True):  # one scan of most modules
-        return inner_made_private(with_composite_ops(mod))
-    mod = without_inplace_calls(with_composite_ops(without_closures(mod)))
-    return inner_made_private(with_kernel_operands(mod))
+    called = ops_called(mod, (MAKE_CLOSURE, LOCAL, CALL_INPLACE, CALL_KERNEL))
+    if not called.isdisjoint((MAKE_CLOSURE, LOCAL)):  # whose bodies the scan has not seen
+        mod, called = without_closures(mod), {CALL_INPLACE, CALL_KERNEL}
+    mod = with_composite_ops(mod)
+    if CALL_INPLACE in called:
+        mod = without_inplace_calls(mod)
+    return inner_made_private(with_kernel_operands(mod) if called else mod)

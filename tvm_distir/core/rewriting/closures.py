@@ -25,7 +25,7 @@ from tvm_distir.core.ir.types import relax_functions
 from tvm_distir.support import PropagationError
 
 from .calls import called_name, field_of
-from .functions import calls_op, with_functions
+from .functions import LOCAL, calls_op, with_functions
 from .replacing import replaced_calls
 from .scopes import all_bindings
 
@@ -44,7 +44,7 @@ def without_closures(mod: ir.IRModule) -> ir.IRModule:
     PropagationError
         DIST0412 naming a closure that is read other than by calls, or calls itself.
     """
-    if not calls_op(mod, (MAKE_CLOSURE,), local=True):
+    if not calls_op(mod, (MAKE_CLOSURE, LOCAL)):
         return mod
     if any(_is_local(b) for _, fn in relax_functions(mod) for b in all_bindings(fn.body)):
         for gv, fn in relax_functions(mod):

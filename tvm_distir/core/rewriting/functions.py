@@ -21,6 +21,10 @@ EFFECTS = "_initialize_effect"
 """The function that `relax.nn` exports beside the methods of a module."""
 
 
+LOCAL = "a local function"
+"""What :func:`ops_called` calls a function that a function binds."""
+
+
 def callee_of(value: Expr) -> ir.GlobalVar | None:
     """Return the function of the module that a value calls, or None."""
     calls = type(value) is ir.Call and type(value.op) is ir.GlobalVar
@@ -63,16 +67,22 @@ def callers_closure(mod: ir.IRModule, first: set[str]) -> set[str]:
     return set(reachable(first, lambda name: callers.get(name, ())))
 
 
-def calls_op(mod: ir.IRModule, names: Collection[str], local: bool = False) -> bool:
-    """Return whether a function of a module calls an op of one of the full names.
+def calls_op(mod: ir.IRModule, names: Collection[str]) -> bool:
+    """Return whether a function of a module calls an op of one of the full names."""
+    return bool(ops_called(mod, names))
 
-    With ``local``, also whether it binds a function.
+
+def ops_called(mod: ir.IRModule, names: Collection[str]) -> set[str]:
+    """Return which ops of some full names the functions of a module call.
+
+    :data:`LOCAL` stands for the binding of a function.
     """
-    ops = {handle(ir.Op.get(name)) for name in names}
-    values = [b.value for _, fn in relax_functions(mod) for b in all_bindings(fn.body)]
-    if local and relax.Function in map(type, values):
-        return True
-    return not ops.isdisjoint([handle(v.op) for v in values if type(v) is ir.Call])
+    ops = {handle(ir.Op.get(name)): name for name in names if name != LOCAL}
+    values = [binding.value for _, fn in relax_functions(mod) for binding in all_bindings(fn.body)]
+    called = {ops.get(handle(value.op), "") for value in values if type(value) is ir.Call}
+    if LOCAL in names and relax.Function in set(map(type, values)):
+        called.add(LOCAL)
+    return called - {""}
 
 
 def inner_made_private(mod: ir.IRModule) -> ir.IRModule:

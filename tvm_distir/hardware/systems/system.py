@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -113,8 +114,14 @@ class System(Displayed):
             DIST0114 where another package offers the name and has no such system.
         """
         names = str(name_or_path).split(",")
-        if len(names) > 1 and not Path(name_or_path).exists():
-            return System.required(names)
+        if not os.path.exists(name_or_path):  # else its name has a comma
+            if not all(name.strip() for name in names):
+                raise HardwareError(
+                    "DIST0701", f'a name is missing in "{name_or_path}"', location="system",
+                    remedy='Name a system, or one for each stage of a pipeline: "h100,a100".',
+                )  # fmt: skip
+            if len(names) > 1:
+                return System.required(names)
         return load(name_or_path, System)
 
     @staticmethod

@@ -78,7 +78,8 @@ def run(arguments: argparse.Namespace) -> int:
             **vars(read_options(arguments, StreamOptions)),
         )
     analysis = analysis_of(result, program, system, arguments.program, command_line(arguments))
-    analysis = replace(analysis, timings_s=dict(watch.timings_s))
+    kernels = arguments.kernels or system.kernels
+    analysis = replace(analysis, kernels=kernels, timings_s=dict(watch.timings_s))
     write_trace(trace, outputs, result)
     outputs.commit()
     print_analysis(analysis, arguments.json)

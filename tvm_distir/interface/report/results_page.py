@@ -210,7 +210,7 @@ def _sweep(path: Path, label: str) -> Iterator[dict[str, object]]:
     lines = [*csv.DictReader(read_text(path, _refuse).splitlines())]
     if not lines or not lines[0].keys() >= _SWEEP_COLUMNS:
         return
-    keys = [key for key in lines[0] if key not in _SWEEP_COLUMNS | {"way"}]
+    keys = [key for key in lines[0] if key not in _SWEEP_COLUMNS | {"way", "model", "system"}]
     varied = [key for key in keys if len({line[key] for line in lines}) > 1] or keys[:1]
     for line in lines:
         if line["time_s"]:
@@ -218,6 +218,8 @@ def _sweep(path: Path, label: str) -> Iterator[dict[str, object]]:
                 "name": ", ".join(f"{key}={line[key]}" for key in varied),
                 "kind": SWEEP_STEP,
                 "file": label,
+                "model": line.get("model"),
+                "system": line.get("system"),
                 "time_s": float(line["time_s"]),
                 "peak_memory_bytes": int(float(line["peak_memory_bytes"])),
                 "fits": "yes" if line["fits"] == "1" else "NO",

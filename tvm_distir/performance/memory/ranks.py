@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import bisect
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,9 +17,11 @@ import numpy.typing as npt
 
 from tvm_distir.core.analysis import live_bytes
 from tvm_distir.core.plan import FETCH, RECV, RankStep, Schedule, absences, programs
+from tvm_distir.core.rewriting import gc_paused
 from tvm_distir.performance.program.pipeline_program import PipelineProgram
 from tvm_distir.performance.program.program import Program
 from tvm_distir.performance.program.unit_phases import unit_word
+from tvm_distir.support import memoized
 
 from .account import (
     GRADIENTS,
@@ -50,7 +52,10 @@ class RankMemory:
 
     Attributes
     ----------
-    account : MemoryAccount
+    peak_bytes : int
+        The most live bytes, those of the account.
+    accounted : callable giving MemoryAccount
+        A function that names what is live at the peak when it is first asked for.
     events : list of RankEvent
         The events of the rank, in order; the events of steady periods are repetitions.
     during, after : int64 arrays (events,)
@@ -59,11 +64,17 @@ class RankMemory:
         There from beginning to end, in whole blocks.
     """
 
-    account: MemoryAccount
+    peak_bytes: int
+    accounted: Callable[[], MemoryAccount]
     events: list[RankEvent]
     during: Ints
     after: Ints
     resident_bytes: int
+
+    @functools.cached_property
+    def account(self) -> MemoryAccount:
+        """Return the account of the memory at the peak."""
+        return self.accounted()
 
 
 class RankMemories:
@@ -98,6 +109,7 @@ class RankMemories:
         """Return the steps of each rank."""
         return programs(self.staged.schedule)
 
+    @memoized
     def of(self, rank: int) -> RankMemory:
         """Measure a rank."""
         measured = (self._measured(*walk) for walk in self.walks(rank, self.steps[rank]))
@@ -136,38 +148,38 @@ class RankMemories:
         order = np.array([kind for kind, _, _ in table], np.int64)
         known = {kind: (level, top) for kind, level, top in table}
         rows = [known[kind] for kind in range(len(kinds))]
-        facts = [
-            (level.live, level.peak, size, *level.categories, *level.most) for level, size in rows
-        ]
-        if shorter is not None:
-            every = np.array(facts, np.int64)[order]
-            if not steady(walk.before, shorter, every, every[:, :1]):
-                return None
-        order = order[which]
-        sizes = np.array([(level.live, level.peak, size) for level, size in rows], np.int64)
-        live, peak, top = sizes[order].T
+        numbers = [(level.live, level.peak, n, *level.categories, *level.most) for level, n in rows]
+        facts = np.array(numbers, np.int64)[order]
+        if shorter is not None and not steady(walk.before, shorter, facts, facts[:, :1]):
+            return None
+        facts = facts[which]
+        live, peak, top = facts[:, :3].T
         after = base + np.cumsum(live)
         before = after - live
         during = before + peak
         at = int(np.argmax(during))
         most = int(during[at])
-        position = int(which[at])
-        buffers = [*resident, *self._held(walk, deaths, position)]
-        categories = np.array([level.categories for level, _ in rows], np.int64)[order]
-        mosts = np.array([level.most for level, _ in rows], np.int64)[order]
-        above = (np.cumsum(categories, axis=0) - categories + mosts).max(axis=0).tolist()
-        account = MemoryAccount(
-            "framework",
-            most,
-            max(0, int((before + top).max()) - most),
-            self._moment(walk, deaths, position, shorter.later(walk.before, at) if shorter else 0),
-            by_category(category_sums(buffers)),
-            by_category(map(sum, zip(category_sums(resident), above, strict=True))),
-            holders(buffers),
-            self._host_bytes(walk),
-        )
-        events = walk.events
-        return RankMemory(account, [events[k] for k in which.tolist()], during, after, base)
+
+        @gc_paused()
+        def account() -> MemoryAccount:
+            position = int(which[at])
+            buffers = [*resident, *self._held(walk, deaths, position)]
+            categories, mosts = np.hsplit(facts[:, 3:], 2)
+            above = (np.cumsum(categories, axis=0) - categories + mosts).max(axis=0).tolist()
+            later = shorter.later(walk.before, at) if shorter else 0
+            return MemoryAccount(
+                "framework",
+                most,
+                max(0, int((before + top).max()) - most),
+                self._moment(walk, deaths, position, later),
+                by_category(category_sums(buffers)),
+                by_category(map(sum, zip(category_sums(resident), above, strict=True))),
+                holders(buffers),
+                self._host_bytes(walk),
+            )
+
+        events = [walk.events[k] for k in which.tolist()]
+        return RankMemory(most, account, events, during, after, base)
 
     def by_op(self, memory: RankMemory, branches: Mapping[str, str]) -> tuple[Ints, int]:
         """Return the live bytes of an entry while each op runs, and those behind the last.

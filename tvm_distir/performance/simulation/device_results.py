@@ -222,10 +222,14 @@ class DeviceGroupResult:
     timeline : DeviceTimeline
     held : callable giving DeviceMemory
         A function that computes the memory when it is first asked for.
+    peak_of : callable giving int
+        A function that computes the peak of the memory alone, in bytes.
     op_times : callable giving tuple of OpTime
         A function that computes the times of ops when they are first asked for.
     module_times : callable giving tuple of ModuleTime
         A function that computes the times of modules when they are first asked for.
+    bound_times : callable giving mapping
+        A function that computes the seconds of compute ops by title, then by what bounds them.
     kernels : mapping of (str, str) to float
         Seconds of kernels, and of the work of the host, by class and the type of their arithmetic.
     products : mapping of str to int
@@ -241,8 +245,10 @@ class DeviceGroupResult:
     devices: tuple[int, ...]
     timeline: DeviceTimeline = field(repr=False, compare=False)
     held: Callable[[], DeviceMemory] = field(repr=False, compare=False)
+    peak_of: Callable[[], int] = field(repr=False, compare=False)
     op_times: Callable[[], tuple[OpTime, ...]] = field(repr=False, compare=False)
     module_times: Callable[[], tuple[ModuleTime, ...]] = field(repr=False, compare=False)
+    bound_times: Callable[[], Mapping[str, Mapping[str, float]]] = field(repr=False, compare=False)
     kernels: Mapping[tuple[str, str], float] = field(default_factory=dict)
     products: Mapping[str, int] = field(default_factory=dict)
     products_s: float = 0.0

@@ -10,7 +10,7 @@ from tvm_distir.core.rewriting import gc_paused
 from tvm_distir.hardware import System
 from tvm_distir.performance.event_loop.schedule import schedule
 from tvm_distir.performance.memory.caching_allocator import CachingAllocator
-from tvm_distir.performance.memory.ranks import RankMemories, RankMemory
+from tvm_distir.performance.memory.ranks import RankMemories
 from tvm_distir.performance.memory.residents import weight_bytes
 from tvm_distir.performance.program.parts import reached
 from tvm_distir.performance.program.program import Program
@@ -47,13 +47,13 @@ def simulate_flat(
     def memories() -> RankMemories:
         return RankMemories(program, CachingAllocator(program))
 
-    @functools.cache
-    def memory_of(number: int) -> RankMemory:
-        return memories().of(number)
+    @gc_paused()
+    def peak_of(number: int) -> int:
+        return memories().of(number).peak_bytes
 
     @gc_paused()
     def held(number: int, timeline: Timeline) -> DeviceMemory:
-        memory, last = memory_of(number), int(timeline.end.max(initial=0))
+        memory, last = memories().of(number), int(timeline.end.max(initial=0))
         during, after = memories().by_op(memory, branch_taken)
         weights = weight_bytes(program, number)
         return memory_over_time(memory, timeline.issued, during, last, after, weights)
@@ -67,8 +67,9 @@ def simulate_flat(
             times = start[tasks], end[tasks]
             timeline = Timeline(part.devices[0], entry_tasks, lowering, graph.maps, *times, modules)
             memory = functools.partial(held, part.entry, timeline)
+            peak = functools.partial(peak_of, part.entry)
             mesh, of_devices = program.location_of(entry), costs.systems[entry.mesh]
-            account.add(mesh, part.devices, timeline, memory, {}, of_devices)
+            account.add(mesh, part.devices, timeline, memory, peak, {}, of_devices)
         return account.result(watch.timings_s)
 
 

@@ -62,6 +62,21 @@ def op_times(
     )  # fmt: skip
 
 
+def bound_times(
+    rows: Sequence[OpRow], counts: Sequence[int], slowed: float
+) -> dict[str, dict[str, float]]:
+    """Compute the seconds of ops by title and by what bounds them; arguments as for op_times."""
+    sums = defaultdict[str, Counter[str]](Counter)
+    for row, count in zip(rows, counts, strict=True):
+        if row.stream == COMPUTE and row.op.kind != "wait":
+            share = slowed if row.op.kind == SLOWDOWN else 1
+            sums[row.op.title][row.bound_by] += round(row.duration_ps * share * count)
+    return {
+        title: {bound: seconds(time_ps) for bound, time_ps in bounds.items()}
+        for title, bounds in sums.items()
+    }
+
+
 def op_kinds(names: ModuleNames, ops: Iterable[tuple[OpRow, str]]) -> list[RecordKind]:
     """Return the records of ops and enclosing calls for traces.
 

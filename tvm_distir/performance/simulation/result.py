@@ -98,7 +98,8 @@ class Result(Displayed):
     @property
     def peak_memory_bytes(self) -> int:
         """Return the peak memory of the fullest device."""
-        return self.fullest.peak_memory_bytes
+        peaks = [(lane.peak_of(), lane.memory_capacity_bytes) for lane in self.lanes]
+        return max(peaks, key=lambda peak: peak[0] / peak[1])[0]
 
     @property
     def memory_capacity_bytes(self) -> int:

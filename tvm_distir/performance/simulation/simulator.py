@@ -157,7 +157,11 @@ def _with_allocator(result: Result, program: Program, allocator: str) -> Result:
                 known[number] = planned_account(program, number)
             else:
                 known[number] = reserved_account(program, number, allocator != "pytorch")
-        device_groups.append(replace(lane, held=functools.partial(_held, lane, known[number])))
+        account = known[number]
+        peak_of = functools.partial(getattr, account, "peak_bytes")
+        device_groups.append(
+            replace(lane, held=functools.partial(_held, lane, account), peak_of=peak_of)
+        )
     return replace(result, lanes=tuple(device_groups), devices=result.devices.on(device_groups))
 
 

@@ -25,7 +25,7 @@ from .devices import Devices, DeviceWork
 from .lowering import Lowering
 from .module_times import ModuleNames, module_times
 from .op_costs import COMPUTE, SEND, SLOWDOWN, OpRow, overlap_slowdown
-from .op_records import all_seconds, op_times, seconds
+from .op_records import all_seconds, bound_times, op_times, seconds
 from .result import PipelineResult, Result
 
 Ints = npt.NDArray[np.int64]
@@ -91,6 +91,7 @@ class StepAccount:
         devices: tuple[int, ...],
         timeline: DeviceTimeline,
         memory_of: Callable[[], DeviceMemory],
+        peak_of: Callable[[], int],
         traffic: Traffic,
         system: System,
         collective_mesh: Mesh | None = None,
@@ -104,6 +105,8 @@ class StepAccount:
         timeline : DeviceTimeline
             The timeline of the first of them.
         memory_of : callable giving DeviceMemory
+        peak_of : callable giving int
+            The peak of that memory alone, in bytes.
         traffic : Traffic
             Messages and copies that are no ops. Where groups of devices share a mesh, whose ops may
             differ, the most of each counts.
@@ -125,8 +128,10 @@ class StepAccount:
                 devices,
                 timeline,
                 functools.cache(memory_of),
+                peak_of,
                 functools.cache(functools.partial(op_times, *timed)),
                 functools.cache(functools.partial(module_times, *timed)),
+                functools.partial(bound_times, *timed[1:]),
                 {key: seconds(spent_ps) for key, spent_ps in ops.kernels.items()},
                 ops.products,
                 seconds(ops.product_ps),

@@ -16,7 +16,7 @@ from tvm_distir.planning.option_names import is_misplaced
 from tvm_distir.support import MAX_DEVICES, MAX_INT, SimulationError, nearest, parse_int, shortened
 
 from .configuration import ALIASES, DIM, GLOBAL_BATCH, INTEGERS, WORDS
-from .table import DEVICES, Ints, Table
+from .table import DEVICES, MODEL, SYSTEM, Ints, Table
 
 _REMEDIES = {"batch": f'Use "{GLOBAL_BATCH}", the samples of a whole step, or "micro_batch".'}
 MOST_ROWS = 1 << 24
@@ -180,9 +180,10 @@ def _check_others(
     cells: dict[str, list[str]], table: Table, keys: Collection[str], locations: Sequence[str]
 ) -> None:
     """Refuse columns that would seem to have an effect, and compare the numbers of devices."""
-    known = {*INTEGERS, *WORDS, *ALIASES, GLOBAL_BATCH, DEVICES, *keys}
-    for name in (name for name in cells if is_misplaced(name, known)):
-        raise _no_column(locations[0], name, known - {DEVICES})
+    repeated = {MODEL, SYSTEM, DEVICES}
+    known = {*INTEGERS, *WORDS, *ALIASES, GLOBAL_BATCH, *keys}
+    for name in (name for name in cells if is_misplaced(name, known | repeated)):
+        raise _no_column(locations[0], name, known)
     if DEVICES not in cells:
         return
     devices = _numbers(DEVICES, cells.pop(DEVICES), 1, locations)

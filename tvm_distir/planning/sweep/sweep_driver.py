@@ -140,6 +140,7 @@ def sweep(
         if isinstance(pipeline, ServingPipeline):
             pipeline.divide(table)
         table.show(pipeline.usual)
+        table.name(model, resolved.name)
         work = SweepRun(
             pipeline, table, output, resume, settings or {}, structures, on_progress, pool,
         )  # fmt: skip

@@ -14,6 +14,8 @@ import numpy.typing as npt
 from .configuration import GLOBAL_BATCH, INTEGERS, WORDS, Configuration
 
 Ints = npt.NDArray[np.int64]
+MODEL, SYSTEM = "model", "system"
+"""The columns of results with what all rows have in common, which rows may repeat."""
 DEVICES = "devices"
 """The column of results with the devices of a step, which rows may repeat."""
 
@@ -36,6 +38,8 @@ class Table:
         Any further columns, which are passed on unchanged.
     faults : dict of int to str
         Rows that are no configurations, and why.
+    common : dict of str to str
+        The model and the system.
     """
 
     size: int
@@ -44,6 +48,7 @@ class Table:
     sizes: dict[str, list[str]] = field(default_factory=dict)
     others: dict[str, list[str]] = field(default_factory=dict)
     faults: dict[int, str] = field(default_factory=dict)
+    common: dict[str, str] = field(default_factory=dict)
 
     def row(self, number: int) -> Configuration:
         """Return the configuration of a row."""
@@ -76,9 +81,18 @@ class Table:
             columns = {name: [size] * self.size for name, size in sizes.items()}
             self.sizes = {**columns, **self.sizes}
 
+    def name(self, model: str, system: str) -> None:
+        """Name the model and the system of all rows; a row that names another one has a fault."""
+        self.common = {MODEL: model, SYSTEM: system}
+        for name, value in self.common.items():
+            for row, cell in enumerate(self.others.pop(name, ())):
+                if cell not in ("", value):
+                    self.faults.setdefault(row, f"{name}={cell}, and the sweep is of {value}")
+
     def columns(self) -> dict[str, list[object]]:
         """Return all columns by name, in the order of results."""
-        columns: dict[str, list[object]] = {name: list(c) for name, c in self.sizes.items()}
+        columns: dict[str, list[object]] = {n: [x] * self.size for n, x in self.common.items()}
+        columns |= {name: list(c) for name, c in self.sizes.items()}
         columns |= {name: self.numbers[name].tolist() for name in INTEGERS}
         columns |= {name: list(self.words[name]) for name in WORDS}
         columns[GLOBAL_BATCH] = self.global_batch.tolist()

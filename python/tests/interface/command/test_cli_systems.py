@@ -20,6 +20,7 @@ from tvm_distir.interface.command import main
 
 MODEL = "zoo:gpt?size=tiny,dtype=bfloat16"
 WAY = ["--strategy", "data_parallel", "--mesh", "dp=2"]
+WAY_OF_MLP = "data_parallel", {"dp": 2}
 TRAIN = ["--train", "--optimizer", "adam"]
 
 
@@ -108,6 +109,26 @@ def test_the_head_of_an_answer_states_rate_cost_and_basis(
     assert "$6.00 per hour" in head[4]
     count = f"({len(assumed)} of the {len(data['basis']['numbers'])} that it uses"
     assert "system priced, kernel profile" in head[5] and count in head[5]
+
+
+@pytest.mark.parametrize("kernels", ["", "torch-eager"])
+def test_simulate_names_the_profile_that_it_takes(
+    kernels: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "program.json"
+    local = td.distribute(td.zoo.mlp(), td.planning.make_plan(td.zoo.mlp(), *WAY_OF_MLP))
+    td.export(local).save(path)
+    options = ["--kernels", kernels] if kernels else []
+    text = run_command(["simulate", str(path), "--system", "h100", *options], capsys)
+    assert f"kernel profile {kernels or td.System.load('h100').kernels};" in text
+
+
+@pytest.mark.parametrize("name", ["h100,", ",h100", "h100,,a100", ",", ""])
+def test_a_missing_name_among_systems_is_refused(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["analyze", MODEL, *WAY, "--system", name]) == 2
+    assert f'DIST0701 --system: a name is missing in "{name}"' in capsys.readouterr().err
 
 
 def test_an_image_model_has_samples_and_no_tokens() -> None:

@@ -54,6 +54,11 @@ def test_all_kinds_of_results_are_read(folder: Path) -> None:
     kinds = [row["kind"] for row in steps.rows]
     assert sorted(set(kinds)) == ["analysis", "search", "sweep"] and kinds.count("sweep") == 2
     assert steps.skipped == ["other.json"]
+    swept = [row for row in steps.rows if row["kind"] == "sweep"]
+    assert {(row["model"], row["system"]) for row in swept} == {(MODEL, "h100")}
+    assert [row["name"] for row in swept] == [
+        f"dp={dp}, global_batch={4 * dp}, devices={dp}" for dp in (1, 2)
+    ]
     first = json.loads((folder / "0.json").read_text())
     [row] = [row for row in steps.rows if row["file"] == "0.json"]
     assert row["time_s"] == first["time_s"] and row["mfu"] == first["throughput"]["mfu"]

@@ -228,6 +228,17 @@ def test_notes_are_copied_and_devices_are_compared() -> None:
     assert "devices=4 is not tp x pp x dp = 2" in second["status"]
 
 
+def test_rows_name_their_model_and_system_and_may_be_those_of_a_result() -> None:
+    result = td.sweep(MODEL, [{"dp": 2}], "dgx-a100")
+    (row,) = result.to_dicts()
+    assert (row["model"], row["system"]) == (MODEL, "dgx-a100")
+    names = result.header[: result.header.index("time_s")]
+    again = [{name: row[name] for name in names}]
+    assert td.sweep(MODEL, again, "dgx-a100").rows == result.rows
+    (other,) = td.sweep(MODEL, again, "h100").to_dicts()
+    assert other["status"] == "DIST0751 system=dgx-a100, and the sweep is of h100"
+
+
 def test_a_zoo_model_has_no_symbolic_dims() -> None:
     with pytest.raises(ModelError, match=r'DIST0313.*"foo"'):
         td.sweep(MODEL, [{"tp": 1}], "dgx-a100", dims={"foo": 2})

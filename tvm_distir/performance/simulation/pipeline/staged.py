@@ -59,6 +59,10 @@ def simulate_stages(
         return RankMemories(program, CachingAllocator(program))
 
     @gc_paused()
+    def peak_of(rank: int) -> int:
+        return memories().of(rank).peak_bytes
+
+    @gc_paused()
     def held(rank: int, timeline: StageTimeline) -> DeviceMemory:
         memory = memories().of(rank)
         starts = {
@@ -77,8 +81,8 @@ def simulate_stages(
         for rank, mesh in enumerate(program.meshes):
             timeline = StageTimeline.of(rank, ran)
             memory, traffic = functools.partial(held, rank, timeline), _traffic(timeline)
-            part = steps.costs.systems[rank]
-            account.add(mesh.name, mesh.device_ids, timeline, memory, traffic, part, mesh)
+            part, peak = steps.costs.systems[rank], functools.partial(peak_of, rank)
+            account.add(mesh.name, mesh.device_ids, timeline, memory, peak, traffic, part, mesh)
         bubble = _bubble(account.works, seconds(ran.finish))
         numbers = (schedule.stages, schedule.chunks, schedule.micro_batches)
         return account.result(watch.timings_s, PipelineResult(schedule.kind, *numbers, bubble))
