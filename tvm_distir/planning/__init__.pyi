@@ -25,10 +25,6 @@ from .serving.engine_loop import EngineLoop as EngineLoop
 from .serving.fleet import search_fleet as search_fleet
 from .serving.fleet_result import FleetResult as FleetResult
 from .serving.levels import ServiceLevels as ServiceLevels
-from .serving.python_engine import Chunks as Chunks
-from .serving.python_engine import PythonEngine as PythonEngine
-from .serving.python_engine import ServedRequest as ServedRequest
-from .serving.python_events import PythonReplicas as PythonReplicas
 from .serving.request_trace import request_trace as request_trace
 from .serving.served_model import ServedModel as ServedModel
 from .serving.serving_choices import ServingSearchResult as ServingSearchResult

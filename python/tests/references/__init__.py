@@ -21,11 +21,11 @@ from tests.references import (
     node_reading,
     node_writing,
     schedule,
+    serving_events,
     thread_fabric,
 )
 from tvm_distir.planning.serving.engine_loop import EngineLoop, ServedRequests
 from tvm_distir.planning.serving.lengths import Ints
-from tvm_distir.planning.serving.python_events import PythonReplicas
 from tvm_distir.planning.serving.workload import Requests
 
 KERNELS = ("native", "reference")
@@ -33,7 +33,7 @@ KERNELS = ("native", "reference")
 
 
 def _serve(loop: EngineLoop, requests: Requests) -> list[tuple[Ints, ServedRequests]]:
-    return PythonReplicas(requests, loop).run()
+    return serving_events.ReferenceReplicas(requests, loop).run()
 
 
 _EVENT_LOOP = "tvm_distir.performance.event_loop"

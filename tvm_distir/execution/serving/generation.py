@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -17,13 +16,9 @@ from tvm_distir.execution.runtime.engines.base import Engine
 from tvm_distir.execution.runtime.program.input_faults import bad_input
 from tvm_distir.hardware import PICOSECONDS
 from tvm_distir.planning import (
-    Chunks,
     EngineLoop,
-    PythonEngine,
-    PythonReplicas,
     Requests,
     SchedulerOptions,
-    ServedRequest,
     StepTimes,
 )
 
@@ -127,11 +122,9 @@ def generated(steps: Steps, file: PromptFile, times: StepTimes | None = None) ->
     requests = sizes.requests(prompts, most, file.arrivals_s)
     options = sizes.options(file.scheduler)
     loop = EngineLoop(times or _equal_times(file.step_s), options, sizes.pages - 1, sizes.page)
-    replica = PythonReplicas(requests, loop, functools.partial(_Generator, steps, sizes, file))
-    ((_, served),) = replica.run()
-    (generator,) = replica.engines
-    assert isinstance(generator, _Generator)
-    return Generation(generator.tokens, served.steps, generator.times_s)
+    generator = _Generator(steps, sizes, file)
+    served = loop.serve_steps(requests, generator.run_step)
+    return Generation(generator.tokens, served, generator.times_s)
 
 
 class _StepSizes(NamedTuple):
@@ -209,49 +202,49 @@ def _equal_times(step_s: float) -> StepTimes:
     return StepTimes(axis, axis, each, axis, axis, each)
 
 
-class _Generator(PythonEngine):
-    """Engine whose steps run."""
+class _Generator:
+    """The steps of an engine that run: their pages, and the tokens that they generate."""
 
-    def __init__(self, steps: Steps, sizes: _StepSizes, file: PromptFile, *simulated: Any) -> None:
-        super().__init__(*simulated)
+    def __init__(self, steps: Steps, sizes: _StepSizes, file: PromptFile) -> None:
         self._runner, self._sizes, self._file = steps, sizes, file
         self._prompts = [[int(token) for token in prompt] for prompt in file.prompts]
         # Rows that no token needs write to a page of their own.
         self._idle, *self._free = range(sizes.pages)
-        self._pages: dict[int, list[int]] = {id(e): [] for e in self.entries}
+        self._pages: dict[int, list[int]] = {}
         self.tokens: list[list[int]] = [[] for _ in file.prompts]
         self.times_s: list[float] = []
 
-    def _release(self, e: ServedRequest) -> None:
-        self._free += self._pages[id(e)]
-        self._pages[id(e)] = []
-        super()._release(e)
+    def run_step(self, parts: Sequence[tuple[int, ...]]) -> list[int]:
+        """Run a step, and take the next token of each request whose cache is full.
 
-    def _work(self, decoding: list[int], chunks: Chunks) -> None:
-        """Run the step, and take the next token of each request whose cache is full."""
-        parts = [*chunks, *((number, 1) for number in decoding)]
-        logits = iter(self._logits(parts))
-        for number, count in parts:
+        Parameters and results are those of :meth:`tvm_distir.planning.EngineLoop.serve_steps`.
+        """
+        keep = {number for number, held, _ in parts if held}
+        for number in self._pages.keys() - keep:  # it has ended, or computes its tokens again
+            self._free += self._pages.pop(number)
+        parts = [part for part in parts if part[2]]
+        logits, stopped = iter(self._logits(parts)), []
+        for number, held, count in parts:
             last = [next(logits) for _ in range(count)][-1]
-            tokens, cached = self.tokens[number], self.entries[number].held + count
-            if cached == len(self._prompts[number]) + len(tokens):
+            tokens = self.tokens[number]
+            if held + count == len(self._prompts[number]) + len(tokens):
                 tokens.append(self._file.sampling.token(last, number, len(tokens)))
                 if tokens[-1] == self._file.stop:
-                    self.entries[number].output = len(tokens)
-        super()._work(decoding, chunks)
+                    stopped.append(number)
+        return stopped
 
-    def _logits(self, parts: Chunks) -> Floats:
+    def _logits(self, parts: Sequence[tuple[int, ...]]) -> Floats:
         """Return the logits of each token of a step."""
         rows, columns = self._sizes[:2]
         ids, lengths = np.zeros((rows, 1), np.int32), np.zeros(rows, np.int32)
         tables = np.full((rows, columns), self._idle, np.int32)
         row = 0
-        for number, count in parts:
-            entry = self.entries[number]
-            pages, known = self._pages[id(entry)], self._prompts[number] + self.tokens[number]
-            while len(pages) < -(-(entry.held + count) // self.page):
+        for number, held, count in parts:
+            pages = self._pages.setdefault(number, [])
+            known = self._prompts[number] + self.tokens[number]
+            while len(pages) < -(-(held + count) // self._sizes.page):
                 pages.append(self._free.pop())
-            for position in range(entry.held, entry.held + count):
+            for position in range(held, held + count):
                 ids[row], lengths[row] = known[position], position
                 tables[row, : len(pages)] = pages
                 row += 1

@@ -11,16 +11,20 @@ the annotation ``op`` of a slice has ``duration_ps``. Numbers of fields are thos
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, BinaryIO
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
+from typing import BinaryIO
 
 import numpy as np
 
 from tvm_distir.hardware import PICOSECONDS
 from tvm_distir.performance.event_loop.function_summaries import Ints
 
-from .packets import NS, SIZE_BYTES, counters, descriptor, interned, pairs, start_packet
-from .records import MessageRecords, OpRecords, RecordKind, TracedDevices
+from .protobuf import FIXED64, LENGTH, VARINT, block, integer, padded, tag, varint
+from .records import MessageRecords, OpRecords, TracedDevices
+
+NS = 1000
+"""Picoseconds of a nanosecond."""
 
 UNITS, COMPUTE, COMM, SEND, MEMORY, RECV = range(1, 7)
 """Numbers of the tracks of a process; receives, of several peers, come last."""
@@ -28,7 +32,18 @@ UNITS, COMPUTE, COMM, SEND, MEMORY, RECV = range(1, 7)
 _TRACKS = 1 << 12
 """Bound of the tracks of a process."""
 
-_NAMES = {COMPUTE: "compute", COMM: "comm", SEND: "send"}
+SIZE_BYTES = 3
+"""``CounterDescriptor.Unit`` of memory."""
+
+_SEQUENCE = integer(10, 1)  # TracePacket.trusted_packet_sequence_id
+_BEGIN, _END, _COUNTER = 1, 2, 4  # TrackEvent.Type
+_CLEARED, _NEEDS = integer(13, 1), integer(13, 2)  # TracePacket.SequenceFlags
+_NAMES, _NOTES = 2, 29  # InternedData.event_names, InternedData.debug_annotation_string_values
+_FLOW, _LAST_FLOW = 47, 48  # TrackEvent.flow_ids, TrackEvent.terminating_flow_ids
+_NOTE = integer(1, 1)  # the number of the name "op" of annotations
+
+_Rows = Iterable[tuple[int, bytes]]
+"""Packets with the numbers by which they are ordered."""
 
 
 def write_perfetto(device_groups: Sequence[TracedDevices]) -> Callable[[BinaryIO], None]:
@@ -43,150 +58,128 @@ def write_perfetto(device_groups: Sequence[TracedDevices]) -> Callable[[BinaryIO
 
 
 class _Writer:
-    """Writer into a stream; it remembers the numbers of names, notes and messages."""
+    """Writer into a stream; it remembers the numbers of texts and messages."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
-        self._names, self._notes = _Numbers(), _Numbers()
-        self._name = self._names.of
+        self._numbers: dict[tuple[int, str], int] = {}
         self._flows: dict[Hashable, int] = {}
-        self._ids: dict[int, tuple[Sequence[RecordKind], Ints]] = {}
-        stream.write(start_packet())
+        self._packet(_CLEARED + block(12, block(3, _NOTE + block(2, "op"))))
 
     def lane(self, uuid: int, lane: TracedDevices) -> None:
         """Write a process."""
-        pid = lane.devices[0] + 1  # Perfetto keeps process 0 for what is idle
-        self._stream.write(descriptor(uuid, lane.title, pid=pid))
-        runs: list[tuple[int, memoryview]] = []
-        units: list[tuple[Ints, Any]] = []
-        used: set[int] = set()
-        for sheet in lane.sheets():
-            used |= self._sheet(uuid, sheet, runs)
-            if sheet.unit:
-                units.append((sheet.order, self._units(uuid, sheet)))
-        tracks = [(UNITS, "units")] if units else []
-        tracks += [(track, name) for track, name in _NAMES.items() if track in used]
-        for track, name in tracks:
-            self._stream.write(descriptor(uuid + track, name, parent=uuid, rank=track))
+        process = integer(1, lane.devices[0] + 1)  # Perfetto keeps process 0 for what is idle
+        ordered = integer(11, 3)  # as its tracks say
+        self._packet(
+            block(60, integer(1, uuid) + block(3, process + block(6, lane.title)) + ordered)
+        )
+        sheets = list(lane.sheets())
+        units = [sheet for sheet in sheets if sheet.unit]
         if units:
-            order = np.concatenate([order for order, _ in units])
-            rows = np.concatenate([unit_rows for _, unit_rows in units])
-            self._stream.write(rows[np.argsort(order, kind="stable")].tobytes())
-        self._stream.writelines(row for _, row in sorted(runs, key=lambda pair: pair[0]))
+            self._track(uuid, UNITS, "units")
+        used = {kind.stream == "compute" for sheet in sheets for kind in sheet.kinds}
+        for computes, track, name in ((True, COMPUTE, "compute"), (False, COMM, "comm")):
+            if computes in used:
+                self._track(uuid, track, name)
+        self._write(row for sheet in units for row in self._units(uuid + UNITS, sheet))
+        self._write(row for sheet in sheets for row in self._runs(uuid, sheet))
         self._messages(uuid, lane.messages())
-        self._memory(uuid + MEMORY, uuid, lane.memory())
+        self._memory(uuid, lane.memory())
 
-    def _sheet(self, uuid: int, sheet: OpRecords, runs: list[tuple[int, memoryview]]) -> set[int]:
-        """Make the packets of all runs; returns the tracks."""
+    def _packet(self, content: bytes) -> None:
+        self._stream.write(block(1, _SEQUENCE + content))
+
+    def _write(self, rows: _Rows) -> None:
+        """Write packets in order, behind the texts that making them defines."""
+        self._stream.writelines(data for _, data in sorted(rows, key=itemgetter(0)))
+
+    def _track(self, uuid: int, track: int, name: str, unit: bytes = b"") -> None:
+        """Write a track of a process."""
+        parent = integer(5, uuid) + integer(12, track)
+        self._packet(block(60, integer(1, uuid + track) + block(2, name) + parent + unit))
+
+    def _number(self, table: int, text: str) -> int:
+        """Return the number of a text, which is defined where it is new."""
+        if (table, text) not in self._numbers:
+            self._numbers[table, text] = number = len(self._numbers) + 1
+            self._packet(_NEEDS + block(12, block(table, integer(1, number) + block(2, text))))
+        return self._numbers[table, text]
+
+    def _slice(
+        self, track: int, name: str, args: Mapping[str, object], spent_ps: int, flow: bytes = b""
+    ) -> tuple[bytes, bytes, bytes]:
+        """Return a slice: what stands before, between and behind its start and its end."""
+        note = self._number(_NOTES, json.dumps({**args, "duration_ps": spent_ps}, allow_nan=False))
+        named = integer(10, self._number(_NAMES, name)) + block(4, _NOTE + integer(17, note))
+        head, tail = _around_time(_BEGIN, integer(11, track) + named + flow)
+        end_head, end_tail = _around_time(_END, integer(11, track))
+        return head, tail + end_head, end_tail
+
+    def _runs(self, uuid: int, sheet: OpRecords) -> Iterator[tuple[int, bytes]]:
+        """Yield the slices of each run."""
         if not sheet.kinds or not sheet.start.size:
-            return set()
+            return
         duration = (sheet.end - sheet.start)[0]
         if not np.array_equal(sheet.end - sheet.start, np.broadcast_to(duration, sheet.end.shape)):
             raise ValueError("the runs of a unit have different durations")
-        ids = self._kind_ids(sheet.kinds, duration)
-        packets = pairs(uuid + ids[:, 2], ids[:, 0], ids[:, 1], sheet.start // NS, sheet.end // NS)
-        flat = packets.reshape(len(packets), -1)
-        runs += [(k, row.data) for k, row in zip(sheet.order.tolist(), flat, strict=True)]
-        return set(ids[:, 2].tolist())
-
-    def _units(self, uuid: int, sheet: OpRecords) -> Any:
-        """Return the packets of the units themselves, (runs, 1, bytes)."""
-        word, args = sheet.unit, {"unit": sheet.unit, "place": sheet.location}
-        names = [f"{word} {micro}" if micro >= 0 else word for micro in sheet.micros.tolist()]
-        duration = sheet.span[:, 1] - sheet.span[:, 0]
-        notes = {time: self._note(args, time) for time in np.unique(duration).tolist()}
-        rows = [(self._name(name), notes[time]) for name, time in zip(names, duration.tolist())]
-        ids = np.array(rows, np.int64)
-        self._flush()
-        track = np.full(len(ids), uuid + UNITS)
-        first, last = (sheet.span // NS).T
-        return pairs(track, ids[:, 0], ids[:, 1], first[None], last[None])[0]
-
-    def _kind_ids(self, kinds: Sequence[RecordKind], duration: Ints) -> Ints:
-        """Return name, note and track of each op, (ops, 3); those of equal lists are known."""
-        key = id(kinds)
-        cached = self._ids.get(key)
-        if cached is not None and cached[0] is kinds and np.array_equal(cached[1][:, 3], duration):
-            return cached[1]
-        rows = [
-            (
-                self._name(kind.title),
-                self._note(kind.args, time),
-                COMPUTE if kind.stream == "compute" else COMM,
-                time,
-            )
-            for kind, time in zip(kinds, duration.tolist(), strict=True)
+        slices = [
+            self._slice(uuid + (COMPUTE if k.stream == "compute" else COMM), k.title, k.args, time)
+            for k, time in zip(sheet.kinds, duration.tolist(), strict=True)
         ]
-        self._flush()
-        ids = np.array(rows, np.int64).reshape(-1, 4)
-        self._ids[key] = kinds, ids
-        return ids
+        for order, start, end in zip(sheet.order.tolist(), sheet.start, sheet.end, strict=True):
+            times = zip(slices, _encoded(start), _encoded(end), strict=True)
+            yield order, b"".join([x for (a, b, c), s, e in times for x in (a, s, b, e, c)])
 
-    def _note(self, args: Mapping[str, object], spent_ps: int) -> int:
-        return self._notes.of(json.dumps({**args, "duration_ps": spent_ps}, allow_nan=False))
-
-    def _flush(self) -> None:
-        """Write the definitions of new numbers."""
-        self._stream.write(interned(self._names.new(), self._notes.new()))
+    def _units(self, track: int, sheet: OpRecords) -> Iterator[tuple[int, bytes]]:
+        """Yield the slice of each unit."""
+        word, args = sheet.unit, {"unit": sheet.unit, "place": sheet.location}
+        starts, ends = map(_encoded, sheet.span.T)
+        durations = (sheet.span[:, 1] - sheet.span[:, 0]).tolist()
+        rows = zip(
+            sheet.order.tolist(), sheet.micros.tolist(), durations, starts, ends, strict=True
+        )
+        for order, micro, time, start, end in rows:
+            a, b, c = self._slice(track, f"{word} {micro}" if micro >= 0 else word, args, time)
+            yield order, a + start + b + end + c
 
     def _messages(self, uuid: int, messages: Iterable[MessageRecords]) -> None:
         """Write sends, and receives by peer, each with its arrow."""
         tracks: dict[str, int] = {}
-        rows: dict[int, list[tuple[Ints, Any]]] = {}
+        rows: list[tuple[int, bytes]] = []
         for records in messages:
-            if not records.start.size:
-                continue
-            receives = records.stream not in ("send", "store")
-            other = SEND if records.stream == "send" else RECV + len(tracks)
-            track = tracks.setdefault(records.stream, other)
-            duration = (records.end - records.start).tolist()
-            keys = [(id(kind), time) for kind, time in zip(records.kinds, duration, strict=True)]
-            notes = {
-                key: self._note(kind.args, key[1])
-                for key, kind in dict(zip(keys, records.kinds, strict=True)).items()
-            }
-            ids = [(self._name(name), notes[key]) for name, key in zip(records.names, keys)]
-            flows = [self._flows.setdefault(key, len(self._flows) + 1) for key in records.flows]
-            id_rows = np.array(ids, np.int64)
-            track_ids = np.full(len(ids), uuid + track)
-            times = (records.start[None] // NS, records.end[None] // NS)
-            pair_packets = pairs(
-                track_ids, id_rows[:, 0], id_rows[:, 1], *times, np.array(flows), receives
-            )
-            rows.setdefault(track, []).append((records.start, pair_packets[0]))
-        self._flush()
-        for name, track in tracks.items():
-            self._stream.write(descriptor(uuid + track, name, parent=uuid, rank=track))
-            start = np.concatenate([start for start, _ in rows[track]])
-            packets = np.concatenate([pair_packets for _, pair_packets in rows[track]])
-            self._stream.write(packets[np.argsort(start, kind="stable")].tobytes())
+            if records.start.size and records.stream not in tracks:
+                other = SEND if records.stream == "send" else RECV + len(tracks)
+                tracks[records.stream] = other
+                self._track(uuid, other, records.stream)
+            durations, starts = (records.end - records.start).tolist(), records.start.tolist()
+            arrow = _FLOW if records.stream in ("send", "store") else _LAST_FLOW
+            columns = (records.names, records.kinds, records.flows, durations, starts)
+            times = _encoded(records.start), _encoded(records.end)
+            for name, kind, key, time, at, start, end in zip(*columns, *times, strict=True):
+                flow = self._flows.setdefault(key, len(self._flows) + 1)
+                joined = tag(arrow, FIXED64) + flow.to_bytes(8, "little")
+                track = uuid + tracks[records.stream]
+                a, b, c = self._slice(track, name, kind.args, time, joined)
+                rows.append((at, a + start + b + end + c))
+        self._write(rows)
 
-    def _memory(self, track: int, uuid: int, steps: Sequence[tuple[float, int]]) -> None:
-        if not steps:
-            return
-        self._stream.write(
-            descriptor(track, "live memory", parent=uuid, rank=MEMORY, unit=SIZE_BYTES)
-        )
-        when = np.array([round(time_s * PICOSECONDS) // NS for time_s, _ in steps], np.int64)
-        sizes = np.array([size for _, size in steps], np.int64)
-        self._stream.write(counters(track, when, sizes).tobytes())
+    def _memory(self, uuid: int, steps: Sequence[tuple[float, int]]) -> None:
+        if steps:
+            self._track(uuid, MEMORY, "live memory", block(8, integer(3, SIZE_BYTES)))
+        when = _encoded(np.array([round(time_s * PICOSECONDS) for time_s, _ in steps], np.int64))
+        for time, (_, size_bytes) in zip(when, steps, strict=True):
+            value = integer(11, uuid + MEMORY) + integer(30, size_bytes)
+            head, tail = _around_time(_COUNTER, value)
+            self._stream.write(head + time + tail)
 
 
-class _Numbers:
-    """Numbers of texts, from 1 on."""
+def _around_time(kind: int, content: bytes) -> tuple[bytes, bytes]:
+    """Return an event's packet: what stands before its eight bytes of time, and behind them."""
+    tail = _SEQUENCE + _NEEDS + block(11, integer(9, kind) + content)
+    return tag(1, LENGTH) + varint(1 + 8 + len(tail)) + tag(8, VARINT), tail
 
-    def __init__(self) -> None:
-        self._known: dict[str, int] = {}
-        self._new: list[tuple[int, str]] = []
 
-    def of(self, text: str) -> int:
-        """Number of a text, which may be new."""
-        if text not in self._known:
-            self._known[text] = len(self._known) + 1
-            self._new.append((len(self._known), text))
-        return self._known[text]
-
-    def new(self) -> list[tuple[int, str]]:
-        """Return the texts that were not given before."""
-        created, self._new = self._new, []
-        return created
+def _encoded(time_ps: Ints) -> list[bytes]:
+    """Return times as eight bytes each."""
+    data = padded(time_ps // NS).tobytes()
+    return [data[at : at + 8] for at in range(0, len(data), 8)]

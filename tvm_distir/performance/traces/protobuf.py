@@ -11,8 +11,6 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-Bytes = npt.NDArray[np.uint8]
-
 VARINT, FIXED64, LENGTH = 0, 1, 2
 """Wire types."""
 
@@ -61,23 +59,5 @@ def padded(values: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
 
     x = spread(x, 0x000000000FFFFFFF, 0x00FFFFFFF0000000, 4)
     x = spread(x, 0x00003FFF00003FFF, 0x0FFFC0000FFFC000, 2)
-    return spread(x, 0x007F007F007F007F, 0x3F803F803F803F80, 1)
-
-
-def put_padded(rows: Bytes, at: int, values: npt.NDArray[np.int64], width: int = 8) -> None:
-    """Write varints into the rows (..., bytes) of a table, at the same place of each.
-
-    Parameters
-    ----------
-    rows : uint8 array (..., bytes)
-    at : int
-    values : int64 array (...)
-        The values, from 0 up to 2**56, or up to 2**28 where four bytes suffice.
-    width : int
-        Bytes of each varint, 8 or 4.
-    """
-    target = np.ndarray(
-        rows.shape[:-1], f"<u{width}", buffer=rows.data, offset=at, strides=rows.strides[:-1]
-    )
-    more = 0x0080808080808080 if width == 8 else 0x00808080
-    target[...] = padded(values) | np.uint64(more)
+    more = np.uint64(0x0080808080808080)  # a byte follows
+    return (spread(x, 0x007F007F007F007F, 0x3F803F803F803F80, 1) | more).astype("<u8")

@@ -13,6 +13,7 @@ shortest queue", Winston 1977).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -28,6 +29,8 @@ from .workload import Requests
 ROUTERS = ("round_robin", "least_requests")
 UNIT = 1 << 16
 """Fixed point of the tokens that a request gains in a step."""
+RunStep = Callable[[list[tuple[int, ...]]], list[int]]
+"""Runs a step, see :meth:`EngineLoop.serve_steps`."""
 _FIELDS, _STEP_FIELDS = 7, 6
 _STEPS = 1 << 20
 """Steps that there is room for at first."""
@@ -136,9 +139,7 @@ class EngineLoop:
         SimulationError
             DIST0761 for a request that the caches do not hold.
         """
-        import tvm_ffi
-
-        count, arrays = len(requests), self._arrays(requests)
+        count = len(requests)
         total, capacity = _STEPS, 0
         while (
             total > capacity
@@ -146,10 +147,7 @@ class EngineLoop:
             capacity = total
             records = np.zeros(count * _FIELDS, np.int64)
             steps = np.zeros(capacity * _STEP_FIELDS, np.int64)
-            tensors = (tvm_ffi.from_dlpack(a) for a in (*arrays, records, steps))
-            total = int(load_library()["serve"](*tensors))
-        if total < 0:
-            raise too_long(requests, self.pages // self.times.stages * self.page)
+            total = self._call("serve", requests, records, steps)
         first, finish, preemptions, _, start, arrival, replica = records.reshape(
             count, _FIELDS
         ).T.copy()
@@ -164,6 +162,55 @@ class EngineLoop:
             )  # fmt: skip
             result.append((which, served))
         return result
+
+    def serve_steps(self, requests: Requests, run_step: RunStep) -> Ints:
+        """Serve requests by steps that run; returns :attr:`ServedRequests.steps` of the replica.
+
+        Parameters
+        ----------
+        requests : Requests
+            In order of arrival.
+        run_step : callable
+            Runs a step, given three numbers of each request that it works on: its place, the tokens
+            in its cache before the step, and the tokens that the step adds. They are followed by
+            those of all requests that run, with 0 tokens. Returns the places of the requests that
+            end with the token that they generate.
+
+        Raises
+        ------
+        SimulationError
+            As :meth:`serve`.
+        """
+        steps: list[Sequence[int]] = []
+        failures: list[BaseException] = []
+
+        def run(numbers: Sequence[int]) -> list[int]:
+            own = _STEP_FIELDS - 1
+            steps.append(numbers[:own])
+            try:
+                return run_step(list(zip(*(numbers[own + k :: 3] for k in range(3)), strict=True)))
+            except BaseException as failure:  # an interrupt would become a RuntimeError of the FFI
+                failures.append(failure)
+                raise
+
+        records = np.zeros(len(requests) * _FIELDS, np.int64)
+        try:
+            self._call("serve_steps", requests, records, np.zeros(0, np.int64), run)
+        except Exception as error:
+            raise (failures or [error])[0] from None
+        return np.array(steps, np.int64)
+
+    def _call(
+        self, name: str, requests: Requests, records: Ints, steps: Ints, *more: object
+    ) -> int:
+        """Call a native loop, which fills ``records`` and ``steps``; return the steps it took."""
+        import tvm_ffi
+
+        arrays = (*self._arrays(requests), records, steps)
+        total = int(load_library()[name](*map(tvm_ffi.from_dlpack, arrays), *more))
+        if total < 0:
+            raise too_long(requests, self.pages // self.times.stages * self.page)
+        return total
 
     def _arrays(self, requests: Requests) -> list[Ints]:
         """Return the numbers that the native loop reads."""

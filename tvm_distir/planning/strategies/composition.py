@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from tvm import ir
 
@@ -225,9 +224,9 @@ def merge(plans: Sequence[tuple[str, Plan]]) -> Plan:
         for each two plans and axis, of all of these), or have different meshes.
     """
     name, first = plans[0]
-    rules: dict[tuple[Any, ...], PlanRule] = {}
-    owners: dict[tuple[Any, ...], list[str]] = {}
-    rules_of: dict[tuple[Any, ...], list[PlanRule]] = {}
+    rules: dict[tuple[object, ...], PlanRule] = {}
+    owners: dict[tuple[object, ...], list[str]] = {}
+    rules_of: dict[tuple[object, ...], list[PlanRule]] = {}
     conflicts: dict[tuple[int, str, str], PlanError] = {}
     for title, plan in plans:
         if plan.meshes != first.meshes:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from tvm_distir.core.ir import R
 from tvm_distir.core.plan import OpenLabels, Plan, PlanRule
@@ -28,7 +27,7 @@ def sharing_batches(plans: Sequence[tuple[str, Plan]]) -> list[tuple[str, Plan]]
     return out
 
 
-def _divided(plan: Plan) -> set[tuple[Any, ...]]:
+def _divided(plan: Plan) -> set[tuple[object, ...]]:
     """Return the data that a plan shards, with the mesh axes."""
     return {
         (target_of(rule), axis, label)
@@ -58,6 +57,6 @@ def placed(rule: PlanRule, placement: OpenLabels) -> PlanRule:
     return rule if rule.placement == placement else replace(rule, placement=placement)
 
 
-def target_of(rule: PlanRule) -> tuple[Any, ...]:
+def target_of(rule: PlanRule) -> tuple[object, ...]:
     """Return the target of a rule; rules of strategies with the same target are merged."""
     return rule.kind, rule.function, rule.name, rule.index, rule.arg, rule.mesh

@@ -90,7 +90,7 @@ def avoid_occupied(
         size = (weights[name][i].shape or ())[label] if label >= 0 else parts
         return parts > explorer.ranks and not (isinstance(size, int) and size % parts == 0)
 
-    groups: dict[tuple[Any, ...], list[tuple[str, int]]] = {}
+    groups: dict[tuple[object, ...], list[tuple[str, int]]] = {}
     for name, dims in trial.labels.items():
         for i, label in dims.items():
             if used_up(name, i, label):

@@ -35,7 +35,7 @@ def sequence_rules(
     """
     placement = some_axes(mesh, {mesh.axis_number(axis): SEQ_DIM for axis in axes})
     count = math.prod(mesh.axes[axis] for axis in axes)
-    rules: dict[tuple[Any, ...], PlanRule] = {}
+    rules: dict[tuple[object, ...], PlanRule] = {}
     for weight in rows:
         for use in weight.uses:
             residual = consumers.residual(use.function, use.result)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Mapping
-from typing import Any
 
 from tvm import ir, relax
 
@@ -41,7 +40,7 @@ class PlacementRules:
         self._names = {str(gv.name_hint) for gv in mod.functions}
         self._public = {name: rule_name for name, _, rule_name in entries(mod)}
         self._mesh, self._number = mesh, mesh.axis_number(axis)
-        self._rules: dict[tuple[Any, ...], PlanRule] = {}
+        self._rules: dict[tuple[object, ...], PlanRule] = {}
 
     @property
     def rules(self) -> tuple[PlanRule, ...]:

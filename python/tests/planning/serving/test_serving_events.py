@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 from tests.planning.serving.one_engine import serve_requests
+from tests.references.serving_events import ReferenceReplicas
 from tvm_distir.planning.serving import engine_loop
 from tvm_distir.planning.serving.batching import SCHEDULERS, SchedulerOptions, StepTimes
 from tvm_distir.planning.serving.engine_loop import ROUTERS, EngineLoop, Replicas, seconds
 from tvm_distir.planning.serving.lengths import Lengths
 from tvm_distir.planning.serving.levels import ServiceLevels, summarize
-from tvm_distir.planning.serving.python_events import PythonReplicas
 from tvm_distir.planning.serving.request_trace import request_trace
 from tvm_distir.planning.serving.workload import Workload
-from tvm_distir.support.errors.tree import SimulationError
+from tvm_distir.support.errors.tree import EngineError, SimulationError
 
 MS = 10**9
 PAGE = 16
@@ -89,12 +89,51 @@ def test_the_native_loop_is_the_reference():
     assert compare_with_reference(range(84)) > 0
 
 
+def test_steps_that_run_are_those_of_requests_that_end_as_early():
+    """Steps see each token once; requests that a step ends have asked for fewer tokens."""
+    preempted = shared = 0
+    for number in range(1, 61, 2):  # no speculation
+        requests, loop = random_case(number)
+        loop = replace(loop, times=steps_of(), users=0, filled=False, replicas=Replicas())
+        rng = np.random.default_rng(number)
+        ends = rng.integers(1, requests.output_tokens + 1)
+        generated = np.zeros(len(requests), np.int64)
+
+        def run_step(parts):
+            ended = []
+            for place, held, count in parts:
+                if count and held + count == requests.input_tokens[place] + generated[place]:
+                    generated[place] += 1
+                    ended += [place] * bool(generated[place] == ends[place])
+            return ended
+
+        reference = ReferenceReplicas(replace(requests, output_tokens=ends), loop)
+        ((_, want),) = reference.run()
+        np.testing.assert_array_equal(loop.serve_steps(requests, run_step), want.steps)
+        np.testing.assert_array_equal(generated, ends)
+        preempted += want.preemptions.sum()
+        shared += bool(reference.engines[0].prefixes)
+    assert preempted and shared
+
+
+def test_an_error_of_a_step_ends_the_loop():
+    requests, loop = random_case(1)
+    for error in (EngineError("DIST0605", "no"), KeyboardInterrupt()):
+
+        def fails(parts):
+            raise error
+
+        with pytest.raises(type(error)) as caught:
+            loop.serve_steps(requests, fails)
+        assert str(caught.value) == str(error)
+
+
 def compare_with_reference(numbers):
     """Compare the runs of random workloads; return the requests that gave up their pages."""
     preempted = 0
     for number in numbers:
         requests, loop = random_case(number)
-        reference = PythonReplicas(requests, loop)
+        reference = ReferenceReplicas(requests, loop)
         pages = loop.pages // loop.times.stages
         places = []
         for engine, (which, got), (expected, want) in zip(

@@ -1,52 +1,42 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Run the event loops of serving engines in plain Python, where the work of a step is done.
-
-:class:`.engine_loop.EngineLoop` runs the same loop natively (``passes/simulate/serving.cc``), where
-only the times are wanted.
-"""
+"""Run the event loops of serving engines in plain Python (``passes/simulate/serving.cc``)."""
 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
-from .engine_loop import EngineLoop, ServedRequests
-from .lengths import Ints
-from .python_engine import PythonEngine, ServedRequest
-from .workload import Requests
+from tests.references.serving_engine import ReferenceEngine, ServedRequest
+from tvm_distir.planning.serving.engine_loop import EngineLoop, ServedRequests
+from tvm_distir.planning.serving.lengths import Ints
+from tvm_distir.planning.serving.workload import Requests
 
 
-class PythonReplicas:
+class ReferenceReplicas:
     """Serves requests by engines in order of time, and routes each when it arrives.
 
     Parameters
     ----------
     requests : Requests
     loop : EngineLoop
-    engine : callable
-        Makes each engine, as :class:`.PythonEngine`.
     """
 
-    def __init__(
-        self,
-        requests: Requests,
-        loop: EngineLoop,
-        engine: Callable[..., PythonEngine] = PythonEngine,
-    ) -> None:
+    def __init__(self, requests: Requests, loop: EngineLoop) -> None:
         self.requests, self.loop, filled = requests, loop, loop.filled
         self.entries = [
             ServedRequest(*[*columns, filled, 0 if filled else columns[1]])
             for columns in np.stack(list(vars(requests).values()), axis=1).tolist()
         ]
         self.unfinished = len(self.entries)
-        self.engines: list[PythonEngine] = []
+        self.engines: list[ReferenceEngine] = []
         for _ in range(loop.replicas.count):
             free = [0] * loop.times.stages
-            self.engines += [engine(loop, requests, self.entries, free, self.ended) for _ in free]
+            self.engines += [
+                ReferenceEngine(loop, requests, self.entries, free, self.ended) for _ in free
+            ]
         first = min(loop.users, len(self.entries)) if loop.users else len(self.entries)
         arrivals = enumerate(self.entries[:first])
         self.arriving = sorted((e.arrival + loop.host_ps, n) for n, e in arrivals)

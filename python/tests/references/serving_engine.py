@@ -8,8 +8,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from .engine_loop import UNIT, EngineLoop, too_long
-from .workload import Requests
+from tvm_distir.planning.serving.engine_loop import UNIT, EngineLoop, too_long
+from tvm_distir.planning.serving.workload import Requests
 
 Chunks = list[tuple[int, int]]
 """Requests, each with the tokens of its prompt that a step fills its cache with."""
@@ -67,7 +67,7 @@ class _Prefix:
     used_at: int
 
 
-class PythonEngine:
+class ReferenceEngine:
     """Serves the requests of a replica step by step."""
 
     def __init__(
