@@ -23,7 +23,9 @@ def study_of(model: str, strategy: str, mesh: dict[str, int]) -> Study:
 def by_axes(mod: Any) -> Counter[tuple[str, str]]:
     """Count the collectives by kind and by the names of their axes."""
     names = [list(map(str, row)) for row in mod.attrs["mesh_axes"]]
-    call = r'R\.dist\.(\w+?)(?:_start)?\(.*device_mesh="mesh\[(\d)\]".*mesh_ax[ei]s?=(\[[\d, ]*\]|\d)'
+    call = (
+        r'R\.dist\.(\w+?)(?:_start)?\(.*device_mesh="mesh\[(\d)\]".*mesh_ax[ei]s?=(\[[\d, ]*\]|\d)'
+    )
     return Counter(
         (kind, "+".join(sorted(names[int(mesh)][int(n)] for n in re.findall(r"\d", axes))))
         for kind, mesh, axes in re.findall(call, mod.script())

@@ -19,8 +19,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tests.core.propagation.joint_problem import Joint
-from tests.core.propagation.joint_solver import TIME_LIMIT_S, Program
+from tests.core.propagation.joint_problem import Joint, TooLarge
+from tests.core.propagation.joint_solver import TIME_LIMIT_S, Program, module_of
 from tvm_distir.core.ir.views.tilings import Axes, Tiling
 from tvm_distir.core.passes.propagate.passes import PropagateSharding
 from tvm_distir.core.propagation.assignment import Propagator
@@ -29,6 +29,7 @@ from tvm_distir.core.propagation.instances import called
 from tvm_distir.core.propagation.solve.cost import Costs
 from tvm_distir.core.propagation.solve.strategies import OpStrategy
 from tvm_distir.core.solver.problem import INFINITE
+from tvm_distir.support.errors.tree import DistIRError
 from tvm_distir.transforms.axis_orders.order_choice import OrderChoice
 from tvm_distir.transforms.axis_orders.order_problem import OrderProblem
 from tvm_distir.transforms.axis_orders.ordered_dims import NONE
@@ -97,13 +98,16 @@ def added_bytes(choice: OrderChoice, orders: dict[int, Axes]) -> float:
     total = 0.0
     for number, count in choice._counts.items():
         kind = choice._kind_list[choice._edge_list[number].kind]
-        ends = [
-            [Tiling(dims, x.partial) for dims in itertools.product(*map(itertools.permutations, x.dims))]
-            for x in (kind.before, kind.after)
-        ]
-        free = min(choice._planned(kind, *pair) for pair in itertools.product(*ends))
+        ends = itertools.product(_ordered(kind.before), _ordered(kind.after))
+        free = min(choice._planned(kind, before, after) for before, after in ends)
         total += count * (choice._cost(number, orders) - free)
     return total
+
+
+def _ordered(tiles: Tiling) -> list[Tiling]:
+    """The same tiles in all orders."""
+    dims = itertools.product(*map(itertools.permutations, tiles.dims))
+    return [Tiling(axes, tiles.partial) for axes in dims]
 
 
 def least_added(choice: OrderChoice) -> float | None:
@@ -187,10 +191,10 @@ def ordered_gap_of(mod: Any, seed: int = 0, limit_s: float = TIME_LIMIT_S) -> Or
     orders, dims = choice.run(), choice.problem.dims
     added, mesh = (costs.scaled(int(costs.wire * added_bytes(choice, x))) for x in (orders, {}))
     decided = best = joint.cost(ours) + added
-    tried, proven, end = 0, True, time.monotonic() + limit_s
+    tried, proven, end = 0, True, time.process_time() + limit_s
     for picked, cost, is_cheapest in placements(joint, limit_s) if added else ():
         proven &= is_cheapest
-        if cost >= best or not proven or time.monotonic() > end:
+        if cost >= best or not proven or time.process_time() > end:
             proven &= cost >= best
             break
         least = least_added(choice_of(mod, joint.decision(picked)))
@@ -203,3 +207,19 @@ def ordered_gap_of(mod: Any, seed: int = 0, limit_s: float = TIME_LIMIT_S) -> Or
         best = best if picked is None else min(best, joint.cost(picked))
     choices = len({dims.root(n) for n in range(len(dims.axes))})
     return OrderedGap(seed, min(decided, INFINITE), added, mesh, best, proven, tried, choices)
+
+
+def ordered_gaps(first: int, count: int, limit_s: float = TIME_LIMIT_S) -> Iterator[OrderedGap]:
+    """``count`` gaps of the seeds from ``first`` on that give small, feasible problems."""
+    seed, result = first, 0
+    while result < count:
+        mod = module_of(seed)
+        if mod is not None:
+            try:
+                gap = ordered_gap_of(mod, seed, limit_s)
+            except (TooLarge, DistIRError):  # too large to solve, or a refused plan
+                seed += 1
+                continue
+            result += 1
+            yield gap
+        seed += 1
