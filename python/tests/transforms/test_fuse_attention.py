@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import tvm
 from tvm import relax
+from tvm.script import ir as I
+from tvm.script import relax as R
 
 import tvm_distir as td
 from tests.plain_systems import PLAIN_A100
@@ -249,3 +251,31 @@ def test_recomputation_of_attention_costs_no_more_than_of_its_core():
     steps = [ops_of(td.train_step(mod, recompute=policy)) for policy in ("attention", "core")]
     assert [ops.count("dist.attention") for ops in steps] == [1, 1]
     assert sorted(map(str, steps[0])) == sorted(map(str, steps[1]))
+
+
+@I.ir_module
+class Stacked:
+    """Layers that add to their argument, one after the other."""
+
+    @R.function(private=True)
+    def layer(x: R.Tensor((1, 2, 4, 4), "float32")) -> R.Tensor((1, 2, 4, 4), "float32"):
+        with R.dataflow():
+            weights = R.nn.softmax(x, axis=-1)
+            y = R.add(x, weights)
+            R.output(y)
+        return y
+
+    @R.function
+    def main(x: R.Tensor((1, 2, 4, 4), "float32")) -> R.Tensor((1, 2, 4, 4), "float32"):
+        cls = Stacked
+        with R.dataflow():
+            first = cls.layer(x)
+            second = cls.layer(first)
+            third = cls.layer(second)
+            R.output(third)
+        return third
+
+
+def test_masks_are_read_through_layers_that_call_each_other():
+    """What a layer adds to is the result of the same layer: its facts end there."""
+    tvm.ir.assert_structural_equal(FuseAttention()(Stacked), Stacked)

@@ -165,7 +165,8 @@ class MaskReader:
         return value
 
     def _shifted(self, value: Any, sign: int) -> Fact | None:
-        line, number = self.of(value.args[0]), _integer(self._resolved(value.args[1]))
+        number = _integer(self._resolved(value.args[1]))  # first: a layer adds to its argument
+        line = None if number is None else self.of(value.args[0])
         if isinstance(line, Line) and number is not None:
             return _moved(Line(line.dim, line.start + sign * number), value)
         return None
