@@ -219,19 +219,19 @@ class _Generator:
 
         Parameters and results are those of :meth:`tvm_distir.planning.EngineLoop.serve_steps`.
         """
-        keep = {number for number, held, _ in parts if held}
-        for number in self._pages.keys() - keep:  # it has ended, or computes its tokens again
+        current = {number for number, cached, _ in parts if cached}
+        for number in self._pages.keys() - current:  # it has ended, or computes its tokens again
             self._free += self._pages.pop(number)
         parts = [part for part in parts if part[2]]
-        logits, stopped = iter(self._logits(parts)), []
-        for number, held, count in parts:
+        logits, ends = iter(self._logits(parts)), []
+        for number, cached, count in parts:
             last = [next(logits) for _ in range(count)][-1]
             tokens = self.tokens[number]
-            if held + count == len(self._prompts[number]) + len(tokens):
+            if cached + count == len(self._prompts[number]) + len(tokens):
                 tokens.append(self._file.sampling.token(last, number, len(tokens)))
                 if tokens[-1] == self._file.stop:
-                    stopped.append(number)
-        return stopped
+                    ends.append(number)
+        return ends
 
     def _logits(self, parts: Sequence[tuple[int, ...]]) -> Floats:
         """Return the logits of each token of a step."""
@@ -239,12 +239,12 @@ class _Generator:
         ids, lengths = np.zeros((rows, 1), np.int32), np.zeros(rows, np.int32)
         tables = np.full((rows, columns), self._idle, np.int32)
         row = 0
-        for number, held, count in parts:
+        for number, cached, count in parts:
             pages = self._pages.setdefault(number, [])
             known = self._prompts[number] + self.tokens[number]
-            while len(pages) < -(-(held + count) // self._sizes.page):
+            while len(pages) < -(-(cached + count) // self._sizes.page):
                 pages.append(self._free.pop())
-            for position in range(held, held + count):
+            for position in range(cached, cached + count):
                 ids[row], lengths[row] = known[position], position
                 tables[row, : len(pages)] = pages
                 row += 1

@@ -185,10 +185,12 @@ class EngineLoop:
         failures: list[BaseException] = []
 
         def run(numbers: Sequence[int]) -> list[int]:
-            own = _STEP_FIELDS - 1
-            steps.append(numbers[:own])
+            width = _STEP_FIELDS - 1
+            steps.append(numbers[:width])
             try:
-                return run_step(list(zip(*(numbers[own + k :: 3] for k in range(3)), strict=True)))
+                return run_step(
+                    list(zip(*(numbers[width + k :: 3] for k in range(3)), strict=True))
+                )
             except BaseException as failure:  # an interrupt would become a RuntimeError of the FFI
                 failures.append(failure)
                 raise
