@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tvm
 
 import tvm_distir as td
 from tvm_distir.core.ir import parse_placement, shard_slices
@@ -159,6 +160,22 @@ def test_devices_hold_a_constrained_value_as_jax_gives_it(
         assert ours[device.id] == theirs
 
 
+@pytest.mark.parametrize("name", ["sliced", "inside of a function", "two orders"])
+def test_orders_of_annotations_are_written_again(shardings: Any, name: str) -> None:
+    function = constrained_functions(shardings)[name]
+    step = jax.jit(function, in_shardings=shardings[0], out_shardings=shardings[1])
+    tensor = jax.ShapeDtypeStruct(SHAPE, "float32")
+    before = jax.export.export(step)(tensor).mlir_module()
+    mod = td.from_stablehlo(before)
+    text = td.to_stablehlo(mod)
+    parsed(text)
+    for order in ('{"tp", "dp"}', '{"dp", "tp"}'):
+        assert (order in before) == (order in text)
+    for key, axes in mod["main"].attrs["dist.axis_orders"].items():
+        if not key.startswith("%"):
+            assert [*td.from_stablehlo(text)["main"].attrs["dist.axis_orders"][key]] == [*axes]
+
+
 def random_shardings(count: int) -> list[Any]:
     """Shardings of two dims by some axes of a mesh of three in any order."""
     rng = np.random.default_rng(51)
@@ -198,9 +215,11 @@ def test_random_orders_pass_through_the_text_of_jax(partitioner: str) -> None:
                 assert ours[device.id] == theirs, sharding.spec
 
 
-def test_sub_axes_are_axes_of_a_finer_mesh() -> None:
-    """Texts of Shardy of ``x=8`` and ``y=2``: parts of an axis, joined, and out of order."""
-    cuts = ['"x":(1)2', '"x":(2)4', '"x":(2)4, "y"', '"x":(4)2, "x":(1)2', '"x"', '"y", "x":(1)4']
+SUB_AXES = ['"x":(1)2', '"x":(2)4', '"x":(2)4, "y"', '"x":(4)2, "x":(1)2', '"x"', '"y", "x":(1)4']
+
+
+def text_of(cuts: list[str]) -> str:
+    """A sum of arguments with these axes along dim 0, of a mesh of ``x=8`` and ``y=2``."""
     params = ", ".join(
         f"%x{i}: tensor<16x4xf32> {{sdy.sharding = #sdy.sharding<@m, [{{{cut}}}, {{}}]>}}"
         for i, cut in enumerate(cuts)
@@ -209,10 +228,72 @@ def test_sub_axes_are_axes_of_a_finer_mesh() -> None:
         f"    %s{i} = stablehlo.add %{f's{i - 1}' if i > 1 else 'x0'}, %x{i} : tensor<16x4xf32>"
         for i in range(1, len(cuts))
     )
-    text = (
+    return (
         f'module {{\n  sdy.mesh @m = <["x"=8, "y"=2]>\n  func.func public @main({params}) -> '
         f"tensor<16x4xf32> {{\n{sums}\n    return %s{len(cuts) - 1} : tensor<16x4xf32>\n  }}\n}}\n"
     )
+
+
+def parsed(text: str) -> Any:
+    """Parse a text by JAX's own parser, which verifies it."""
+    from jax._src.interpreters import mlir
+    from jax._src.lib.mlir import ir
+
+    context = mlir.make_ir_context()
+    with context:
+        module = ir.Module.parse(text)
+        assert module.operation.verify()
+    return module
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_sub_axes_are_joined_again(seed: int) -> None:
+    """What is read as axes of a finer mesh is written as it was, and is read as the same module."""
+    rng = np.random.default_rng(seed)
+    parts = [
+        ['"x":(1)2', '"x":(2)2', '"x":(4)2', '"y"'],
+        ['"x":(1)4', '"x":(4)2', '"y"'],
+        ['"y"', '"x"'],
+    ]
+    cuts = [*(SUB_AXES if seed == 0 else [])]
+    for _ in range(3):
+        axes = parts[seed - 1]
+        cuts.append(", ".join(axes[i] for i in rng.permutation(len(axes))[: rng.integers(1, 5)]))
+    mod = td.from_stablehlo(text_of(cuts))
+    text = td.to_stablehlo(mod)
+    parsed(text)
+    for port, (before, after) in enumerate(
+        zip(cuts, re.findall(r"#sdy.sharding<@m, \[\{(.*?)\}, ", text))
+    ):
+        assert joined(before) == after, port
+    assert '<["x"=8, "y"=2]>' in text
+    again = td.from_stablehlo(text)
+    tvm.ir.assert_structural_equal(again, mod)
+
+
+def joined(cut: str) -> str:
+    """Axes whose parts that follow each other are a single part, and all parts the axis."""
+    text, before = cut, ""
+    while text != before:
+        before, text = (
+            text,
+            re.sub(
+                r'"x":\((\d)\)(\d), "x":\((\d)\)(\d)',
+                lambda m: (
+                    f'"x":({m[1]}){int(m[2]) * int(m[4])}'
+                    if int(m[1]) * int(m[2]) == int(m[3])
+                    else m[0]
+                ),
+                text,
+            ),
+        )
+    return text.replace('"x":(1)8', '"x"')
+
+
+def test_sub_axes_are_axes_of_a_finer_mesh() -> None:
+    """Parts of an axis, joined, and out of order."""
+    cuts = SUB_AXES
+    text = text_of(cuts)
     local = td.distribute(td.from_stablehlo(text))
     mesh = local.global_infos["mesh"][0]
     assert [int(n) for n in mesh.shape] == [2, 2, 2, 2]

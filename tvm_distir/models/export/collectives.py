@@ -164,7 +164,7 @@ def _placed(step: ExportStep) -> Ssa:
         mesh, labels = ty.device_mesh, labels_of(ty.placement)
     else:
         mesh, labels = attrs.device_mesh, labels_of(attrs.placement)
-    text = step.devices.sharding(mesh, labels, len(x.shape))
+    text = step.devices.sharding(mesh, labels, len(x.shape), step.call)
     notes = f"sharding = #sdy.sharding{text}"
     return step.body.op("sdy.sharding_constraint", [x], x.shape, x.dtype, notes)
 

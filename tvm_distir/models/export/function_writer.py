@@ -12,7 +12,7 @@ from tvm.relax import BlockBuilder, Expr
 from tvm.relax.distributed import DTensorType
 
 from tvm_distir.core.ir import flat_types, labels_of, tensor_type
-from tvm_distir.core.ir.attributes import param_names
+from tvm_distir.core.ir.attributes import VALUE_MARK, param_names, stated_orders
 from tvm_distir.core.rewriting import all_bindings, op_name
 from tvm_distir.support import GenericConst, ModelError
 from tvm_distir.transforms import WRITTEN_OPS
@@ -95,7 +95,7 @@ class FunctionWriter:
     def _note_of(self, ty: ir.Type) -> str:
         if not isinstance(ty, DTensorType):
             return ""
-        text = self._devices.sharding(ty.device_mesh, labels_of(ty.placement), len(dims(ty)))
+        text = self._devices.sharding(ty.device_mesh, labels_of(ty.placement), len(dims(ty)), None)
         return f"sdy.sharding = #sdy.sharding{text}"
 
     def _packed(self, ty: ir.Type, values: Iterator[Ssa]) -> Written:
@@ -202,7 +202,7 @@ class FunctionWriter:
             attrs = call.attrs
             labels = labels_of(attrs.placement)
             value = self._values[call.args[0]]
-            text = self._devices.sharding(attrs.device_mesh, labels, len(value.shape))
+            text = self._devices.sharding(attrs.device_mesh, labels, len(value.shape), call)
             first_annotations.setdefault(value.name, f"sdy.sharding = #sdy.sharding{text}")
         return first_annotations
 
@@ -210,6 +210,19 @@ class FunctionWriter:
         """Return the types of the results as text, with their placements."""
         notes = port_texts or [self._note_of(ty) for ty in flat_types(self._fn.body.ty)]
         return [v.type + (f" {{{note}}}" if note else "") for v, note in zip(values, notes)]
+
+
+def annotation_orders(fn: relax.Function) -> dict[Expr, list[tuple[int, ...]]]:
+    """Return the stated orders of axes of annotations of parameters, results and other values."""
+    stated, result, orders = stated_orders(fn), fn.body.body, {}
+    results = result.fields if isinstance(result, relax.Tuple) else [result]
+    for binding in all_bindings(fn.body) if stated else ():
+        var, call = binding.var, binding.value
+        if op_name(call) == "dist.annotate_sharding":
+            ends = [f"#{n}" for n, field in enumerate(results) if field.same_as(var)]
+            ends += [f"{VALUE_MARK}{var.name}", str(getattr(call.args[0], "name", ""))]
+            orders[call] = next((stated[end] for end in ends if end in stated), [])
+    return orders
 
 
 def _leaf_names(fn: relax.Function) -> list[str]:

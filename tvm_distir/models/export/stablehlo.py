@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tvm import ir, relax
@@ -33,8 +33,9 @@ from tvm_distir.support import UsageError, nearest
 
 from .body_writer import Ssa
 from .composites import Composites
-from .function_writer import FunctionWriter, fault
+from .function_writer import FunctionWriter, annotation_orders, fault
 from .port_attributes import NUM_INPUT, port_notes
+from .sub_axes import axes_text, sizes_of_joined
 from .text import string, symbol, tensor_text
 
 PARTITIONINGS = ("auto", "manual", "replicas")
@@ -100,6 +101,7 @@ class _Writer:
             mesh_index(mod, first_view(mesh, self._meshes)) for mesh in self._meshes
         ]
         functions = relax_functions(mod)
+        self._orders = {k: v for _, fn in functions for k, v in annotation_orders(fn).items()}
         self._entries = [str(gv.name_hint) for gv, fn in functions if _io(fn) is not None]
         for gv, fn in functions:
             ports = (_io(fn) or {}).get("inputs", ())
@@ -142,10 +144,7 @@ class _Writer:
         return [number for number in every if set(self._devices(number)) == devices]
 
     def _mesh(self, index: int) -> str:
-        mesh = self._meshes[index]
-        axes = ", ".join(
-            f"{string(name)}={size}" for name, size in zip(self._axes[index], mesh_shape(mesh))
-        )
+        axes = ", ".join(f"{string(name)}={size}" for name, size in self._sizes(index).items())
         ids = list(map(self.number, self._devices(index)))
         order = "" if ids == list(range(len(ids))) else f", device_ids={ids}"
         if sorted(ids) != list(range(len(ids))):
@@ -165,17 +164,22 @@ class _Writer:
         """Return the groups of devices along some axes, by number."""
         return [[self.number(d) for d in group] for group in axis_groups(mesh, axes)]
 
-    def sharding(self, mesh: DeviceMesh, labels: Sequence[int], rank: int) -> str:
-        """Return a sharding such as ``<@mesh, [{"x"}, {}]>``.
-
-        On a view of a mesh it names the axes of the first view of the module, in its own order.
-        """
+    def sharding(self, mesh: DeviceMesh, labels: Labels, rank: int, call: ir.Call | None) -> str:
+        """Return a sharding such as ``<@mesh, [{"x"}, {}]>`` by the axes of a mesh's first view."""
         index = mesh_index(self._mod, mesh)
+        first = self._first_views[index]
         dims = []
         for dim in range(rank):
-            names = [n for n, label in zip(self._axes[index], labels) if label == dim]
-            dims.append("{" + ", ".join(map(string, names)) + "}")
-        return f"<{symbol(self._names[self._first_views[index]])}, [{', '.join(dims)}]>"
+            axes = [a for a, label in enumerate(labels) if label == dim]
+            stated = (order for order in self._orders.get(call, ()) if {*order} == {*axes})
+            named = {self._axes[index][a]: mesh_shape(mesh)[a] for a in next(stated, axes)}
+            dims.append(axes_text(named, self._sizes(first)))
+        return f"<{symbol(self._names[first])}, [{', '.join(dims)}]>"
+
+    def _sizes(self, index: int) -> Mapping[str, int]:
+        """Return the axes of a mesh as the text names them."""
+        axes = dict(zip(self._axes[index], mesh_shape(self._meshes[index])))
+        return axes if self.partitioning == "replicas" else sizes_of_joined(axes)
 
     def _function(self, name: str, fn: relax.Function) -> str:
         writer = FunctionWriter(name, fn, self, self._composites)
@@ -241,7 +245,7 @@ class _Writer:
         mesh = self._meshes[self._mesh_of(port, io)]
         shape = [int(n) for n in port["shape"]]
         kind = tensor_text(shape, str(port["dtype"]))
-        return kind, self.sharding(mesh, self._labels(port), len(shape))
+        return kind, self.sharding(mesh, self._labels(port), len(shape), None)
 
     def _manual(self, writer: FunctionWriter, results: list[Ssa], io: ir.Map, notes: str) -> str:
         """Write the entry as a function of full arrays around the local program."""
@@ -259,7 +263,7 @@ class _Writer:
         result_types = ", ".join(
             f"{kind} {{sdy.sharding = #sdy.sharding{sharding}}}" for kind, sharding in outs
         )
-        axes = ", ".join(map(string, self._axes[int(io["mesh"])]))
+        axes = ", ".join(map(string, self._sizes(self._first_views[int(io["mesh"])])))
         shardings = [", ".join(sharding for _, sharding in side) for side in (ins, outs)]
         kinds = [", ".join(kind for kind, _ in side) for side in (ins, outs)]
         count = f":{len(outs)}" if len(outs) != 1 else ""

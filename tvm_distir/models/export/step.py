@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from tvm import ir, relax
 from tvm.relax.distributed import DeviceMesh
 
-from tvm_distir.core.ir import known_shape, tensor_type
+from tvm_distir.core.ir import Labels, known_shape, tensor_type
 from tvm_distir.models.common.hlo_names import REDUCTIONS
 
 from .body_writer import Body, Ssa
@@ -24,8 +24,8 @@ class DeviceInterface(Protocol):
     is_local: bool
     partitioning: str
 
-    def sharding(self, mesh: DeviceMesh, labels: Sequence[int], rank: int) -> str:
-        """Return the text of a sharding."""
+    def sharding(self, mesh: DeviceMesh, labels: Labels, rank: int, call: ir.Call | None) -> str:
+        """Return the text of a sharding, of a type or an annotation."""
 
     def groups(self, mesh: DeviceMesh, axes: Sequence[int]) -> list[list[int]]:
         """Return the groups of devices, by their numbers in the program."""

@@ -33,12 +33,6 @@ class NamedMesh:
     device_ids: tuple[int, ...] | None = None
 
 
-def piece(axis: str) -> tuple[str, int]:
-    """Return the name of the axis that an axis of a refined mesh is a part of, and its start."""
-    match = re.fullmatch(r"(.*):\((\d+)\)\d+", axis, re.DOTALL)
-    return (match[1], int(match[2])) if match else (axis, 1)
-
-
 def _refined(mesh: NamedMesh, parts: Sequence[tuple[str, int, int]]) -> NamedMesh:
     """Return a mesh whose axes are cut where sub-axes begin and end.
 

@@ -25,13 +25,14 @@ from tvm_distir.core.ir import (
 )
 from tvm_distir.core.ir.attributes import VALUE_MARK
 from tvm_distir.core.ir.views import Axes, Tiling, ordered_axes, view_of
+from tvm_distir.models.common.sub_axes import piece
 from tvm_distir.models.common.translation import Unsupported
 from tvm_distir.models.mlir.attributes import unescaped
 from tvm_distir.models.mlir.tree import Module, Opaque
 from tvm_distir.support import ModelError, parse_int
 
 from .gspmd import axes_of_tiles, mesh_of_tiles
-from .named_meshes import SUB_AXIS, TEXT, WORD, NamedMesh, named_meshes, piece
+from .named_meshes import SUB_AXIS, TEXT, WORD, NamedMesh, named_meshes
 
 _NAMED = re.compile(rf"\s*@(?:{TEXT}|([\w$.\-]+))\s*,\s*")
 _DIMS = re.compile(rf'\[((?:[^\]"]|{WORD})*)\](.*)', re.DOTALL)
@@ -85,6 +86,7 @@ class Shardings:
         self._meshes = {mesh.name: mesh for mesh in named_meshes(module, text)}
         self._used: dict[str, DeviceMesh] = {}
         self.orders: dict[str, list[list[int]]] = {}
+        self._ordered: dict[Expr, list[list[int]]] = {}
         sizes = mesh_of_tiles(texts)
         if sizes and GSPMD_MESH not in self._meshes:
             axes = {f"axis{i}": n for i, n in enumerate(sizes)}
@@ -113,11 +115,12 @@ class Shardings:
         mesh = self._device_mesh(placement.mesh)
         placed = relax.op.distributed.annotate_sharding(expr, mesh, placement_of(placement.labels))
         before: Any = builder.lookup_binding(expr) if isinstance(expr, relax.Var) else None
-        if before is not None and _says(before, placed) and (name or not placement.orders):
-            var = expr
-        else:
-            var = builder.emit(placed)
+        if before is not None and _says(before, placed):
+            if self._ordered.get(expr, []) == placement.orders:
+                return expr
+        var = builder.emit(placed)
         if placement.orders:
+            self._ordered[var] = placement.orders
             is_param = isinstance(expr, relax.Var) and before is None
             inside = str(expr.name) if is_param else f"{VALUE_MARK}{var.name}"
             self.orders[name or inside] = placement.orders

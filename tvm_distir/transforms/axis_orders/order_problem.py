@@ -63,7 +63,7 @@ from tvm_distir.core.rewriting.native import (
     read_functions,
     read_module,
 )
-from tvm_distir.support import GenericConst, PropagationError
+from tvm_distir.support import GenericConst
 
 from .ordered_dims import NONE, Leaves, OrderedDims, PlacedTensor
 
@@ -197,22 +197,12 @@ class OrderProblem:
 
     def _stated(self, name: str, fn: relax.Function) -> None:
         """Note the orders that are stated of parameters and results."""
-        ends = {plain_name(str(param.name)): self.of(param) for param in fn.params}
+        variables = self.readings[name].variables
+        ends = {f"{VALUE_MARK}{var.name}": self.of(var) for var in variables}
+        ends |= {plain_name(str(param.name)): self.of(param) for param in fn.params}
         ends |= {f"#{n}": [result] for n, result in enumerate(self.results[name])}
-        for var in self.readings[name].variables:
-            ends[VALUE_MARK + str(var.name)] = self.of(var)
         for end, orders in stated_orders(fn).items():
-            location = f"{name}/{end}"
-            key = end if end in ends else plain_name(end)
-            if end.startswith(VALUE_MARK) and end not in ends:
-                continue  # nothing reads the value
-            if key not in ends:
-                problem = "the order of mesh axes is stated of what the function does not have"
-                remedy = "State orders of parameters of this function, and of its results."
-                raise PropagationError("DIST0405", problem, location=location, remedy=remedy)
-            for tensor in filter(None, ends[key]):
-                for axes in orders:
-                    self.dims.state(tensor, axes, location)
+            self.dims.state(end, ends, orders, name)
 
     def _updated(self, fn: relax.Function, results: Leaves) -> None:
         """Tie weights and states of a training step to their new values."""

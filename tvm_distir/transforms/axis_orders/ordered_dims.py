@@ -4,14 +4,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tvm import ir
 from tvm.relax.distributed import DTensorType
 
 from tvm_distir.core.ir import handle, labels_of, static_shape, value_types
+from tvm_distir.core.ir.attributes import VALUE_MARK
 from tvm_distir.core.ir.views import Axes, Tiling, View, family, tiling
+from tvm_distir.core.plan import plain_name
 from tvm_distir.support import PropagationError
 
 NONE = -1
@@ -70,8 +72,20 @@ class OrderedDims:
             parents[number] = number = parents[parents[number]]
         return number
 
-    def state(self, tensor: PlacedTensor, order: Axes, location: str) -> None:
-        """State the order of the axes of its mesh that shard a dim of a parameter."""
+    def state(
+        self, end: str, ends: Mapping[str, Leaves], orders: Sequence[Axes], name: str
+    ) -> None:
+        """State the orders of the axes that shard dims of a value of a function, among all ends."""
+        key, location = end if end in ends else plain_name(end), f"{name}/{end}"
+        if key not in ends and not end.startswith(VALUE_MARK):  # a value may be read by nothing
+            problem = "the order of mesh axes is stated of what the function does not have"
+            remedy = "State orders of parameters of this function, and of its results."
+            raise PropagationError("DIST0405", problem, location=location, remedy=remedy)
+        for tensor in filter(None, ends.get(key, ())):
+            for order in orders:
+                self._state(tensor, order, location)
+
+    def _state(self, tensor: PlacedTensor, order: Axes, location: str) -> None:
         axes = [tensor.view.axes[a] for a in order]
         for number in tensor.dims:
             if number != NONE and set(self.axes[number]) <= set(axes):

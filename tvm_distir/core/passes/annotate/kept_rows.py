@@ -85,7 +85,7 @@ def _kept(fn: relax.Function, prefixes: Sequence[Shape]) -> tuple[relax.Function
         for var in more:  # and what they are computed from
             more += [arg for arg in writer.reads[var] if arg in writer.reads and arg not in more]
         if not more:
-            return new, writer if writer.new_rows or writer.has_sums else None
+            return new, writer if writer.flat else None
         merged.update(more)
 
 
@@ -107,12 +107,10 @@ class _Writer:
         What is read by each value of merged rows that holds more than a number per row.
     moved : list of Var
         Those of these that the function reads.
-    has_sums : bool
-        Whether something over all rows, or of their old dims, is computed from rows.
     """
 
     def __init__(self, prefixes: Sequence[Shape], merged: Set[ir.Expr]) -> None:
-        self.prefixes, self.merged, self.has_sums = prefixes, merged, False
+        self.prefixes, self.merged = prefixes, merged
         self.flat: list[ir.Expr] = []
         self.new_rows: list[ir.Expr] = []
         self.moved: list[ir.Expr] = []
@@ -165,7 +163,6 @@ class _Writer:
                 return
             if same_dims(lead, shape[: len(lead)]):
                 value = self.writer.builder.normalize(relax.op.reshape(rows, shape))
-                self.has_sums = True
                 if same_dims(static_shape(rows.ty) or (), shape) and self._ends_here(var):
                     self.env[var] = rows
                     return
@@ -191,7 +188,6 @@ class _Writer:
         shape, lead = static_shape(var.ty) or (), self.calls.lead(old)
         of_new = static_shape(new.ty) or ()
         if same_dims(of_new, shape):
-            self.has_sums = True
             self.writer.bind(var, new)
             return
         new_rows = self.writer.add(new, f"{var.name}_rows")
@@ -201,6 +197,4 @@ class _Writer:
             self.calls.rows[var] = Rows(new_rows, lead)
             if any(not same(n, 1) for n in shape[1:]):
                 self.reads[var] = [*old.args]
-        else:
-            self.has_sums = True
         self.writer.bind(var, self.writer.builder.normalize(relax.op.reshape(new_rows, shape)))
