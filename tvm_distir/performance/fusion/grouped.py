@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 from tvm_distir.performance.program.parts import Function
 from tvm_distir.performance.program.program import Program
@@ -21,6 +22,9 @@ from .profile import Profile
 from .quantization import quantized
 from .quantized_copies import with_quantized_copies
 from .reductions import reduced
+
+KEPT = 256
+"""Functions whose kernels are kept: equal ones are those of many programs of a sweep or search."""
 
 
 def grouped(program: Program, profile: Profile | str) -> Program:
@@ -66,6 +70,7 @@ def grouped(program: Program, profile: Profile | str) -> Program:
     return with_hosts(program, {} if resolved.graphs else besides, resolved.graphs)
 
 
+@functools.lru_cache(maxsize=KEPT)
 def _function(fn: Function, profile: Profile) -> tuple[Function, int]:
     """Group a function's ops and return the additional launches of the host."""
     casts, launches = plain(Dataflow(fn, False), profile)

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 import tvm_distir as td
+from tvm_distir.performance import Profile, grouped
+from tvm_distir.performance.fusion.grouped import _function
 from tvm_distir.planning.study import Study
 from tvm_distir.planning.sweep.configuration import Configuration
 from tvm_distir.planning.sweep.pipeline import ProgramPipeline
@@ -49,6 +51,23 @@ def test_gpipe_has_the_program_of_its_own_study(tmp_path: Path, zero: int, recom
     )
     pipeline = _pipeline(tmp_path)
     assert pipeline.program(row).to_json() == pipeline.study(row).program.to_json()
+
+
+def test_kernels_of_equal_functions_are_grouped_once_and_as_by_themselves(tmp_path: Path) -> None:
+    """Functions of programs for other numbers of devices are equal; results are those of each."""
+    pipeline = _pipeline(tmp_path)
+    rows = [Configuration(tp=2, pp=2, dp=dp, micro_batches=4) for dp in (2, 4)]
+    programs = [pipeline.program(row) for row in rows]
+    profile = Profile.resolve("fused")
+    apart = []
+    for program in programs:
+        _function.cache_clear()
+        apart.append(grouped(program, profile).to_json())
+    _function.cache_clear()
+    assert [grouped(program, profile).to_json() for program in programs] == apart
+    known = _function.cache_info()
+    assert known.hits > 0.5 * len(programs[1].functions)
+    assert apart[0] != apart[1]
 
 
 def test_rows_that_differ_in_their_order_share_a_program(
