@@ -45,8 +45,9 @@ def on_virtual(case):
 
 # A job of mpi starts a process per rank: of programs that differ in sizes alone it runs one.
 ALIKE = {"gpt_of_8", "all_to_all", "one_mesh"}
-#: Experts and transfers, of which it runs others every day: moe_of_8 and two_meshes.
-AT_NIGHT = {"moe", "example"}
+#: Experts and transfers, of which it runs others every day: moe_of_8 and two_meshes; and a program
+#: of three axes, whose collectives a job of test_runtime_mpi.py runs over each set of axes.
+AT_NIGHT = {"moe", "example", "cube"}
 
 
 def _marks(name, case):

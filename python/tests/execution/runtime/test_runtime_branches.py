@@ -91,8 +91,16 @@ def two_meshes():
     )
 
 
-@pytest.mark.parametrize("case", [one_mesh, two_meshes])
-@pytest.mark.parametrize("engine", ENGINES)
+# A job of mpi runs one way of the former below, every day.
+RUNS = [
+    pytest.param(ThreadsEngine, one_mesh, id="threads-one_mesh"),
+    pytest.param(ThreadsEngine, two_meshes, id="threads-two_meshes"),
+    pytest.param(MpiEngine, one_mesh, id="mpi-one_mesh", marks=[needs_mpi, pytest.mark.nightly]),
+    pytest.param(MpiEngine, two_meshes, id="mpi-two_meshes", marks=needs_mpi),
+]
+
+
+@pytest.mark.parametrize(("engine", "case"), RUNS)
 def test_every_way_gives_the_bits_of_one_device(engine, case):
     mod, plan = case()
     local = td.distribute(mod, plan)

@@ -17,6 +17,7 @@ from tvm import ir, relax
 import tvm_distir as td
 from tests.execution.runtime.broken_unit import PREFIX
 from tests.execution.runtime.test_runtime_mpi import needs_mpi
+from tests.nightly import nightly_but
 from tests.transforms.training.pipeline_models import normed_tower, tower
 from tvm_distir.core.rewriting.writer import with_body
 from tvm_distir.execution.verification.random_inputs import draw_inputs
@@ -98,7 +99,7 @@ def test_a_rank_that_ends_between_two_units(engine: str, what: str, says: str) -
 
 
 @pytest.mark.parametrize("engine", [TORCH, MPI])
-@pytest.mark.parametrize("model", ["dropouts", "norms"])
+@pytest.mark.parametrize("model", nightly_but(["dropouts", "norms"], {0}))
 def test_masks_and_statistics_between_processes(model: str, engine: str) -> None:
     """Streams of random numbers and running statistics are those of one device."""
     created = tower(4, 4, rate=0.25) if model == "dropouts" else normed_tower(4, 8)
