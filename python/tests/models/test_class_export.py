@@ -60,6 +60,62 @@ def test_logits_on_two_devices_are_those_of_the_class(tmp_path: Path, kind: str)
     np.testing.assert_allclose(result, expected, rtol=2e-5, atol=2e-5 * abs(expected).max())
 
 
+OTHERS: dict[str, tuple[dict[str, Any], list[str], int]] = {
+    "DeiTModel": ({"image_size": 16, "patch_size": 8}, ["pixel_values"], 2),
+    "BartForConditionalGeneration": (
+        {"d_model": 32, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "encoder_layers": 1,
+         "decoder_layers": 1, "encoder_attention_heads": 4, "decoder_attention_heads": 4},
+        ["input_ids", "decoder_input_ids"], 2,
+    ),
+    "CLIPModel": (
+        {part: {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4,
+                "intermediate_size": 48, "vocab_size": 64, "image_size": 16, "patch_size": 8}
+         for part in ("text_config", "vision_config")},
+        ["input_ids", "pixel_values"], 8,
+    ),
+    "ParakeetEncoder": (
+        {"num_mel_bins": 16, "subsampling_conv_channels": 8}, ["input_features"], 1,
+    ),
+}  # fmt: skip
+"""Keys of a class, its inputs, and how many tensors it returns."""
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", OTHERS)
+def test_classes_of_other_inputs_and_results(tmp_path: Path, kind: str) -> None:
+    """Images, features of sound, two kinds of data, and encoders beside decoders."""
+    changes, inputs, count = OTHERS[kind]
+    sizes = {key: value for key, value in SIZES.items() if key != "num_key_value_heads"}
+    owner = getattr(transformers, kind)
+    config = owner.config_class(**{**sizes, "num_hidden_layers": 1, **changes})
+    config._attn_implementation, config.architectures = "eager", [kind]
+    path = tmp_path / "config.json"
+    path.write_text(config.to_json_string(use_diff=False))
+    torch.manual_seed(0)
+    model = owner(config).eval()
+    mod = td.load_model(f"{path}?batch=2,seq=16").mod
+    names = [str(name) for name in mod["main"].attrs["dist.param_names"]]
+    assert names[: len(inputs)] == inputs
+    rng, values = np.random.default_rng(0), {}
+    for name, var in zip(inputs, mod["main"].params):
+        shape = [int(size) for size in var.ty.shape]
+        is_int = "int" in str(var.ty.dtype)
+        values[name] = rng.integers(3, 64, shape) if is_int else rng.normal(size=shape)
+        values[name] = values[name].astype(str(var.ty.dtype))
+    with torch.no_grad():
+        given = {name: torch.from_numpy(value) for name, value in values.items()}
+        options = {"use_cache": False} if "decoder_input_ids" in inputs else {}
+        expected = torch.utils._pytree.tree_leaves(model(**given, **options))
+    known = {**dict(model.named_buffers()), **dict(model.named_parameters())}
+    values |= {name: known[name].detach().numpy() for name in names[len(inputs) :]}
+    plan = td.planning.make_plan(mod, "data_parallel", {"dp": 2})
+    results = td.run(td.distribute(mod, plan), values)
+    tensors = [leaf.numpy() for leaf in expected if isinstance(leaf, torch.Tensor)]
+    assert len(results) == len(tensors) == count
+    for a, b in zip(results, tensors, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * abs(b).max())
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_a_configuration_is_analyzed_with_its_layers_as_functions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

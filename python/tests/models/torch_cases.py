@@ -136,6 +136,8 @@ def elementwise(d):
     yield "arange.default", (7,), {}
     yield "arange.start", (2, 7), {"dtype": torch.float32}
     yield "arange.start_step", (1, 8, 3), {}
+    yield "arange.start_step", (4, -5, -2), {}
+    yield "arange.start_step", (3, -1, -1), {"dtype": torch.float32}
     yield "eye.default", (3,), {}
     yield "eye.m", (3, 4), {}
     for name in ("clone", "alias", "detach", "contiguous", "lift_fresh_copy"):
@@ -196,6 +198,7 @@ def views(d):
     yield "diff.default", (n, 2, 1), {}
     yield "diff.default", (n, 1, -1, n[..., :1]), {}
     yield "slice_scatter.default", (x, d.floats(2, 2, 4), 1, 1, 3), {}
+    yield "slice_scatter.default", (x, d.floats(2, 3, 2), 2, 1, 4, 2), {}
     yield "select_scatter.default", (x, d.floats(2, 4), 1, -1), {}
     yield "tril.default", (x,), {}
     yield "triu.default", (b, 1), {}

@@ -194,7 +194,8 @@ class _Lifter:
         return attrs
 
     def _selection(self, var: Var, cond: Any, calls: list[Call]) -> list[Any]:
-        bindings, sides = [], []
+        bindings: list[Any] = []
+        sides = []
         for side, call in zip(SIDES, calls, strict=True):
             if self.masked:
                 call = self._masked(cond, side, call, bindings)

@@ -73,24 +73,20 @@ def _exported(data: Keys, location: str, keys: Keys) -> ir.IRModule:
 
     from tvm_distir.models.torch.importer import from_exported_program
 
+    from .class_inputs import build_class, example_inputs, exported, with_tensors
+
     transformers: Any = importlib.import_module("transformers")
     changes = {SIZES[key]: int(value) if key == "layers" else value
                for key, value in keys.items() if SIZES[key]}  # fmt: skip
     rest = {key: value for key, value in data.items() if key != "model_type"}
     try:
         known: Any = transformers.AutoConfig.for_model(data["model_type"], **{**rest, **changes})
-        name = next(iter(data.get("architectures") or ()), None)
-        kind = getattr(transformers, str(name), transformers.AutoModelForCausalLM)
-        build = getattr(kind, "from_config", None) or kind._from_config
         positions = int(getattr(known.get_text_config(), "max_position_embeddings", SEQ) or SEQ)
         batch, seq = int(keys.get("batch", BATCH)), int(keys.get("seq", min(SEQ, positions)))
         with torch.device("meta"):
-            dtype = getattr(torch, str(known.dtype or "float32").rpartition(".")[2])
-            model = build(known, dtype=dtype).eval()
-            forward = model.forward
-            model.forward = lambda input_ids: forward(input_ids, use_cache=False).logits
-            ids = torch.zeros(batch, seq, dtype=torch.int64)
-            program = torch.export.export(model, (ids,), strict=False)
+            model = build_class(known, data.get("architectures") or ())
+            inputs = example_inputs(model, batch, seq)
+        program = exported(with_tensors(model), inputs)
     except Exception as error:  # whatever the code of a class raises
         first = " ".join(str(error).split())[:200]
         problem = f"transformers {transformers.__version__} cannot export the class: {first}"

@@ -43,6 +43,10 @@ def _fill_tensor(call: AtenCall) -> Expr:
 def _arange(call: AtenCall) -> Expr:
     start = call["start"] if "start" in call.names else 0
     step = call["step"] if "step" in call.names else 1
+    if step < 0:  # TVM infers a wrong size
+        count = int(call.results[0].shape[0])
+        positions = call.cast(call.emit(_op.arange(0, count, 1, "int64")), call.dtype)
+        return call.emit(_op.add(call.scaled(positions, step), constant(start, call.dtype)))
     if call.dtype in ("int64", "int32", "float32"):
         return call.emit(_op.arange(start, call["end"], step, call.dtype))
     return call.cast(call.emit(_op.arange(start, call["end"], step, "float32")), call.dtype)
@@ -50,7 +54,12 @@ def _arange(call: AtenCall) -> Expr:
 
 def _eye(call: AtenCall) -> Expr:
     n = call["n"]
-    return call.emit(_op.eye(n, call["m"] if "m" in call.names else n, 0, call.dtype))
+    rows, columns = (
+        call.emit(_op.arange(0, size, 1, "int64"))
+        for size in (n, call["m"] if "m" in call.names else n)
+    )
+    equal = call.emit(_op.equal(call.reshaped(rows, (n, 1)), columns))
+    return call.cast(equal, call.dtype)
 
 
 def _same(call: AtenCall) -> Expr:

@@ -23,7 +23,7 @@ from .archive import read_archive
 from .aten_call import Absent
 from .graph import Translation, check_operators, is_region
 from .signature import Inputs, read_inputs, wanted_outputs
-from .table import CONVERTERS, is_translated
+from .table import CONVERTERS, NOTES, is_translated, overload_name
 
 OUTPUTS = ("user", "all")
 
@@ -77,7 +77,8 @@ def _prepared(program: ExportedProgram, location: str) -> ExportedProgram:
         for node in graph.nodes
         if node.op == "call_function" and hasattr(node.target, "_schema")
     ]
-    if not any(t._schema.is_mutable or not is_translated(t) for t in targets):
+    known = (is_translated(t) or overload_name(t) in NOTES for t in targets)
+    if all(known) and not any(t._schema.is_mutable for t in targets):
         return program
     table = torch.export.default_decompositions()
     for name in CONVERTERS:

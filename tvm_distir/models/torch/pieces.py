@@ -4,13 +4,15 @@
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
 from tvm import relax
 from tvm.relax import Expr
 
 from tvm_distir.models.common.name_tables import by_name
 from tvm_distir.models.common.translation import Unsupported, dtype_of, shape_of
 
-from .aten_call import AtenCall, Converter, axis_of
+from .aten_call import AtenCall, Converter, axis_of, constant
 
 _op = relax.op
 _MOST = 2**63 - 1
@@ -135,9 +137,20 @@ def _slice_scatter(call: AtenCall) -> Expr:
     size = shape_of(call["self"])[call.axis]
     end = size if call["end"] is None else call["end"]
     first, last, step = slice(call["start"] or 0, end, call["step"]).indices(size)
+    src = call.cast(call["src"], dtype_of(call["self"]))
     if step != 1:
-        raise Unsupported("slice_scatter with a step")
-    return _written(call, first, last, call.cast(call["src"], dtype_of(call["self"])))
+        return _interleaved(call, np.arange(first, last, step), src)
+    return _written(call, first, last, src)
+
+
+def _interleaved(call: AtenCall, rows: npt.NDArray[np.int64], src: Expr) -> Expr:
+    """Return ``self`` with other rows at the given places: a choice between two tensors."""
+    shape = shape_of(call["self"])
+    sources = np.zeros(shape[call.axis], "int64")
+    is_written = np.zeros((shape[call.axis], *[1] * (len(shape) - call.axis - 1)), "bool")
+    sources[rows], is_written[rows] = np.arange(len(rows)), True
+    spread = call.emit(_op.take(src, constant(sources, "int64"), call.axis))
+    return call.emit(_op.where(constant(is_written, "bool"), spread, call["self"]))
 
 
 def _written(call: AtenCall, first: int, last: int, src: Expr) -> Expr:

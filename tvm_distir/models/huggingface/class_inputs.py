@@ -1,0 +1,125 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Build a class of `transformers`, with inputs and outputs that can be exported."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+_SAMPLES = {"input_values": 320, "audio_values": 320}
+"""Samples of sound in an item of a sequence, by the name of the input."""
+
+
+def build_class(config: Any, architectures: Sequence[str]) -> Any:
+    """Return the model of the first class that is known, else that of a configuration.
+
+    It returns no caches, which would be results of the program.
+    """
+    for part in (config, *_parts(config)):
+        if hasattr(part, "use_cache"):
+            part.use_cache = False
+    transformers: Any = importlib.import_module("transformers")
+    dtype = getattr(torch, str(config.dtype or "float32").rpartition(".")[2])
+    kind = next((k for k in (getattr(transformers, n, None) for n in architectures) if k), None)
+    if kind is None:
+        has_head = type(config) in transformers.AutoModelForCausalLM._model_mapping
+        kind = transformers.AutoModelForCausalLM if has_head else transformers.AutoModel
+    build = getattr(kind, "from_config", None) or kind._from_config
+    return build(config, dtype=dtype).eval()
+
+
+def with_tensors(model: Any) -> Any:
+    """Return a model whose ``forward`` takes inputs by name and returns its tensors alone."""
+    forward = model.forward
+    options = {"use_cache": False} if "use_cache" in inspect.signature(forward).parameters else {}
+
+    def tensors(**inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        leaves = pytree.tree_leaves(forward(**inputs, **options))
+        return tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
+
+    model.forward = tensors
+    return model
+
+
+def exported(model: Any, inputs: dict[str, torch.Tensor]) -> Any:
+    """Return the program of a model on the meta device.
+
+    Numbers that its code makes tensors of keep their values on the device of the process. Code
+    that makes larger tensors without saying where is exported with all of them on the meta device.
+    """
+    try:
+        return torch.export.export(model, (), inputs, strict=False)
+    except (RuntimeError, ValueError, TypeError, NotImplementedError):
+        with torch.device("meta"):
+            return torch.export.export(model, (), inputs, strict=False)
+
+
+def example_inputs(model: Any, batch: int, seq: int) -> dict[str, torch.Tensor]:
+    """Return the inputs of a model by name, as zeros.
+
+    A model of several kinds of data gets its tokens alone, unless it compares texts with images;
+    an encoder beside a decoder gets the inputs of both.
+
+    Parameters
+    ----------
+    model : transformers.PreTrainedModel
+    batch : int
+    seq : int
+        Tokens of a sample, or frames of sound; images have the size that the configuration states.
+    """
+    names = list(inspect.signature(model.forward).parameters)
+    main = "input_ids" if "input_ids" in names else str(model.main_input_name)
+    wanted = [main]
+    if "logit_scale" in dict(model.named_parameters()) and "pixel_values" in names:
+        wanted.append("pixel_values")
+    if "decoder_input_ids" in names and model.config.is_encoder_decoder:
+        wanted.append("decoder_input_ids")
+    wanted += [
+        name
+        for name, argument in inspect.signature(model.forward).parameters.items()
+        if argument.default is argument.empty and argument.kind is argument.POSITIONAL_OR_KEYWORD
+        if name not in wanted
+    ]
+    return {name: _zeros(model, name, batch, seq) for name in dict.fromkeys(wanted)}
+
+
+def _zeros(model: Any, name: str, batch: int, seq: int) -> torch.Tensor:
+    if name.startswith("pixel_values"):
+        channels = _stated(model.config, "num_channels", "in_channels") or 3
+        size: Any = _stated(model.config, "image_size") or 224
+        sides = (size, size) if isinstance(size, int) else tuple(size)[-2:]
+        frames = [_stated(model.config, "num_frames") or 8] if name.endswith("videos") else []
+        return torch.zeros(batch, *frames, channels, *sides)
+    if name in ("input_features", "input_values", "audio_values", "spectrogram"):
+        bins = _stated(model.config, "num_mel_bins", "feature_size")
+        samples = _SAMPLES.get(name)
+        if samples:
+            ranks = [1] if "codec" in type(model).__name__.lower() else []
+            return torch.zeros(batch, *ranks, seq * samples)
+        return torch.zeros(batch, seq, bins or 80)
+    if name == "inputs_embeds":
+        return torch.zeros(batch, seq, _stated(model.config, "hidden_size") or 1)
+    return torch.zeros(batch, seq, dtype=torch.int64)
+
+
+def _stated(config: Any, *keys: str) -> Any:
+    """Return the first value that a configuration or a part of it states."""
+    for part in (config, *_parts(config)):
+        for key in keys:
+            value = getattr(part, key, None)
+            if value is not None:
+                return value
+    return None
+
+
+def _parts(config: Any) -> Iterator[Any]:
+    for value in vars(config).values():
+        if hasattr(value, "model_type"):
+            yield value
+            yield from _parts(value)
