@@ -48,6 +48,12 @@ _count_of_samples = partial(parse_count, remedy="Give the global batch size, e.g
 _count_of_tokens = partial(parse_count, remedy="Give the tokens of a sample, e.g. --seq 4096.")
 
 
+def _lengths(text: str, option: str) -> list[int]:
+    """Read tokens of documents, joined by commas (UsageError DIST0152)."""
+    remedy = "Give the tokens of each document, e.g. --packed 512,1024,2560."
+    return [parse_count(part, option, remedy) for part in text.split(",")]
+
+
 @dataclass(frozen=True, eq=False)
 class TrainingOptions:
     """Options of the command that become keywords of :func:`tvm_distir.train_step`.
@@ -115,6 +121,9 @@ class StepOptions:
         Set the size of a symbolic dim, e.g. seq=1024; repeatable.
     seq : int, optional
         Set the tokens of a sample of hf:NAME, config.json or zoo:NAME (as the key seq).
+    packed : sequence of int, optional
+        Pack documents of these tokens in each sequence, such as 512,1024,2560, or of one length
+        that is repeated; tokens see their document only.
     entry : str, optional
         Select the function of a module with several entry points, e.g. prefill.
     system : System or str, or list, optional
@@ -177,6 +186,7 @@ class StepOptions:
         LOAD, "NAME=SIZE", parse_dims, to=(LOAD,), flag="--dim", repeated=True
     )
     seq: int | None = option(LOAD, "N", _count_of_tokens, frequent=True)
+    packed: Sequence[int] | None = option(LOAD, "L[,L...]", _lengths, to=(LOAD,))
     entry: str | None = option(LOAD, "NAME", to=(LOAD,))
     system: Systems | None = option(PLAN, "S", frequent=True)
     stack: Stack | str | None = option(PLAN, "NAME", frequent=True)

@@ -30,6 +30,7 @@ from tvm_distir.transforms import (
     passes_for,
     train_step,
     with_adapters,
+    with_documents,
 )
 
 from .model_loading import load_part
@@ -208,13 +209,15 @@ class Study(StepOptions):
     def forward(self) -> ir.IRModule:
         """Return the loaded module, with a single entry point and the adapters to train."""
         source, fuses = self.source.mod, self._fuses_attention
-        lora = self._adapters
+        lora, packed = self._adapters, tuple(self.packed or ())
 
         def make() -> ir.IRModule:
             mod = with_adapters(keep_entry(source, self.entry), lora)
+            if packed:
+                return with_documents(mod, packed)
             return FuseAttention()(mod) if fuses else mod
 
-        return self._kept("forward", (source, self.entry, fuses, lora), make)
+        return self._kept("forward", (source, self.entry, fuses, lora, packed), make)
 
     @cached_property
     def _profile(self) -> Profile | None:

@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
 
+from .attention.packed_documents import with_documents as with_documents
 from .attention.passes import FuseAttention as FuseAttention
 from .attention.passes import fused_for as fused_for
 from .attention.passes import with_attention_op as with_attention_op

@@ -100,7 +100,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         StepOptions,
         ("train",),
-        names=("dims", "seq", "system", "stack", "kernels", "quantize"),
+        names=("dims", "seq", "packed", "system", "stack", "kernels", "quantize"),
         without=("recompute",),
         required=("system",),
     )
@@ -108,7 +108,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 _SETTINGS = (
-    *("dim", "train", "quantize", "tensor", "cuts", "decide"),
+    *("dim", "packed", "train", "quantize", "tensor", "cuts", "decide"),
     *(declared.key for name, declared in TRAINING.items() if name != "recompute"),
 )
 """Options that determine predictions, which a resumed sweep must repeat."""
@@ -141,6 +141,7 @@ def run(arguments: argparse.Namespace) -> int:
             micro_batches=step.micro_batches or 1,
             dims=step.dims,
             quantize=step.quantize,
+            packed=step.packed or (),
             output=path,
             settings=settings,
             structures=not options.row_by_row,

@@ -60,6 +60,8 @@ class ProgramPipeline:
         Sizes of symbolic dims for all rows.
     cache : str or Path, optional
         The folder in which programs are stored; None: the default folder.
+    packed : tuple of int
+        The tokens of the documents in each sequence; empty: one document.
     """
 
     model: str
@@ -70,6 +72,7 @@ class ProgramPipeline:
     decide: str = "bytes"
     dims: Mapping[str, int] = field(default_factory=dict)
     cache: str | Path | None = None
+    packed: tuple[int, ...] = ()
 
     @cached_property
     def zoo(self) -> tuple[str, dict[str, str]] | None:
@@ -86,7 +89,7 @@ class ProgramPipeline:
         settings = self.strategy, self.cuts, self.decide
         kernels = Profile.resolve(self.system.kernels)
         of_kernels = (kernels.attention, kernels.recomputed_ops)
-        return self.model, content, train, dims, *settings, of_kernels
+        return self.model, content, train, dims, *settings, of_kernels, self.packed
 
     @cached_property
     def keys(self) -> tuple[str, ...]:
@@ -175,7 +178,7 @@ class ProgramPipeline:
             model, strategy=row.strategy(self.strategy, training), mesh=row.mesh(training),
             system=self.system, train=self.train, recompute=row.recompute,
             schedule=self._schedule(row, model) if training else None, decide=self.decide,
-            bucket_bytes=0, ahead_bytes=0, memo=self._memo,
+            bucket_bytes=0, ahead_bytes=0, memo=self._memo, packed=self.packed,
         )  # fmt: skip
 
     def program(self, row: Configuration) -> Program:

@@ -41,6 +41,7 @@ def sweep(
     decide: str = "bytes",
     dims: Mapping[str, int] | None = None,
     quantize: str | None = None,
+    packed: Sequence[int] = (),
     output: str | Path | None = None,
     resume: bool = False,
     settings: Mapping[str, Any] | None = None,
@@ -80,6 +81,8 @@ def sweep(
         Sizes of symbolic dims for all rows.
     quantize : str, optional
         The type of weights: see :func:`tvm_distir.planning.weight_types.with_weights`.
+    packed : sequence of int
+        The tokens of the documents in each sequence; every row is taken through the whole pipeline.
     output : path, optional
         A CSV file to which rows are written as they are computed.
     resume : bool
@@ -122,13 +125,13 @@ def sweep(
     check_choice(decide, "value", DECIDE, "decide")
     resolved = equal_devices(system, "a sweep", quantize, model if train is None else None)
     check_model_given(model, dims or {})
-    if serves(model) and train is not None:
-        raise UsageError(
-            "DIST0151", "a serving step has no gradients", location=model,
-            remedy="Remove entry=serve, or --train.",
-        )  # fmt: skip
+    if serves(model) and (train is not None or packed):
+        problem = "a serving step has no gradients" if train is not None else "requests are apart"
+        remedy = f"Remove entry=serve, or {'--packed' if train is None else '--train'}."
+        raise UsageError("DIST0151", problem, location=model, remedy=remedy)
     kind = ServingPipeline if serves(model) else ProgramPipeline
-    pipeline = kind(model, resolved, train, tensor, cuts, decide, dims or {}, cache)
+    lengths = tuple(packed)
+    pipeline = kind(model, resolved, train, tensor, cuts, decide, dims or {}, cache, lengths)
     with gc_paused(), Workers(workers, executor) as pool:
         if isinstance(rows, Mapping):
             axes = {name: [str(value) for value in values] for name, values in rows.items()}
@@ -142,6 +145,7 @@ def sweep(
         table.show(pipeline.usual)
         table.name(model, resolved.name)
         work = SweepRun(
-            pipeline, table, output, resume, settings or {}, structures, on_progress, pool,
+            pipeline, table, output, resume, settings or {}, structures and not lengths,
+            on_progress, pool,
         )  # fmt: skip
         return work.run()

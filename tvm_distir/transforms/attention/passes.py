@@ -70,7 +70,7 @@ def fused(mod: ir.IRModule, divides: bool = True) -> ir.IRModule:
     ``divides``: whether a function that is called with several masks becomes one for each;
     otherwise all functions keep their names, and such masks are biases.
     """
-    if not any(_may_attend(b) for _, fn in relax_functions(mod) for b in all_bindings(fn.body)):
+    if not any(may_attend(b) for _, fn in relax_functions(mod) for b in all_bindings(fn.body)):
         return mod
     normal = {gv: in_normal_form(fn) for gv, fn in relax_functions(mod)}
     divided = normal
@@ -97,7 +97,7 @@ def fused_for(mod: ir.IRModule, plan: Plan) -> ir.IRModule:
     return FuseAttention()(mod) if plan.attention else mod
 
 
-def _may_attend(binding: Binding) -> bool:
+def may_attend(binding: Binding) -> bool:
     """Return whether a binding may be of softmax attention that is no op."""
     name = op_name(binding.value)
     return name in NN_ATTENTION or (

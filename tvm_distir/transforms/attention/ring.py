@@ -18,6 +18,7 @@ from tvm_distir.core.ir.operators import (
     ATTENTION_BACKWARD_OP,
     ATTENTION_BIAS_OP,
     ATTENTION_OP,
+    AttentionOptions,
     call_axes,
     dist_op_name,
 )
@@ -103,6 +104,12 @@ class _Ring(Editor):
             return value if fields is None else fields[int(value.index)]
         if str(value.op.name) not in _OPS:
             return value
+        if AttentionOptions.of(value).documents:
+            problem = "a block of keys on a ring does not say where packed documents begin"
+            remedy = "Gather keys and values: context_parallel:form=gather."
+            raise LoweringError(
+                "DIST0511", problem, location=f"{self.name}/{var.name}", remedy=remedy
+            )
         keys, values = (match_ring_gather(x, self.scan.values, self._axes) for x in value.args[1:3])
         if keys is None or values is None or (keys.dim, values.dim) != (_POSITIONS, _POSITIONS):
             return value

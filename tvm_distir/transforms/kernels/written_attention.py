@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 from tvm import ir, relax
 from tvm.relax import BlockBuilder, Expr, op
 
@@ -124,6 +125,12 @@ class _Written:
                 first = self.emit(op.subtract(rows, relax.const(self.options.window, "int64")))
                 near = self.emit(op.greater(columns, first))
                 seen = self.emit(op.logical_and(seen, near))
+            if self.options.documents:
+                lengths = np.array(self.options.documents)
+                first = relax.const(np.repeat(np.cumsum(lengths) - lengths, lengths))
+                first = self.emit(op.take(first, rows, axis=0, mode="clip"))
+                same = self.emit(op.greater_equal(columns, first))
+                seen = self.emit(op.logical_and(seen, same))
             self._seen = seen
         return self._seen
 

@@ -7,10 +7,11 @@ that broadcasts to the scores ``(B, H, S, T)``, optional ``sinks (H)`` of the fo
 optional ``shift``, an int64 scalar. ``K`` divides ``H``: consecutive query heads share a key head.
 With ``causal``, query ``i`` sees key ``j`` where ``j <= i + offset``, and with a ``window`` only
 where ``i + offset - j < window``; a shift is added to the offset, which is how shards and blocks of
-positions say where they are. With a ``cap``, a score ``s`` is ``cap tanh(s / cap)`` before the bias
-(Gemma 2). A sink is the score of a key of each head whose value is zero (GPT-OSS); the log-sum-exp
-includes it. Without sinks, a query that sees no key has the result zero and a log-sum-exp of
-:data:`UNSEEN`.
+positions say where they are. With ``documents``, the lengths of the documents that a sequence
+consists of, a query sees keys of its document only. With a ``cap``, a score ``s`` is
+``cap tanh(s / cap)`` before the bias (Gemma 2). A sink is the score of a key of each head whose
+value is zero (GPT-OSS); the log-sum-exp includes it. Without sinks, a query that sees no key has
+the result zero and a log-sum-exp of :data:`UNSEEN`.
 
 Unlike the other ``R.dist`` ops these compute and move nothing between devices: a sharding rule, a
 local form and a legalization belong to them as to any op on tensors.
@@ -19,7 +20,7 @@ local form and a legalization belong to them as to any op on tensors.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +55,8 @@ class AttentionOptions:
         The position of the first query among the keys.
     cap : float
         The bound of scores; 0: scores are not capped.
+    documents : tuple of int
+        The tokens of each document in a sequence; empty: a single one.
     """
 
     scale: float
@@ -61,25 +64,36 @@ class AttentionOptions:
     window: int = 0
     offset: int = 0
     cap: float = 0.0
+    documents: tuple[int, ...] = ()
 
     @staticmethod
     def of(call: Call) -> AttentionOptions:
         """Return the attributes of a call of one of the ops."""
         a = call.attrs
         cap = float(a["cap"]) if "cap" in a.keys() else 0.0
-        return AttentionOptions(
-            float(a["scale"]), bool(a["causal"]), int(a["window"]), int(a["offset"]), cap
-        )
+        documents = tuple(map(int, a["documents"])) if "documents" in a.keys() else ()
+        causal, window = bool(a["causal"]), int(a["window"])
+        return AttentionOptions(float(a["scale"]), causal, window, int(a["offset"]), cap, documents)
 
     def to_attrs(self) -> dict[str, Any]:
-        """Return the attributes as plain values, without a cap of 0."""
+        """Return the attributes as plain values, without a cap of 0 and no documents."""
         return {
             "scale": float(self.scale),
             "causal": bool(self.causal),
             "window": int(self.window),
             "offset": int(self.offset),
             **({"cap": float(self.cap)} if self.cap else {}),
+            **({"documents": list(self.documents)} if self.documents else {}),
         }
+
+    def pairs(self, queries: int, keys: int) -> int:
+        """Return how many keys so many queries see together, half of those not later.
+
+        Queries of a part of the positions see as many as the mean of all.
+        """
+        lengths = self.documents or (keys,)
+        twice = [n * min(n if self.causal else 2 * n, 2 * (self.window or n)) for n in lengths]
+        return queries * sum(twice) // max(2 * sum(lengths), 1)
 
 
 def attention(
@@ -92,13 +106,14 @@ def attention(
     window: int = 0,
     offset: int = 0,
     cap: float = 0.0,
+    documents: Sequence[int] = (),
 ) -> Call:
     """Compute ``softmax(scale q k^T + bias) v`` and the log-sum-exp of the scores.
 
     ``more`` is the bias, the sinks and the shift, each if there is one. The results are
     ``o (B, S, H, E)``, of the type of ``q``, and ``lse (B, H, S)``, in float32 at least.
     """
-    options = AttentionOptions(scale, causal, window, offset, cap)
+    options = AttentionOptions(scale, causal, window, offset, cap, tuple(documents))
     return dist_call("attention", [q, k, v, *more], **options.to_attrs())
 
 
@@ -210,6 +225,10 @@ def _checked(call: Call) -> list[Type]:
     options = AttentionOptions.of(call)
     if (options.window or shift is not None) and not options.causal:
         raise refuse(call, "a window or a shift without causal", "Pass causal=True.")
+    tokens = sum(options.documents)
+    if tokens and not (options.causal and _same(tirx.IntImm("int64", tokens), k[1])):
+        problem = f"documents of {tokens} tokens for {k[1]} keys"
+        raise refuse(call, problem, "Pass causal=True, and lengths whose sum are the keys.")
     return types
 
 

@@ -101,14 +101,10 @@ def _bias_of(call: CallShape, first: int) -> Sequence[int | Expr]:
 def _forward_flops(call: CallShape) -> int:
     """Return the FLOPs of the two products, of which causal attention computes half.
 
-    With a window, a query sees that many keys at most.
+    With a window, a query sees that many keys at most, and with documents those of its own.
     """
     q, k, v = call.ins[:3]
-    window, keys = int(call.attrs["window"]), nominal(k[1])
-    share = 2 if bool(call.attrs["causal"]) else 1
-    pairs = elements((q[0], q[2], q[1])) * keys // share
-    if window:
-        pairs = min(pairs, elements((q[0], q[2], q[1])) * window)
+    pairs = AttentionOptions.of(call).pairs(elements((q[0], q[2], q[1])), nominal(k[1]))
     return 2 * pairs * (nominal(q[3]) + nominal(v[3]))
 
 
@@ -174,7 +170,8 @@ def attention_backward(call: CallShape) -> Draft:
     heads = {**dict.fromkeys(range(5), 2), 5: 1}
     _tie_heads(draft, _tied(bias, 6, heads, 1, q[2]), dict.fromkeys(range(3), 2))
     draft.tie(_tied(bias, 6, {0: 1, 3: 1, 4: 1, 5: 2}, 2, q[1]), {0: 1}, "sum")
-    draft.tie(_tied(bias, 6, {1: 1, 2: 1}, 3, k[1]), {1: 1, 2: 1}, "sum", uneven=False)
+    if not AttentionOptions.of(call).documents:
+        draft.tie(_tied(bias, 6, {1: 1, 2: 1}, 3, k[1]), {1: 1, 2: 1}, "sum", uneven=False)
     return draft.work(_forward_flops(call) * 5 // 2, "attention_backward")
 
 
@@ -193,5 +190,6 @@ def attention_bias_gradient(call: CallShape) -> Draft:
     grouped = {} if same(q[2], k[2]) else {"size": k[2]}
     tie({**dict.fromkeys(range(5), 2), 5: 1}, 1, q[2], **grouped)
     tie({0: 1, 3: 1, 4: 1, 5: 2}, 2, q[1])
-    tie({1: 1, 2: 1}, 3, k[1], uneven=False)
+    if not AttentionOptions.of(call).documents:
+        tie({1: 1, 2: 1}, 3, k[1], uneven=False)
     return draft.work(_forward_flops(call) * 3 // 2, "attention_backward")
