@@ -22,7 +22,7 @@ from tvm.relax.frontend.nn import Tensor
 
 from .decoder_config import DecoderConfig
 from .layers import FeedForward, activation
-from .transformer_blocks import back_to, emit, in_float32, part
+from .transformer_blocks import back_to, emit, in_float32, part, split_tokens
 
 _GPT_OSS_SLOPE = 1.702
 """Slope of the sigmoid in GPT-OSS's gated activation, as its published code has it."""
@@ -121,12 +121,6 @@ def rows_at(x: Tensor, index: Tensor, name: str) -> Tensor:
     """Return the rows (*groups, count, hidden) of ``x`` at int32 (*groups, count) places."""
     position = nn.op.unsqueeze(nn.op.astype(index, "int64"), index.ndim)
     return emit(relax.op.gather_nd(x._expr, position._expr, batch_dims=index.ndim - 1), name)
-
-
-def split_tokens(x: Tensor, groups: int) -> Tensor:
-    """Split (batch, seq, ...) into (batch, groups, seq / groups, ...), where there are several."""
-    batch, seq, *rest = x.shape
-    return x if groups == 1 else nn.op.reshape(x, (batch, groups, seq // groups, *rest))
 
 
 class Permutation:

@@ -101,9 +101,9 @@ def expert_parallel(
         inputs = data_positions(fn, name)
         chosen = [p for p in parameters if p.position in inputs]
         caches = cache_positions(mod, fn, chosen)
-        taken = _axes_of_others(parameters, {*inputs}, {*caches}, beside)
+        used = _axes_of_others(parameters, {*inputs}, {*caches}, beside)
         batched: dict[int, list[int]] = {}
-        for number in [n for n in numbers if data and n not in taken]:
+        for number in [n for n in numbers if data and n not in used]:
             with faults.gathered():
                 batch_axis = spec.axis_names[number]
                 batched[number] = batched_inputs(chosen, spec, batch_axis, name, caches=caches)
@@ -112,7 +112,7 @@ def expert_parallel(
             labels = {
                 number: BATCH_DIM if parameter.position in batched.get(number, ()) else R
                 for number in numbers
-                if not is_data or number not in taken
+                if not is_data or number not in used
             }
             if not is_data:
                 dim = expert_dim(mod, consumers, parameter, fn.params[parameter.position])
@@ -121,7 +121,7 @@ def expert_parallel(
                     with faults.gathered():
                         _check_experts(parameter, dim, spec, numbers)
             rules.append(parameter_rule(parameter, spec, labels, not is_data or is_cache))
-        rules += rows_of_groups(mod, spec, batched, taken.intersection(numbers))
+        rules += rows_of_groups(mod, spec, batched, used.intersection(numbers))
     if not count:
         faults.add(_no_experts(mod))
     faults.raise_all()

@@ -6,9 +6,8 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
 
-from tvm import ir
+from tvm import ir, relax
 
 from tvm_distir.core.ir import known_shape, relax_functions, tensor_type
 from tvm_distir.core.plan import MeshSpec, PlanRule
@@ -61,12 +60,14 @@ def rows_of_groups(
                 yield PlanRule("value", title, placement, mesh.name, function=where)
 
 
-def _slots_of_experts(bindings: Sequence[Any], groups: Collection[tuple[int, ...]]) -> list[Any]:
+def _slots_of_experts(
+    bindings: Sequence[relax.Binding], groups: Collection[tuple[int, ...]]
+) -> list[relax.Var]:
     """Return the rows in slots of experts: (experts, *groups, slots, hidden), or with joined dims.
 
     ``groups`` are the numbers of samples and of groups of each.
     """
-    found: list[Any] = []
+    found: list[relax.Var] = []
     for binding in bindings:
         op, shape = op_name(binding.value), _shape(binding.var)
         if op not in ("reshape", "permute_dims"):
@@ -81,7 +82,7 @@ def _slots_of_experts(bindings: Sequence[Any], groups: Collection[tuple[int, ...
     return found
 
 
-def _shape(value: Any) -> tuple[int, ...]:
+def _shape(value: relax.Expr) -> tuple[int, ...]:
     return known_shape(value.ty) or ()
 
 

@@ -134,12 +134,12 @@ def state_labels(
     occupied = occupied_dims(others, {name: weights}, without=axes.names)
     numbers = [mesh.axis_number(axis) for axis in axes.names]
     sizes = [mesh.axes[axis] for axis in axes.names]
-    given = labels_of_others(weights, numbers, others)
+    fixed = labels_of_others(weights, numbers, others)
     chosen: dict[int, dict[int, int]] = {}
     for position, weight in weights.items():
         shape = weight.shape or ()
         parts = [occupied.get((name, position, dim), 1) for dim in range(len(shape))]
-        labels = given[position]
+        labels = fixed[position]
         joint = _best_dim(shape, parts, math.prod(sizes), pads=len(sizes) == 1)
         if joint != R and {*labels.values()} <= {joint}:
             chosen[position] = dict.fromkeys(numbers, joint)

@@ -140,8 +140,8 @@ def stored_in_parts(
         weights = {p.position: p for p in parameters if p.position not in inputs}
         dims = state_labels(name, weights, spec, axes, others)
         in_parts[name] = [position for position in dims if dims[position]]
-        given = labels_of_others(weights, numbers, others)
-        stored = [*_stored(fn, weights, dims, given, spec, numbers, stage)]
+        fixed = labels_of_others(weights, numbers, others)
+        stored = [*_stored(fn, weights, dims, fixed, spec, numbers, stage)]
         parts += sum(any(r.placement[number] != R for number in numbers) for r in stored)
         rules += stored
         cut[name] = _cut_twice(weights, dims, spec, others)
@@ -158,7 +158,7 @@ def _stored(
     fn: relax.Function,
     weights: Mapping[int, Parameter],
     dims: Mapping[int, Mapping[int, int]],
-    given: Mapping[int, Mapping[int, int]],
+    fixed: Mapping[int, Mapping[int, int]],
     mesh: MeshSpec,
     numbers: Sequence[int],
     stage: int,
@@ -184,7 +184,7 @@ def _stored(
                 placement_of_state(shapes, weight.name, state, cut),
             )
             yield PlanRule("param", title, placement, mesh.name, function=weight.function)
-        sums = {**dict.fromkeys(numbers, P), **given[position]}
+        sums = {**dict.fromkeys(numbers, P), **fixed[position]}
         label = cut if stage > 1 else some_axes(mesh, sums)
         for named in (terms, gradients if stage > 1 else noted_names(fn, "sums")):
             if weight.name in named:
