@@ -4,6 +4,7 @@
 from . import zoo as zoo
 from .common.published import zoo_spec as zoo_spec
 from .common.spec import check_model as check_model
+from .common.spec import has_keys as has_keys
 from .common.spec import may_be_annotated as may_be_annotated
 from .common.spec import model_file as model_file
 from .common.spec import model_with_key as model_with_key

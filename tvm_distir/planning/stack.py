@@ -73,6 +73,8 @@ class Stack:
         Constants of the host, in the place of those that a system assumes.
     leaves_open : str
         What the stack does not pin.
+    trainer : str, optional
+        The format of ``td.export_plan`` whose options state the plans that the trainer runs.
     """
 
     name: Text
@@ -83,6 +85,7 @@ class Stack:
     placements: Literal["bytes", "times"] = "times"
     recompute: Mapping[str, Text] = field(default_factory=dict)
     constants: Mapping[str, HostConstant] = field(default_factory=dict)
+    trainer: Literal["megatron", "torchtitan", "deepspeed"] | None = None
 
     @staticmethod
     def load(name_or_path: str | Path) -> Stack:

@@ -18,7 +18,7 @@ from tvm_distir.core.plan import Plan, Schedule, as_plan, mesh_text
 from tvm_distir.core.propagation import Decision
 from tvm_distir.core.rewriting import calls_op, keep_entry
 from tvm_distir.hardware import System
-from tvm_distir.models import Model
+from tvm_distir.models import Model, has_keys, model_with_key
 from tvm_distir.performance import Profile, Program, Result, export, simulate
 from tvm_distir.support import Stopwatch, UsageError, check_choice
 from tvm_distir.transforms import (
@@ -48,6 +48,7 @@ from .strategies.pipelining import (
 )
 from .strategies.registry import StrategySpec, parse
 from .strategies.training_parts import with_updates
+from .token_groups import KEY, token_groups
 from .weight_types import kernels_for, types_of
 
 LORA = "lora"
@@ -98,6 +99,7 @@ class Study(StepOptions):
             for name, value in self.stack_values().items():
                 object.__setattr__(self, name, value)
         self._set_weights()
+        self._set_token_groups()
         if self.price is not None and isinstance(self.system, System):
             object.__setattr__(self, "system", self.system.priced(self.price))
 
@@ -114,6 +116,15 @@ class Study(StepOptions):
         chosen = kernels_for(kernels, self.quantize, self.model, system)
         if chosen != kernels:
             object.__setattr__(self, "kernels", chosen)
+
+    def _set_token_groups(self) -> None:
+        """Send the tokens of each part of a sample to experts apart, unless a key states how."""
+        if self.strategy is None or not isinstance(self.model, (str, Path)):
+            return
+        groups = token_groups(parse(self.strategy), self.mesh or {})
+        if groups == 1 or not has_keys(str(self.model)) or f"{KEY}=" in str(self.model):
+            return
+        object.__setattr__(self, "model", model_with_key(str(self.model), KEY, groups, ""))
 
     @property
     def _adapters(self) -> str:

@@ -30,7 +30,7 @@ BATCH = 16
 FORMS = {"M": "megatron", "T": "torchtitan", "D": "deepspeed"}
 D4, D2T2, D2C2 = {"dp": 4}, {"dp": 2, "tp": 2}, {"dp": 2, "cp": 2}
 P2D2, P2T2, E4, D2E2 = {"pp": 2, "dp": 2}, {"pp": 2, "tp": 2}, {"ep": 4}, {"dp": 2, "ep": 2}
-PIPE = "pipeline:micro_batches=4"
+PIPE, SEQ = "pipeline:micro_batches=4", "megatron:sequence=1"
 
 CASES: list[tuple[str, dict[str, int], str, str, str]] = [
     # strategy, mesh, formats that express it for the dense model and the mixture (-: it has
@@ -49,11 +49,11 @@ CASES: list[tuple[str, dict[str, int], str, str, str]] = [
     ("data_parallel:axis=pod+zero:stage=1", {"pod": 2, "dp": 2}, "M", "M", "none"),
     ("zero:stage=1,axis=dp/pod", {"pod": 2, "dp": 2}, "MD", "MD", "none"),
     ("data_parallel+megatron", D2T2, "MTD", "TD", "none"),
-    ("data_parallel+megatron:sequence=1", D2T2, "MT", "-", "none"),
+    ("data_parallel+megatron:sequence=1", D2T2, "MT", "MT", "none"),
     ("fsdp+megatron", D2T2, "TD", "TD", "none"),
-    ("fsdp+megatron:sequence=1", D2T2, "T", "-", "none"),
+    ("fsdp+megatron:sequence=1", D2T2, "T", "T", "none"),
     ("zero:stage=1+megatron", D2T2, "MD", "D", "none"),
-    ("zero:stage=1+megatron:sequence=1", D2T2, "M", "-", "none"),
+    ("zero:stage=1+megatron:sequence=1", D2T2, "M", "M", "none"),
     ("data_parallel+megatron", {"tp": 2, "dp": 2}, "", "", "none"),
     ("data_parallel+context_parallel", D2C2, "M", "M", "none"),
     ("data_parallel+context_parallel:form=gather", D2C2, "M", "M", "none"),
@@ -63,7 +63,7 @@ CASES: list[tuple[str, dict[str, int], str, str, str]] = [
     (f"{PIPE}+data_parallel", P2D2, "MT", "MT", "none"),
     (f"{PIPE}+data_parallel:axis=pod", {"pp": 2, "pod": 2}, "MT", "MT", "none"),
     (f"{PIPE}+megatron", P2T2, "MT", "T", "none"),
-    (f"{PIPE}+megatron:sequence=1", P2T2, "MT", "-", "none"),
+    (f"{PIPE}+megatron:sequence=1", P2T2, "MT", "MT", "none"),
     (f"{PIPE}+fsdp", P2D2, "T", "T", "none"),
     (f"{PIPE}+zero:stage=1", P2D2, "M", "M", "none"),
     (f"{PIPE},schedule=gpipe", {"pp": 2}, "T", "T", "none"),
@@ -77,6 +77,16 @@ CASES: list[tuple[str, dict[str, int], str, str, str]] = [
     ("fsdp:axis=dp/ep+expert_parallel", D2E2, "-", "TD", "none"),
     ("zero:stage=1,axis=dp/ep+expert_parallel", D2E2, "-", "MD", "none"),
     ("expert_parallel+megatron", {"ep": 2, "tp": 2}, "-", "", "none"),
+    ("expert_parallel+megatron:sequence=1", {"ep": 2, "tp": 2}, "-", "M", "none"),
+    (f"data_parallel+{SEQ}+expert_parallel:axis=tp", D2T2, "-", "M", "none"),
+    (f"data_parallel+{SEQ}+expert_parallel:axis=dp/tp", D2T2, "-", "M", "none"),
+    (f"zero:stage=1+{SEQ}+expert_parallel:axis=tp", D2T2, "-", "M", "none"),
+    (f"zero:stage=1+{SEQ}+expert_parallel:axis=dp/tp", D2T2, "-", "M", "none"),
+    (f"data_parallel:axis=pod+data_parallel+{SEQ}+expert_parallel:axis=dp/tp",
+     {"pod": 2, "dp": 2, "tp": 2}, "-", "M", "none"),
+    (f"fsdp+{SEQ}+expert_parallel:axis=tp", D2T2, "-", "", "none"),
+    ("data_parallel+megatron+expert_parallel:axis=tp", D2T2, "-", "", "none"),
+    (f"{PIPE}+{SEQ}+expert_parallel:axis=tp", P2T2, "-", "M", "none"),
     ("expert_parallel:data=0", E4, "-", "", "none"),
     (f"{PIPE}+expert_parallel", {"pp": 2, "ep": 2}, "-", "M", "none"),
     ("tensor_parallel", {"tp": 2}, "", "", "none"),

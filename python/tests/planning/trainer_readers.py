@@ -36,6 +36,7 @@ class Degrees:
     experts: int = 1
     context: int = 1
     tensor: int = 1
+    folded: bool = False
     parts: list[str] = field(default_factory=list)
 
     @property
@@ -46,12 +47,24 @@ class Degrees:
         return rest
 
     def mesh(self) -> dict[str, int]:
-        """Return the axes, ranks of tensor parallelism last; experts divide ranks of data."""
-        data, others = divmod(self.data, self.experts)
+        """Return the axes, ranks of tensor parallelism last; experts divide ranks of data.
+
+        Where experts are folded, they divide the ranks of tensor and context parallelism first.
+        """
+        inner = self.context * self.tensor if self.folded else 1
+        along_data, others = divmod(self.experts, inner)
         assert not others
-        sizes = {"pp": self.stages, "pod": self.replicas, "dp": data, "ep": self.experts,
+        data, others = divmod(self.data, along_data)
+        assert not others
+        sizes = {"pp": self.stages, "pod": self.replicas, "dp": data, "ep": along_data,
                  "cp": self.context, "tp": self.tensor}  # fmt: skip
         return {name: size for name, size in sizes.items() if size > 1} or {"dp": 1}
+
+    @property
+    def of_experts(self) -> str:
+        """Return the strategy of the experts, empty where no axis divides them."""
+        axes = self.axes("ep", *(("cp", "tp") if self.folded else ()))
+        return f"expert_parallel:axis={'/'.join(axes)}" if self.experts > 1 else ""
 
     def axes(self, *names: str) -> list[str]:
         """Return those of some axes that the mesh has."""
@@ -80,8 +93,9 @@ def micro_batches(batch: int, micro: int, degrees: Degrees, schedule: str, chunk
 
 MEGATRON = {
     "tensor-model-parallel-size": 1, "pipeline-model-parallel-size": 1, "context-parallel-size": 1,
-    "expert-model-parallel-size": 1, "num-virtual-stages-per-pipeline-rank": 1,
-    "num-distributed-optimizer-instances": 1, "micro-batch-size": 0, "global-batch-size": 0,
+    "expert-model-parallel-size": 1, "expert-tensor-parallel-size": 0,
+    "num-virtual-stages-per-pipeline-rank": 1, "num-distributed-optimizer-instances": 1,
+    "micro-batch-size": 0, "global-batch-size": 0,
     "decoder-first-pipeline-num-layers": 0, "decoder-last-pipeline-num-layers": 0,
     "recompute-num-layers": 0,
 }  # fmt: skip
@@ -107,6 +121,7 @@ def read_megatron(text: str, world: int) -> ReadPlan:
         world, args.pipeline_model_parallel_size, args.num_distributed_optimizer_instances,
         args.expert_model_parallel_size, args.context_parallel_size,
         args.tensor_model_parallel_size,
+        folded=args.tensor_model_parallel_size > args.expert_tensor_parallel_size == 1,
     )  # fmt: skip
     chunks = args.num_virtual_stages_per_pipeline_rank
     schedule = "interleaved" if chunks > 1 else "1f1b"
@@ -117,7 +132,7 @@ def read_megatron(text: str, world: int) -> ReadPlan:
         parts += [*replicated(degrees, "pod"), *stored(degrees, 1, "dp", "ep", "cp")]
     else:
         parts += replicated(degrees, "dp")
-    parts += ["expert_parallel"] * (degrees.experts > 1)
+    parts.append(degrees.of_experts)
     if degrees.context > 1:
         forms = {"p2p": "ring", "a2a": "all_to_all", "all_gather": "gather"}
         parts.append(f"context_parallel:form={forms[args.cp_comm_type]}")

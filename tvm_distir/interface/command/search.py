@@ -95,6 +95,7 @@ def _search_plans(arguments: argparse.Namespace, step: StepOptions, devices: int
 
     folder = None if path is None else _folder(path, arguments, step, options, system)
     model, batch = _model(step)
+    stack = step.pinned_stack if step.train else None
     result = searching.search(
         model,
         devices,
@@ -109,6 +110,9 @@ def _search_plans(arguments: argparse.Namespace, step: StepOptions, devices: int
         on_progress=_progress,
         **{name: getattr(options, name) for name in ("gap", "margin", "top", "why", "workers")},
     )
+    if stack is not None and stack.trainer is not None:
+        trainer = searching.TrainerSearch(step, constraints, devices, options.memory)
+        result = trainer.beside(trainer.run(options.top), result)
     if folder is not None:
         for file in folder.finish(result):
             print_message(f"wrote {file}")

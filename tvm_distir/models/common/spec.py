@@ -183,6 +183,12 @@ def split_keys(text: str, spec: str) -> tuple[str, dict[str, str]]:
     return name, keys
 
 
+def has_keys(spec: str) -> bool:
+    """Return whether the sizes of a MODEL string are keys: a model of the zoo, or a config.json."""
+    path = model_file(spec)
+    return path is None or Path(path).suffix.lower() not in FILES or is_config(path)
+
+
 def model_with_key(spec: str, key: str, value: float, remedy: str) -> str:
     """Return the MODEL string with a further key, such as ``seq``, the tokens of a sample.
 
@@ -198,8 +204,7 @@ def model_with_key(spec: str, key: str, value: float, remedy: str) -> str:
     >>> model_with_key("zoo:gpt?size=tiny", "seq", 8, "Leave it out.")
     'zoo:gpt?size=tiny,seq=8'
     """
-    path = model_file(spec)
-    if path is not None and Path(path).suffix.lower() in FILES and not is_config(path):
+    if not has_keys(spec):
         problem = f"only models of the zoo and configurations have the key {key}"
         raise ModelError("DIST0313", problem, location=key, remedy=remedy)
     return f"{spec}{',' if '?' in spec else '?'}{key}={value}"

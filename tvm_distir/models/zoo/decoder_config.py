@@ -114,9 +114,12 @@ class DecoderConfig(ExpertSizes):
     swiglu_limit : float
         Bound of gates and values in GPT-OSS's form of the gated activation; 0: the usual form.
     capacity_factor : float
-        The number of slots of an expert for a sample, relative to an even spread of its tokens. 1:
+        The number of slots of an expert for a group, relative to an even spread of its tokens. 1:
         the rows that a step without dropped tokens computes at a balanced load; 0: as many as the
-        sample has tokens, so that none is dropped whatever the load.
+        group has tokens, so that none is dropped whatever the load.
+    token_groups : int
+        Groups of consecutive tokens of a sample, each with slots of its own, so that devices that
+        shard the sequence send their tokens to experts by themselves.
     """
 
     FLAGS = frozenset(

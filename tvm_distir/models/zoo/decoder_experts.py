@@ -24,6 +24,7 @@ class ExpertSizes(Config):
     expert_groups: int = 1
     top_groups: int = 1
     capacity_factor: float = 1.0
+    token_groups: int = 1
 
     @property
     def expert_width(self) -> int:
@@ -32,11 +33,12 @@ class ExpertSizes(Config):
 
     @property
     def capacity(self) -> int:
-        """Return the slots of an expert for a sample."""
+        """Return the slots of an expert for a group of tokens."""
+        tokens = self.seq // self.token_groups
         if not self.capacity_factor:
-            return self.seq
-        even = self.seq * self.top_k * self.capacity_factor / self.experts
-        return min(self.seq, max(1, math.ceil(even)))
+            return tokens
+        even = tokens * self.top_k * self.capacity_factor / self.experts
+        return min(tokens, max(1, math.ceil(even)))
 
     def has_experts(self, layer: int) -> bool:
         """Return whether a layer has experts."""
@@ -50,6 +52,7 @@ class ExpertSizes(Config):
                 f"Add experts={self.top_k}, or choose a smaller top_k.",
             )
         yield from indivisible("experts", self.experts, "expert_groups", self.expert_groups)
+        yield from indivisible("seq", self.seq, "token_groups", self.token_groups)
         if self.top_groups > self.expert_groups:
             yield (
                 f"top_groups={self.top_groups} exceeds expert_groups={self.expert_groups}",

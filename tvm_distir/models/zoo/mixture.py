@@ -2,15 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Define experts to which tokens are permuted, in relax.nn.
 
-Each sample is a group of tokens (Lepikhin et al. 2021, "GShard", section 2.2): a token goes to
-its ``top_k`` experts, an expert takes at most ``capacity`` tokens of a group, first choices
-before second ones and then in order; a token above that is dropped there. The rows of the tokens
+Each sample is a group of tokens, or several of them (Lepikhin et al. 2021, "GShard", section 2.2):
+a token goes to its ``top_k`` experts, an expert takes at most ``capacity`` tokens of a group, first
+choices before second ones and then in order; a token above that is dropped there. The rows of the
+tokens
 are read into the slots of the experts, and the results are read back: no product with a one-hot
 table. Every expert has a buffer of known size, so that the buffers of all devices can change
 hands by an all-to-all.
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 from tvm import relax
@@ -19,7 +22,7 @@ from tvm.relax.frontend.nn import Tensor
 
 from .decoder_config import DecoderConfig
 from .layers import FeedForward, activation
-from .transformer_blocks import back_to, emit, in_float32, part
+from .transformer_blocks import back_to, emit, in_float32, part, split_tokens
 
 _GPT_OSS_SLOPE = 1.702
 """Slope of the sigmoid in GPT-OSS's gated activation, as its published code has it."""
@@ -115,9 +118,9 @@ class ExpertRouter(nn.Module):  # type: ignore[misc]
 
 
 def rows_at(x: Tensor, index: Tensor, name: str) -> Tensor:
-    """Return the rows (groups, count, hidden) of ``x`` at int32 (groups, count) places."""
-    position = nn.op.unsqueeze(nn.op.astype(index, "int64"), 2)
-    return emit(relax.op.gather_nd(x._expr, position._expr, batch_dims=1), name)
+    """Return the rows (*groups, count, hidden) of ``x`` at int32 (*groups, count) places."""
+    position = nn.op.unsqueeze(nn.op.astype(index, "int64"), index.ndim)
+    return emit(relax.op.gather_nd(x._expr, position._expr, batch_dims=index.ndim - 1), name)
 
 
 class Permutation:
@@ -126,41 +129,43 @@ class Permutation:
     Parameters
     ----------
     indices : Tensor
-        int32 (groups, seq, top_k), the expert of each choice.
+        int32 (*groups, seq, top_k), the expert of each choice.
     config : DecoderConfig
 
     Attributes
     ----------
     admitted : Tensor
-        float32 (groups, seq, top_k), 1 where the choice has a slot.
+        float32 (*groups, seq, top_k), 1 where the choice has a slot.
     slot_of_choice : Tensor
-        int32 (groups, seq * top_k): where the result of a choice is; the last slot without one.
+        int32 (*groups, seq * top_k): where the result of a choice is; the last slot without one.
     token_of_slot : Tensor
-        int32 (groups, experts * capacity): the token in each slot; 0 where the slot is empty.
+        int32 (*groups, experts * capacity): the token in each slot; 0 where the slot is empty.
     """
 
     def __init__(self, indices: Tensor, config: DecoderConfig) -> None:
-        groups, seq, k = indices.shape
+        *groups, seq, k = indices.shape
+        at = len(groups)
+        swapped = [*range(at), at + 1, at]
         experts, capacity = config.experts, config.capacity
         slots = experts * capacity
-        order = nn.op.reshape(nn.op.permute_dims(indices, [0, 2, 1]), (groups, k * seq))
+        order = nn.op.reshape(nn.op.permute_dims(indices, swapped), (*groups, k * seq))
         numbers = Tensor.from_const(np.arange(experts, dtype="int32"))
-        chosen = nn.op.astype(nn.op.equal(nn.op.unsqueeze(order, 2), numbers), "int32")
-        before = nn.op.cumsum(chosen, axis=1, exclusive=True)
-        position = nn.op.sum(nn.op.multiply(before, chosen), axis=2, name="place")
+        chosen = nn.op.astype(nn.op.equal(nn.op.unsqueeze(order, at + 1), numbers), "int32")
+        before = nn.op.cumsum(chosen, axis=at, exclusive=True)
+        position = nn.op.sum(nn.op.multiply(before, chosen), axis=at + 1, name="place")
         fits = nn.op.less(position, Tensor.from_scalar(capacity, "int32"))
         slot = nn.op.add(nn.op.multiply(order, Tensor.from_scalar(capacity, "int32")), position)
         slot = nn.op.where(fits, slot, Tensor.from_scalar(slots, "int32"), name="slot")
-        token = Tensor.from_const(np.tile(np.arange(seq, dtype="int32"), k)[None, :])
-        token = nn.op.broadcast_to(token, (groups, k * seq))
-        empty = nn.op.zeros((groups, slots + 1), "int32")
+        token = np.tile(np.arange(seq, dtype="int32"), k).reshape(*[1] * at, k * seq)
+        token = nn.op.broadcast_to(Tensor.from_const(token), (*groups, k * seq))
+        empty = nn.op.zeros((*groups, slots + 1), "int32")
         filled = emit(
-            relax.op.scatter_elements(empty._expr, slot._expr, token._expr, axis=1), "filled"
+            relax.op.scatter_elements(empty._expr, slot._expr, token._expr, axis=at), "filled"
         )
-        self.token_of_slot = part(filled, 0, slots, "token_of_slot", axis=1)
-        by_token = nn.op.permute_dims(nn.op.reshape(slot, (groups, k, seq)), [0, 2, 1])
+        self.token_of_slot = part(filled, 0, slots, "token_of_slot", axis=at)
+        by_token = nn.op.permute_dims(nn.op.reshape(slot, (*groups, k, seq)), swapped)
         last = Tensor.from_scalar(slots - 1, "int32")
-        self.slot_of_choice = nn.op.reshape(nn.op.minimum(by_token, last), (groups, seq * k))
+        self.slot_of_choice = nn.op.reshape(nn.op.minimum(by_token, last), (*groups, seq * k))
         self.admitted = nn.op.astype(
             nn.op.less(by_token, Tensor.from_scalar(slots, "int32")), "float32"
         )
@@ -200,27 +205,32 @@ class Mixture(nn.Module):  # type: ignore[misc]
 
     def mixed(self, x: Tensor, gates: Tensor, indices: Tensor) -> Tensor:
         """Return the sums of the results of experts, weighted by the gates of their tokens."""
+        shape, groups = x.shape, self.config.token_groups
+        x, gates, indices = (split_tokens(value, groups) for value in (x, gates, indices))
         permutation = Permutation(indices, self.config)
         outputs = self.by_expert(rows_at(x, permutation.token_of_slot, "dispatched"))
         rows = rows_at(outputs, permutation.slot_of_choice, "returned")
-        rows = in_float32(nn.op.reshape(rows, (*indices.shape, x.shape[2])))
-        weights = nn.op.unsqueeze(nn.op.multiply(gates, permutation.admitted), 3)
-        return nn.op.sum(nn.op.multiply(rows, weights), axis=2, name="combined")
+        rows = in_float32(nn.op.reshape(rows, (*indices.shape, shape[2])))
+        at = indices.ndim - 1
+        weights = nn.op.unsqueeze(nn.op.multiply(gates, permutation.admitted), at + 1)
+        result = nn.op.sum(nn.op.multiply(rows, weights), axis=at, name="combined")
+        return result if groups == 1 else nn.op.reshape(result, shape)
 
     def by_expert(self, rows: Tensor) -> Tensor:
-        """Map the rows in slots of experts, (groups, experts * capacity, hidden), to results."""
+        """Map the rows in slots of experts, (*groups, experts * capacity, hidden), to results."""
         config = self.config
-        (groups, slots, hidden), experts = rows.shape, config.experts
-        rows = nn.op.reshape(rows, (groups, experts, config.capacity, hidden))
-        rows = nn.op.permute_dims(rows, [1, 0, 2, 3])
-        rows = nn.op.reshape(rows, (experts, groups * config.capacity, hidden))
+        (*groups, slots, hidden), experts = rows.shape, config.experts
+        at = len(groups)
+        rows = nn.op.reshape(rows, (*groups, experts, config.capacity, hidden))
+        rows = nn.op.permute_dims(rows, [at, *range(at), at + 1, at + 2])
+        rows = nn.op.reshape(rows, (experts, math.prod(groups) * config.capacity, hidden))
         gate = activated(config, self._biased(self.product(rows, self.gate_proj, "gate"), "gate"))
         up = bounded(config, self._biased(self.product(rows, self.up_proj, "up"), "up"))
         inner = nn.op.multiply(gate, up)
         rows = self._biased(self.product(inner, self.down_proj, "outputs"), "down")
-        rows = nn.op.reshape(rows, (experts, groups, config.capacity, hidden))
-        rows = nn.op.permute_dims(rows, [1, 0, 2, 3])
-        return nn.op.reshape(rows, (groups, slots, hidden))
+        rows = nn.op.reshape(rows, (experts, *groups, config.capacity, hidden))
+        rows = nn.op.permute_dims(rows, [*range(1, at + 1), 0, at + 1, at + 2])
+        return nn.op.reshape(rows, (*groups, slots, hidden))
 
     def _biased(self, x: Tensor, name: str) -> Tensor:
         """Add the biases of the experts, where they have some."""
@@ -239,37 +249,44 @@ class OneHotMixture(Mixture):
 
     def mixed(self, x: Tensor, gates: Tensor, indices: Tensor) -> Tensor:
         """Return the sums of the results of experts, weighted by the gates of their tokens."""
-        groups, seq, _ = x.shape
+        shape = x.shape
+        parts = (split_tokens(value, self.config.token_groups) for value in (x, gates, indices))
+        x, gates, indices = parts
+        *groups, seq, _ = x.shape
+        at = len(groups)
         slots = self.config.experts * self.config.capacity
         dispatch, combine = self._tables(gates, indices, x.dtype)
-        into = nn.op.permute_dims(nn.op.reshape(dispatch, (groups, seq, slots)), [0, 2, 1])
+        dispatch = nn.op.reshape(dispatch, (*groups, seq, slots))
+        into = nn.op.permute_dims(dispatch, [*range(at), at + 1, at])
         outputs = self.by_expert(nn.op.matmul(into, x, name="dispatched"))
-        combine = nn.op.reshape(combine, (groups, seq, slots))
-        return nn.op.matmul(combine, outputs, name="combined")
+        combine = nn.op.reshape(combine, (*groups, seq, slots))
+        result = nn.op.matmul(combine, outputs, name="combined")
+        return result if x.shape == shape else nn.op.reshape(result, shape)
 
     def _tables(self, gates: Tensor, indices: Tensor, dtype: str) -> tuple[Tensor, Tensor]:
-        """Return the tables of the choices of tokens, (groups, seq, top_k).
+        """Return the tables of the choices of tokens, (*groups, seq, top_k).
 
         Returns
         -------
         dispatch : Tensor
-            (groups, seq, experts, capacity), 1 where the token takes the slot.
+            (*groups, seq, experts, capacity), 1 where the token takes the slot.
         combine : Tensor
             The same shape: the token's gate there.
         """
-        groups, seq, k = indices.shape
-        experts = self.config.experts
+        *groups, seq, k = indices.shape
+        experts, at = self.config.experts, len(groups)
+        swapped = [*range(at), at + 1, at, at + 2]
         chosen = _one_hot(indices, experts)
-        order = nn.op.permute_dims(chosen, [0, 2, 1, 3])
-        order = nn.op.reshape(order, (groups, k * seq, experts))
+        order = nn.op.permute_dims(chosen, swapped)
+        order = nn.op.reshape(order, (*groups, k * seq, experts))
         before = nn.op.reshape(
-            nn.op.cumsum(order, axis=1, exclusive=True), (groups, k, seq, experts)
+            nn.op.cumsum(order, axis=at, exclusive=True), (*groups, k, seq, experts)
         )
-        before = nn.op.permute_dims(before, [0, 2, 1, 3])
-        position = nn.op.sum(nn.op.multiply(before, chosen), axis=3, name="place")
+        before = nn.op.permute_dims(before, swapped)
+        position = nn.op.sum(nn.op.multiply(before, chosen), axis=at + 2, name="place")
         slots = _one_hot(nn.op.astype(position, "int32"), self.config.capacity)
-        pairs = nn.op.permute_dims(chosen, [0, 1, 3, 2])
-        weighted = nn.op.multiply(pairs, nn.op.unsqueeze(gates, 2))
+        pairs = nn.op.permute_dims(chosen, [*range(at + 1), at + 2, at + 1])
+        weighted = nn.op.multiply(pairs, nn.op.unsqueeze(gates, at + 1))
         dispatch = nn.op.matmul(pairs, slots, name="dispatch")
         combine = nn.op.matmul(weighted, slots, name="combine")
         return back_to(dispatch, dtype), back_to(combine, dtype)

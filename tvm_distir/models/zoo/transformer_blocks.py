@@ -66,6 +66,12 @@ def merge_heads(x: Tensor) -> Tensor:
     return nn.op.reshape(x, (batch, seq, heads * width))
 
 
+def split_tokens(x: Tensor, groups: int) -> Tensor:
+    """Split (batch, seq, ...) into (batch, groups, seq / groups, ...), where there are several."""
+    batch, seq, *rest = x.shape
+    return x if groups == 1 else nn.op.reshape(x, (batch, groups, seq // groups, *rest))
+
+
 def part(x: Tensor, begin: int, end: int, name: str, axis: int = 3) -> Tensor:
     """Return ``x[begin:end]`` along an axis."""
     return emit(relax.op.strided_slice(x._expr, [axis], [begin], [end]), name)

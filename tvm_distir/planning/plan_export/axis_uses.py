@@ -88,9 +88,10 @@ def _check_order(exported: ExportedPlan) -> None:
     """Refuse (DIST0241) a mesh whose axes are not in the order of the ranks of trainers.
 
     Ranks of tensor parallelism are consecutive, those of context parallelism are around them, and
-    those of data parallelism around both; experts are divided over consecutive ranks of these.
+    those of data parallelism around both; experts are divided over consecutive ranks of these, or
+    of all but those of tensor parallelism.
     """
-    order = {DATA: 0, ZERO: 0, CONTEXT: 2, TENSOR: 3}
+    order = {DATA: 0, ZERO: 0, CONTEXT: 2, TENSOR: 4}
     axes = [axis for axis in exported.mesh.axes if axis in exported.uses]
     positions = [order[exported.uses[axis]] + (axis in exported.expert_axes) for axis in axes]
     if positions != sorted(positions):
@@ -102,15 +103,18 @@ def _check_order(exported: ExportedPlan) -> None:
 
 
 def _divided_experts(exported: ExportedPlan, axis: int) -> list[PlacedParameter]:
-    """Return the weights of which an axis of the batch divides the experts, rather than stores.
+    """Return the weights of which an axis divides the experts, rather than stores.
 
-    They are stationary along it, or alone: ZeRO stores all weights in parts, and gathers them.
+    Along an axis of the data they are stationary, or alone: ZeRO stores all weights in parts, and
+    gathers them. Along one of tensor parallelism they are beside other weights.
     """
     weights = [p for p in exported.weights if p.labels[axis] >= 0]
     stacked = [p for p in weights if p.expert_dim == p.labels[axis]]
-    batch = any(p.is_data and p.labels[axis] == 0 for p in exported.parameters if p.shape)
-    if not batch or len(stacked) == len(weights):
-        return stacked if batch else []
+    data = any(p.is_data and p.labels[axis] >= 0 for p in exported.parameters if p.shape)
+    if not data:
+        return stacked if len(stacked) < len(weights) else []
+    if len(stacked) == len(weights):
+        return stacked
     return [p for p in stacked if _is_stationary(exported.plan, p, axis)]
 
 
@@ -142,7 +146,7 @@ def _use(
     divided = [p for p in weights if p.labels[axis] >= 0]
     if not data and divided:
         return TENSOR, 0
-    if data not in ({0}, {1}) or (data == {1} and experts):
+    if data not in ({0}, {1}):
         raise unsupported(f'the mesh axis "{name}" stands for no parallelism that trainers know',
                           remedy)  # fmt: skip
     for weight in divided:

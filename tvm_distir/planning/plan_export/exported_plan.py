@@ -90,7 +90,7 @@ class ExportedPlan:
     context_state : bool
         Whether the axes of role ``context`` shard the training state too.
     expert_axes : tuple of str
-        The axes of role ``data`` or ``zero`` that also divide the experts.
+        The axes that divide the experts, each beside its role.
     """
 
     plan: Plan

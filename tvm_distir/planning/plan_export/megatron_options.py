@@ -36,7 +36,8 @@ def megatron_options(mod: ir.IRModule, exported: ExportedPlan) -> str:
         "sequence-parallel": exported.sequence,
         "context-parallel-size": contexts,
         "cp-comm-type": contexts > 1 and _CONTEXT_METHODS[method],
-        "expert-model-parallel-size": exported.expert_axes and exported.expert_degree,
+        "expert-model-parallel-size": exported.expert_degree,
+        "expert-tensor-parallel-size": _expert_tensor_size(exported),
         "pipeline-model-parallel-size": stages and stages.stages,
         "num-virtual-stages-per-pipeline-rank": stages and stages.chunks,
         **(_uneven_layers(stages, stage_layers(mod)) if stages is not None else {}),
@@ -57,17 +58,32 @@ def megatron_options(mod: ir.IRModule, exported: ExportedPlan) -> str:
 
 def _check_experts(mod: ir.IRModule, exported: ExportedPlan) -> None:
     """Refuse (DIST0241) mixtures of experts on ranks that share their tokens."""
-    if exported.expert_axes and exported.degree(CONTEXT) > 1:
+    experts, tensor = exported.expert_axes, exported.axis_of(TENSOR)
+    inner = [axis for axis in exported.uses if axis != tensor or axis in experts]
+    if experts and inner[-len(experts) :] != [*experts]:
         raise unsupported(
-            "its ranks of context parallelism divide the experts too", "Use one of both."
+            f"it divides experts over consecutive ranks, and {', '.join(experts)} are not the "
+            "minor axes",
+            f"Use expert_parallel:axis={'/'.join(inner[-len(experts) :])}, or no experts.",
         )
-    mixture = any(parameter.expert_dim is not None for parameter in exported.weights)
-    if mixture and exported.axis_of(TENSOR) and not exported.sequence and is_training_step(mod):
+    if _is_mixture(exported) and tensor and not exported.sequence and is_training_step(mod):
         raise unsupported(
             "Megatron-LM trains mixtures of experts with tensor parallelism only where activations "
             "are sharded along the sequence too",
-            "Use expert_parallel without megatron.",
+            "Use megatron:sequence=1.",
         )
+
+
+def _is_mixture(exported: ExportedPlan) -> bool:
+    return any(parameter.expert_dim is not None for parameter in exported.weights)
+
+
+def _expert_tensor_size(exported: ExportedPlan) -> str:
+    """Return into how many parts tensor parallelism divides each expert, empty where by default."""
+    tensor = exported.axis_of(TENSOR)
+    if tensor is None or not _is_mixture(exported):
+        return ""
+    return "1" if tensor in exported.expert_axes else str(exported.degree(TENSOR))
 
 
 def _uneven_layers(schedule: Schedule, layers: tuple[int, ...]) -> dict[str, object]:
@@ -91,7 +107,7 @@ def _option(name: str, size: object) -> list[str]:
     """Return an option where there is more than one, or where it is a word or a switch."""
     if isinstance(size, bool):
         return [f"--{name}"] if size else []
-    return [f"--{name} {size}"] if isinstance(size, str) or (size and size != 1) else []
+    return [f"--{name} {size}"] if size and size != 1 else []
 
 
 def _check_distributed_optimizer(exported: ExportedPlan) -> None:

@@ -43,7 +43,7 @@ def strategy_text(exported: ExportedPlan, context: str = "") -> str:
     parts = [
         *(f"data_parallel:axis={a}" for a, use in uses.items() if use == DATA and a not in experts),
         *([f"zero:stage={exported.zero_stage},axis={'/'.join(stored)}"] if stored else []),
-        *(f"expert_parallel:axis={axis}" for axis in experts),
+        *([f"expert_parallel:axis={'/'.join(experts)}"] if experts else []),
         *(f"context_parallel:axis={a},form={context}" for a, use in uses.items() if use == CONTEXT),
         *(f"megatron:axis={axis}{tensor}" for axis, use in uses.items() if use == TENSOR),
     ]

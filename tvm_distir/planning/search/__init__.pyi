@@ -7,3 +7,4 @@ from .constraints import Constraints as Constraints
 from .driver import search as search
 from .folder import Folder as Folder
 from .result import SearchResult as SearchResult
+from .trainer_search import TrainerSearch as TrainerSearch

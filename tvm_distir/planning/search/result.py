@@ -53,6 +53,11 @@ class SearchResult(Displayed):
     groups : tuple of PlanGroup
         The plans of a training step by what they do, the fastest first, with others that are one
         with these for a trainer; empty: each plan is alone.
+    stack : str
+        The stack whose trainer has the plans; empty where they are of any placements.
+    beyond : FoundPlan, optional
+        The plan of the search among all placements, timed by the stack, and why the trainer does
+        not have it (``row.why``).
     """
 
     plans: tuple[FoundPlan, ...]
@@ -66,6 +71,8 @@ class SearchResult(Displayed):
     kind: StepKind | None = None
     weights: str = ""
     groups: tuple[PlanGroup, ...] = ()
+    stack: str = ""
+    beyond: FoundPlan | None = None
 
     def band(self, row: CandidateRow) -> ErrorBand | None:
         """Return the error band of a simulated row; None where the kind of step is unknown."""
@@ -155,6 +162,8 @@ class SearchResult(Displayed):
                 if self.groups
                 else {}
             ),
+            **({"stack": self.stack} if self.stack else {}),
+            **({} if self.beyond is None else {"beyond": self.beyond.row.to_dict()}),
             "level": self.level,
             "front": [row.candidate.key for row in self.front],
             "space": self.space,

@@ -94,6 +94,22 @@ def _other_plans(result: Any) -> list[str]:
     return lines
 
 
+def _of_stack(result: Any) -> list[str]:
+    """Return what the plans of a trainer are, and what placements that it does not have gain."""
+    if not result.stack:
+        return []
+    lines = [f"plans are those that options of {result.stack} state (export-plan)"]
+    if result.beyond is not None and result.plans:
+        beyond, first_s = result.beyond, result.plans[0].time_s
+        gain = units.share(first_s - beyond.time_s, first_s)
+        words = f"gains {gain} over" if beyond.time_s < first_s else "is no faster than"
+        lines.append(
+            f"best: {beyond.row.candidate.key} takes {units.duration(beyond.time_s)} and {words} "
+            f"plan 1; {result.stack} has no options for it: {beyond.row.why}"
+        )
+    return lines
+
+
 def candidate_table(result: Any) -> DataTable:
     """Return everything that was enumerated."""
     rows = [
@@ -118,7 +134,7 @@ def search_headline(result: Any) -> str:
     counts = ", ".join(f"{count} {state}" for state, count in sorted(result.space.items()))
     lines = [result.weights] if result.weights else []
     lines += [f"candidates: {counts}" + ("" if result.complete else " (stopped early)")]
-    lines += _other_plans(result)
+    lines += _other_plans(result) + _of_stack(result)
     if not result.complete and not result.plans:
         lines.append(
             "no plan was simulated in the time limit: use a longer --time-limit (time_limit_s=), "

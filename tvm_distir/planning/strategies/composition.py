@@ -26,7 +26,7 @@ from tvm_distir.hardware import System
 from tvm_distir.support import PlanError
 from tvm_distir.transforms import FuseAttention
 
-from .conflicts import placed, resolve_conflicts, sharing_batches, target_of
+from .conflicts import agreeing, placed, resolve_conflicts, target_of
 from .context_parallelism import has_ring, input_rules
 from .forward_stages import forward_stages
 from .head_groups import mesh_of
@@ -41,7 +41,7 @@ from .pipelining import (
     on_stages,
     schedule_of,
 )
-from .registry import BEFORE, OTHERS, SYSTEM, StrategySpec, checked, find_strategy, parse
+from .registry import BEFORE, BESIDE, OTHERS, SYSTEM, StrategySpec, checked, find_strategy, parse
 from .training_parts import new_names
 
 
@@ -173,7 +173,7 @@ def _plans(
     """
     plans: dict[int, tuple[str, Plan]] = {}
     faults = faults_of_plan("strategy")
-    for looks in (None, BEFORE, OTHERS):
+    for looks in (None, BESIDE, BEFORE, OTHERS):
         for i, spec in enumerate(specs):
             info = find_strategy(spec.name)
             if info.looks_at != looks:
@@ -182,7 +182,7 @@ def _plans(
                 faults.raise_all()  # what it looks at is not all there
             options = dict(spec.options)
             if looks and plans:
-                options[looks] = merge([plans[k] for k in sorted(plans)])
+                options[looks] = merge(agreeing([plans[k] for k in sorted(plans)]))
             if system is not None and info.asks_system:
                 options[SYSTEM] = system
             with faults.gathered():
@@ -194,7 +194,7 @@ def _plans(
                     }
                 plans[i] = spec.name, strategy_plan
     faults.raise_all()
-    return sharing_batches([plans[i] for i in sorted(plans)])
+    return agreeing([plans[i] for i in sorted(plans)])
 
 
 def _close_rule(rule: PlanRule, updated: Collection[str]) -> PlanRule:

@@ -4,27 +4,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from tvm_distir.core.ir import R
 from tvm_distir.core.plan import OpenLabels, Plan, PlanRule
 
+EXPERTS = "expert_parallel"
 
-def sharing_batches(plans: Sequence[tuple[str, Plan]]) -> list[tuple[str, Plan]]:
-    """Let plans that divide the batch over the same axis have it for both.
+
+def agreeing(plans: Sequence[tuple[str, Plan]]) -> list[tuple[str, Plan]]:
+    """Let plans that divide the batch, or experts and other weights, over an axis have it for both.
 
     ``data_parallel`` wants weights whole, ``expert_parallel``, which divides the batch too, wants
-    those of experts cut: these are what it is asked for.
+    those of experts cut: these are what it is asked for. ``megatron`` wants experts cut in their
+    width, and ``expert_parallel`` over the same axis cuts the dim that counts them instead.
     """
     divided = [_divided(plan) for _, plan in plans] if len(plans) > 1 else [set()]
+    shared = {k: _shared_axes(plan) for k, (name, plan) in enumerate(plans) if name == EXPERTS}
     out = []
     for i, (name, plan) in enumerate(plans):
         for k, (_, other) in enumerate(plans):
-            if i != k and divided[i] & divided[k]:
+            if i == k:
+                continue
+            if divided[i] & divided[k]:
                 plan = resolve_conflicts(plan, other)
+            if i in shared:
+                plan = resolve_conflicts(plan, other, shared[i])
+            elif k in shared:
+                plan = resolve_conflicts(plan, other, shared[k], also_sharded=True)
         out.append((name, plan))
     return out
+
+
+def _shared_axes(plan: Plan) -> set[int]:
+    """Return the axes along which a plan of experts leaves the data to other strategies."""
+    return {
+        axis
+        for rule in plan.rules
+        if rule.kind == "param" and not rule.stationary
+        for axis, label in enumerate(rule.placement)
+        if label is None
+    }
 
 
 def _divided(plan: Plan) -> set[tuple[object, ...]]:
@@ -38,15 +59,31 @@ def _divided(plan: Plan) -> set[tuple[object, ...]]:
     }
 
 
-def resolve_conflicts(plan: Plan, other: Plan) -> Plan:
-    """Leave open the targets that a plan replicates and another shards."""
+def resolve_conflicts(
+    plan: Plan, other: Plan, axes: Collection[int] | None = None, also_sharded: bool = False
+) -> Plan:
+    """Leave open the targets that a plan replicates and another shards.
+
+    Parameters
+    ----------
+    plan, other : Plan
+    axes : collection of int, optional
+        The numbers of the mesh axes; None: all of them.
+    also_sharded : bool
+        Whether to also leave open those that the plan shards along another dim.
+    """
     cuts = {target_of(rule): rule.placement for rule in other.rules}
     rules = []
     for rule in plan.rules:
         target_labels = cuts.get(target_of(rule), (None,) * len(rule.placement))
         labels = tuple(
-            None if label == R and cut is not None and cut >= 0 else label
-            for label, cut in zip(rule.placement, target_labels, strict=True)
+            None
+            if (label == R or (also_sharded and label != cut))
+            and (axes is None or axis in axes)
+            and cut is not None
+            and cut >= 0
+            else label
+            for axis, (label, cut) in enumerate(zip(rule.placement, target_labels, strict=True))
         )
         rules.append(placed(rule, labels))
     return replace(plan, rules=tuple(rules))

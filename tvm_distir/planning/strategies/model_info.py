@@ -92,6 +92,25 @@ def mesh_axis(mesh: MeshSpec, axis: str, strategy: str, option: str = "axis") ->
         raise MeshError(error.code, error.what, location=location, remedy=remedy) from None
 
 
+def named_axes(mesh: MeshSpec, option: str, strategy: str) -> list[int]:
+    """Return the numbers of the axes that an option names, as "dp/tp", in the mesh's order.
+
+    Raises
+    ------
+    MeshError
+        DIST0206 when the mesh has no such axis.
+    PlanError
+        DIST0231 an axis is given twice.
+    """
+    numbers = [mesh_axis(mesh, name.strip(), strategy) for name in option.split("/")]
+    if len(set(numbers)) < len(numbers):
+        raise PlanError(
+            "DIST0231", f"axis={option} has an axis twice",
+            location=f'strategy "{strategy}"', remedy="Remove one.",
+        )  # fmt: skip
+    return sorted(numbers)
+
+
 def entries(mod: ir.IRModule) -> list[tuple[str, relax.Function, str | None]]:
     """Return the entry functions: name, function, and the ``function`` that rules need, if any.
 

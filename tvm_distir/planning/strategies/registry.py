@@ -32,9 +32,10 @@ from .training_parts import with_updates
 Strategy = Callable[..., Plan]
 Arguments = ParamSpec("Arguments")
 
-BEFORE, OTHERS = "before", "others"
+BESIDE, BEFORE, OTHERS = "beside", "before", "others"
 """Parameters of a strategy that take the plan of those made before it: of all strategies without
-such a parameter; and of all but those that have ``others`` too."""
+such a parameter; of these and those that have ``beside``; and of all but those that have ``others``
+too."""
 
 SYSTEM = "system"
 """Parameter of a strategy that takes the system whose times decide, or None."""
@@ -84,7 +85,7 @@ class StrategyInfo:
     options : mapping of str to Option
         The parameters after the mesh, except for :data:`BEFORE`, :data:`OTHERS` and :data:`SYSTEM`.
     looks_at : str or None
-        Either :data:`BEFORE` or :data:`OTHERS`, if it has such a parameter.
+        :data:`BESIDE`, :data:`BEFORE` or :data:`OTHERS`, if it has such a parameter.
     asks_system : bool
         Whether it has the parameter :data:`SYSTEM`.
     """
@@ -113,7 +114,7 @@ def plan_maker(function: Callable[Arguments, Plan]) -> Callable[Arguments, Plan]
         DIST0231 when an option has no default, or a type that has no text.
     """
     parameters = inspect.signature(function).parameters
-    reserved = [*list(parameters)[:2], BEFORE, OTHERS, SYSTEM]
+    reserved = [*list(parameters)[:2], BESIDE, BEFORE, OTHERS, SYSTEM]
     options = options_of(function, without=reserved)
     for name, parameter in parameters.items():
         if name not in reserved and (name not in options or parameter.default is parameter.empty):
@@ -137,7 +138,7 @@ def plan_maker(function: Callable[Arguments, Plan]) -> Callable[Arguments, Plan]
             return with_updates(mod, opened(mod, *args[1:], **options))
         return with_updates(mod, opened(**{**options, reserved[0]: mod}))
 
-    looks_at = next((name for name in (BEFORE, OTHERS) if name in parameters), None)
+    looks_at = next((name for name in (BESIDE, BEFORE, OTHERS) if name in parameters), None)
     setattr(planned, _MARK, StrategyInfo(planned, options, looks_at, SYSTEM in parameters))
     return planned
 

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tvm import relax
@@ -14,12 +14,14 @@ from tvm_distir.core.ir import is_private, static_shape
 from tvm_distir.core.plan import MeshSpec, PlanRule
 from tvm_distir.support import PlanError
 
-from .consumers import Consumers
+from .consumers import Consumers, Residual
 from .model_info import some_axes
 from .transformer_weights import KnownWeight
 
 SEQ_DIM = 1
 """The position of the sequence in (batch, seq, hidden)."""
+
+_MATRIX = 2
 
 
 def sequence_rules(
@@ -31,40 +33,67 @@ def sequence_rules(
 ) -> list[PlanRule]:
     """Return the rules that shard the residual stream along the sequence, each target once.
 
+    The results of experts are permuted and weighted before they are added to the stream: where a
+    function has stacked weights, the stream is followed from one addition to the next.
+
     ``axes``: the mesh axes that cut it, all of them; a sequence that they do not divide is padded.
     """
     placement = some_axes(mesh, {mesh.axis_number(axis): SEQ_DIM for axis in axes})
     count = math.prod(mesh.axes[axis] for axis in axes)
     rules: dict[tuple[object, ...], PlanRule] = {}
+    for location, residual in _residuals(rows, consumers):
+        _check_sequence(residual.total, count, axes[0], location)
+        fn = consumers.functions[residual.function]
+        where = residual.function if is_private(fn) else rule_name
+        if is_private(fn) and residual.before in list(fn.params):
+            arg = list(fn.params).index(residual.before)
+            for caller in consumers.callers.get(residual.function, ()):
+                inside = caller if is_private(consumers.functions[caller]) else rule_name
+                rules[caller, residual.function, arg] = PlanRule(
+                    "call", residual.function, placement, mesh.name, function=inside, arg=arg
+                )
+        for value in (residual.before, residual.total):
+            if isinstance(value, relax.Var) and value not in list(fn.params):
+                name = str(value.name)
+                rules[residual.function, name] = PlanRule(
+                    "value", name, placement, mesh.name, function=where
+                )
+    return list(rules.values())
+
+
+def _residuals(rows: Sequence[KnownWeight], consumers: Consumers) -> Iterator[tuple[str, Residual]]:
+    """Yield the additions to the residual stream, each with the place of a weight for messages."""
+    unknown: dict[str, str] = {}
+    found: list[tuple[str, Residual]] = []
     for weight in rows:
+        location = f"{weight.parameter.location} (megatron:sequence=1)"
         for use in weight.uses:
             residual = consumers.residual(use.function, use.result)
-            location = f"{weight.parameter.location} (megatron:sequence=1)"
-            if residual is None:
-                raise PlanError(
-                    "DIST0233",
-                    "the projection's result is not added to a value of its shape, so that the "
-                    "residual stream is unknown",
-                    location=location,
-                    remedy="Use megatron without sequence=1, or write the plan by hand.",
-                )
-            _check_sequence(residual.total, count, axes[0], location)
-            fn = consumers.functions[residual.function]
-            where = residual.function if is_private(fn) else rule_name
-            if is_private(fn) and residual.before in list(fn.params):
-                arg = list(fn.params).index(residual.before)
-                for caller in consumers.callers.get(residual.function, ()):
-                    inside = caller if is_private(consumers.functions[caller]) else rule_name
-                    rules[caller, residual.function, arg] = PlanRule(
-                        "call", residual.function, placement, mesh.name, function=inside, arg=arg
-                    )
-            for value in (residual.before, residual.total):
-                if isinstance(value, relax.Var) and value not in list(fn.params):
-                    name = str(value.name)
-                    rules[residual.function, name] = PlanRule(
-                        "value", name, placement, mesh.name, function=where
-                    )
-    return list(rules.values())
+            if residual is not None:
+                found.append((location, residual))
+            elif weight.parameter.ndim > _MATRIX:
+                unknown[use.function] = location
+            else:
+                raise _unknown_stream(location)
+    for location, residual in found:
+        following: Residual | None = residual
+        while following is not None:
+            yield location, following
+            goes_on = following.function in unknown
+            following = consumers.residual(following.function, following.total) if goes_on else None
+    left = unknown.keys() - {residual.function for _, residual in found}
+    if left:
+        raise _unknown_stream(unknown[min(left)])
+
+
+def _unknown_stream(location: str) -> PlanError:
+    return PlanError(
+        "DIST0233",
+        "the projection's result is not added to a value of its shape, so that the residual stream "
+        "is unknown",
+        location=location,
+        remedy="Use megatron without sequence=1, or write the plan by hand.",
+    )
 
 
 def _check_sequence(total: Any, count: int, axis: str, location: str) -> None:

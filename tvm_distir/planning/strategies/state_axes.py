@@ -11,19 +11,18 @@ from __future__ import annotations
 
 import glob
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from tvm import ir
 
 from tvm_distir.core.ir import R
 from tvm_distir.core.plan import MeshSpec, Plan, data_positions
-from tvm_distir.support import PlanError
 from tvm_distir.transforms import is_training_step
 
 from .data_parallelism import BATCH_DIM
-from .model_info import Parameter, entries, mesh_axis, tensor_parameters
-from .occupied_dims import occupied_dims
+from .model_info import Parameter, entries, named_axes, tensor_parameters
+from .occupied_dims import occupied_dims, weight_rules
 
 DATA_AXIS = "dp"
 
@@ -72,14 +71,8 @@ def find_state_axes(
     sequence = _sequence_axes(mod, mesh, others)
     excluded = {DATA_AXIS, *(_rings(others) if mesh.axes.get(DATA_AXIS, 1) == 1 else ())}
     shared = [axis for axis in sequence if axis not in excluded] if is_training_step(mod) else []
-    names = [name.strip() for name in option.split("/")] if option else [DATA_AXIS, *shared]
-    numbers = [mesh_axis(mesh, name, strategy) for name in names]
-    if len(set(numbers)) < len(numbers):
-        raise PlanError(
-            "DIST0231", f"axis={option} has an axis twice",
-            location=f'strategy "{strategy}"', remedy="Remove one.",
-        )  # fmt: skip
-    ordered = tuple(mesh.axis_names[number] for number in sorted(numbers))
+    numbers = named_axes(mesh, option or "/".join([DATA_AXIS, *shared]), strategy)
+    ordered = tuple(mesh.axis_names[number] for number in numbers)
     return StateAxes(ordered, tuple(name for name in ordered if name not in sequence))
 
 
@@ -119,7 +112,8 @@ def state_labels(
 
     All axes shard the same dim if it is evenly divisible by their product, so that one collective
     per weight suffices. Otherwise each axis in turn, but for rings, takes the best dim that is
-    left. A dim is padded for the first axis only.
+    left. A dim is padded for the first axis only. An axis along which another strategy shards a
+    weight, as experts over the axis of the batch, shards its states along the same dim.
 
     Parameters
     ----------
@@ -140,24 +134,43 @@ def state_labels(
     occupied = occupied_dims(others, {name: weights}, without=axes.names)
     numbers = [mesh.axis_number(axis) for axis in axes.names]
     sizes = [mesh.axes[axis] for axis in axes.names]
+    fixed = labels_of_others(weights, numbers, others)
     chosen: dict[int, dict[int, int]] = {}
     for position, weight in weights.items():
         shape = weight.shape or ()
         parts = [occupied.get((name, position, dim), 1) for dim in range(len(shape))]
+        labels = fixed[position]
         joint = _best_dim(shape, parts, math.prod(sizes), pads=len(sizes) == 1)
-        if joint != R:
+        if joint != R and {*labels.values()} <= {joint}:
             chosen[position] = dict.fromkeys(numbers, joint)
             continue
-        labels: dict[int, int] = {}
         chosen[position] = labels
+        for number, dim in labels.items():
+            parts[dim] *= mesh.shape[number]
         for axis, number, size in zip(axes.names, numbers, sizes, strict=True):
-            if axis in _rings(others):
+            if axis in _rings(others) or number in labels:
                 continue
             dim = _best_dim(shape, parts, size, pads=not labels)
             if dim != R:
                 labels[number] = dim
                 parts[dim] *= size
     return chosen
+
+
+def labels_of_others(
+    weights: Mapping[int, Parameter], numbers: Collection[int], others: Plan | None
+) -> dict[int, dict[int, int]]:
+    """Return the dims that other strategies shard of each weight along axes, by axis number."""
+    rules = weight_rules(others, weights) if others is not None else {}
+    placements = {position: rules[position].placement for position in rules}
+    return {
+        position: {
+            number: label
+            for number, label in enumerate(placements.get(position, ()))
+            if number in numbers and label is not None and label >= 0
+        }
+        for position in weights
+    }
 
 
 def _best_dim(shape: tuple[object, ...], parts: list[int], ranks: int, pads: bool) -> int:

@@ -40,7 +40,7 @@ from .model_info import (
 )
 from .occupied_dims import weight_rules
 from .registry import plan_maker
-from .state_axes import find_state_axes, state_labels
+from .state_axes import find_state_axes, labels_of_others, state_labels
 from .state_placement import parameter_shapes, placement_of_state
 from .training_parts import noted_names, states_of
 
@@ -136,7 +136,8 @@ def stored_in_parts(
         weights = {p.position: p for p in parameters if p.position not in inputs}
         dims = state_labels(name, weights, spec, axes, others)
         in_parts[name] = [position for position in dims if dims[position]]
-        stored = [*_stored(fn, weights, dims, spec, numbers, stage)]
+        fixed = labels_of_others(weights, numbers, others)
+        stored = [*_stored(fn, weights, dims, fixed, spec, numbers, stage)]
         parts += sum(any(r.placement[number] != R for number in numbers) for r in stored)
         rules += stored
         cut[name] = _cut_twice(weights, dims, spec, others)
@@ -153,11 +154,16 @@ def _stored(
     fn: relax.Function,
     weights: Mapping[int, Parameter],
     dims: Mapping[int, Mapping[int, int]],
+    fixed: Mapping[int, Mapping[int, int]],
     mesh: MeshSpec,
     numbers: Sequence[int],
     stage: int,
 ) -> Iterator[PlanRule]:
-    """Yield the rules of weights, gradients and states of a function."""
+    """Yield the rules of weights, gradients and states of a function.
+
+    Gradients are partial sums along the axes, but for those along which another strategy shards
+    the weight.
+    """
     gradients, terms, states = noted_names(fn, "gradients"), noted_names(fn, "terms"), states_of(fn)
     shapes = parameter_shapes(fn)
     for position, weight in weights.items():
@@ -172,7 +178,8 @@ def _stored(
             placement = placement_of_state(shapes, weight.name, state, cut, mesh)
             title = glob.escape(state)
             yield PlanRule("param", title, placement, mesh.name, function=weight.function)
-        label = cut if stage > 1 else some_axes(mesh, dict.fromkeys(numbers, P))
+        sums = {**dict.fromkeys(numbers, P), **fixed[position]}
+        label = cut if stage > 1 else some_axes(mesh, sums)
         for named in (terms, gradients if stage > 1 else noted_names(fn, "sums")):
             if weight.name in named:
                 title = glob.escape(named[weight.name])
