@@ -11,7 +11,7 @@ namespace tvm_distir {
 
 // Raise it together with ABI_VERSION in tvm_distir/support/native/loader.py whenever the arguments or the
 // meaning of an exported function change.
-constexpr int64_t kAbiVersion = 15;
+constexpr int64_t kAbiVersion = 16;
 
 static int64_t AbiVersion() { return kAbiVersion; }
 

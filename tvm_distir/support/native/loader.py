@@ -21,7 +21,7 @@ from tvm_distir.support.native.tvm_nodes import check_nodes
 if TYPE_CHECKING:
     from tvm_ffi import Module
 
-ABI_VERSION = 15
+ABI_VERSION = 16
 """Version of the interface that the Python side is written for (``passes/ffi/abi.cc``)."""
 
 LIBRARY_VARIABLE = "TVM_DISTIR_LIBRARY"
