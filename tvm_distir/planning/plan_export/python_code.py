@@ -90,7 +90,7 @@ def dtensor_code(mod: ir.IRModule, exported: ExportedPlan) -> str:
     return _code(
         exported, "dtensor", tensor=tensor, styles=styles, shards=shards, sharded_over=sharded_over,
         stacks=_stacks(exported.weights), device_count=exported.mesh.device_count,
-        sizes=tuple(axes.values()), axes=tuple(axes),
+        sizes=tuple(axes.values()), axes=tuple(axes), parameters=exported.parameters,
     )  # fmt: skip
 
 
