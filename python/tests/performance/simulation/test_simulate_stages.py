@@ -85,8 +85,13 @@ def test_running_statistics_go_from_micro_batch_to_micro_batch(kind: str, blocki
         assert 0 <= more <= carried
 
 
-@pytest.mark.parametrize("blocking", [False, True])
-@pytest.mark.parametrize(("ranks", "micros"), nightly_but([(2, 4), (3, 8), (4, 1)], {1, 2}))
+@pytest.mark.parametrize(
+    ("ranks", "micros", "blocking"),
+    nightly_but(
+        [(2, 4, False), (2, 4, True), (3, 8, False), (3, 8, True), (4, 1, False), (4, 1, True)],
+        {2, 5},
+    ),
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_step_in_stages_is_the_step_written_out(
     kind: str, ranks: int, micros: int, blocking: bool

@@ -12,7 +12,6 @@ import pytest
 
 import tvm_distir as td
 from tests.nightly import nightly_but
-from tests.planning.search.known_trials import TRY, trials_once
 from tests.planning.search.systems import A100, QUICK
 from tvm_distir.core.plan.plan import Plan
 from tvm_distir.execution.runtime.program.joining import same_bits
@@ -44,13 +43,7 @@ def _short(batch: int):
 ADAM = {"optimizer": "adam"}
 STRATEGIES = ["data_parallel+megatron", "data_parallel+megatron:sequence=1"]
 STRATEGIES += ["zero:stage=1", "zero:stage=3"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def known_trials():
-    """Most searches here are of the same steps."""
-    with trials_once():
-        yield
+pytestmark = pytest.mark.usefixtures("known_trials")
 
 
 class TestEnumeration:
@@ -421,9 +414,9 @@ def test_a_module_has_its_own_batch():
 class TestFolder:
     """Searches that go on."""
 
-    def test_an_interrupted_search_goes_on(self, tmp_path, monkeypatch):
+    def test_an_interrupted_search_goes_on(self, tmp_path, monkeypatch, known_trials):
         whole = search(_short, 4, QUICK, batch=8, train=ADAM)
-        monkeypatch.setattr(trials.Trials, "of", TRY)
+        monkeypatch.setattr(trials.Trials, "of", known_trials)
         make, calls = trials.labeller_of, []
 
         def interrupted(*inputs, **more):

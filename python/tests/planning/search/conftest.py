@@ -4,8 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,16 +14,16 @@ from tvm_distir.planning.search.modules import Source
 from tvm_distir.planning.search.strategy_maker import StrategyMaker
 from tvm_distir.planning.search.trials import Trials
 
-TRY = Trials.of
-"""How a candidate is tried anew each time."""
 
+@pytest.fixture(scope="module")
+def known_trials() -> Iterator[Callable[..., Any]]:
+    """Try a candidate once for each model, batch, recipe, system and limit of memory.
 
-@contextmanager
-def trials_once() -> Iterator[None]:
-    """Try a candidate once for each model, batch, recipe, system and limit of memory."""
+    Gives what tries it each time.
+    """
     sources: dict[Any, Source] = {}
     results: dict[Any, Any] = {}
-    compare = Trials.simulated_strategy
+    try_anew, compare = Trials.of, Trials.simulated_strategy
 
     def source(model: Any, batch: Any, train: Any, system: Any) -> Source:
         if not callable(model):
@@ -42,7 +41,7 @@ def trials_once() -> Iterator[None]:
     def of(self: Trials, *task: Any) -> Any:
         key = (*settings(self), *task)
         if key not in results:
-            results[key] = TRY(self, *task)
+            results[key] = try_anew(self, *task)
         return results[key]
 
     def simulated_strategy(self: Trials, name: str, make: Any, mesh: Any, policy: str) -> Any:
@@ -57,4 +56,4 @@ def trials_once() -> Iterator[None]:
         patch.setattr(driver, "Source", source)
         patch.setattr(Trials, "of", of)
         patch.setattr(Trials, "simulated_strategy", simulated_strategy)
-        yield
+        yield try_anew
