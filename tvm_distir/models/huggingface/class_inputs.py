@@ -78,18 +78,18 @@ def example_inputs(model: torch.nn.Module, batch: int, seq: int) -> dict[str, to
     """
     names = list(inspect.signature(model.forward).parameters)
     main = "input_ids" if "input_ids" in names else str(model.main_input_name)
-    wanted = [main]
+    inputs = [main]
     if "logit_scale" in dict(model.named_parameters()) and "pixel_values" in names:
-        wanted.append("pixel_values")
+        inputs.append("pixel_values")
     if "decoder_input_ids" in names and getattr(model.config, "is_encoder_decoder", False):
-        wanted.append("decoder_input_ids")
-    wanted += [
+        inputs.append("decoder_input_ids")
+    inputs += [
         name
         for name, argument in inspect.signature(model.forward).parameters.items()
         if argument.default is argument.empty and argument.kind is argument.POSITIONAL_OR_KEYWORD
-        if name not in wanted
+        if name not in inputs
     ]
-    return {name: _zeros(model.config, name, batch, seq) for name in dict.fromkeys(wanted)}
+    return {name: _zeros(model.config, name, batch, seq) for name in dict.fromkeys(inputs)}
 
 
 def _zeros(config: object, name: str, batch: int, seq: int) -> torch.Tensor:

@@ -58,8 +58,8 @@ def refined(text: str, sizes: Mapping[str, int], location: str) -> str:
         try:
             code = refine(wrapped.encode())
         except Exception as error:  # the pass raises what MLIR says, such as a failed assertion
-            said = str(error).rpartition("error: ")[2].partition("  Using the following")[0]
-            problem = f"the sizes do not fit: {' '.join(said.split())}"
+            message = str(error).rpartition("error: ")[2].partition("  Using the following")[0]
+            problem = f"the sizes do not fit: {' '.join(message.split())}"
             raise _fault(problem, location, "Give sizes that meet its constraints.") from error
         result = mlir.Module.parse(code).operation
         return str(result.get_asm(enable_debug_info=True))
@@ -71,8 +71,8 @@ def _fault(problem: str, location: str, remedy: str) -> ModelError:
 
 def _shapes(text: str, sizes: Mapping[str, int], location: str) -> Iterator[list[int]]:
     """Return the shapes of the arguments that have symbolic dims, in order."""
-    found = _SPECIFICATIONS.search(text)
-    stated = found[1].split(".shape = (")[1:] if found else []
+    match = _SPECIFICATIONS.search(text)
+    stated = match[1].split(".shape = (")[1:] if match else []
     shapes = [part[: part.rindex(")")].rstrip(",").split(",") for part in stated]
     names = {name for shape in shapes for dim in shape for name in _TERM.findall(dim)}
     names = {name for name in names if not name.lstrip("-").isdigit()}
