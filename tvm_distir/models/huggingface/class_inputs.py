@@ -16,25 +16,26 @@ _SAMPLES = {"input_values": 320, "audio_values": 320}
 """Samples of sound in an item of a sequence, by the name of the input."""
 
 
-def build_class(config: Any, architectures: Sequence[str]) -> Any:
+def build_class(config: object, architectures: Sequence[str]) -> torch.nn.Module:
     """Return the model of the first class that is known, else that of a configuration.
 
     It returns no caches, which would be results of the program.
     """
     for part in (config, *_parts(config)):
         if hasattr(part, "use_cache"):
-            part.use_cache = False
+            setattr(part, "use_cache", False)
     transformers: Any = importlib.import_module("transformers")
-    dtype = getattr(torch, str(config.dtype or "float32").rpartition(".")[2])
+    dtype = getattr(torch, str(getattr(config, "dtype", None) or "float32").rpartition(".")[2])
     kind = next((k for k in (getattr(transformers, n, None) for n in architectures) if k), None)
     if kind is None:
         has_head = type(config) in transformers.AutoModelForCausalLM._model_mapping
         kind = transformers.AutoModelForCausalLM if has_head else transformers.AutoModel
     build = getattr(kind, "from_config", None) or kind._from_config
-    return build(config, dtype=dtype).eval()
+    model: torch.nn.Module = build(config, dtype=dtype)
+    return model.eval()
 
 
-def with_tensors(model: Any) -> Any:
+def with_tensors(model: torch.nn.Module) -> torch.nn.Module:
     """Return a model whose ``forward`` takes inputs by name and returns its tensors alone."""
     forward = model.forward
     options = {"use_cache": False} if "use_cache" in inspect.signature(forward).parameters else {}
@@ -43,11 +44,13 @@ def with_tensors(model: Any) -> Any:
         leaves = pytree.tree_leaves(forward(**inputs, **options))
         return tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
 
-    model.forward = tensors
+    setattr(model, "forward", tensors)
     return model
 
 
-def exported(model: Any, inputs: dict[str, torch.Tensor]) -> Any:
+def exported(
+    model: torch.nn.Module, inputs: dict[str, torch.Tensor]
+) -> torch.export.ExportedProgram:
     """Return the program of a model on the meta device.
 
     Numbers that its code makes tensors of keep their values on the device of the process. Code
@@ -60,7 +63,7 @@ def exported(model: Any, inputs: dict[str, torch.Tensor]) -> Any:
             return torch.export.export(model, (), inputs, strict=False)
 
 
-def example_inputs(model: Any, batch: int, seq: int) -> dict[str, torch.Tensor]:
+def example_inputs(model: torch.nn.Module, batch: int, seq: int) -> dict[str, torch.Tensor]:
     """Return the inputs of a model by name, as zeros.
 
     A model of several kinds of data gets its tokens alone, unless it compares texts with images;
@@ -75,50 +78,50 @@ def example_inputs(model: Any, batch: int, seq: int) -> dict[str, torch.Tensor]:
     """
     names = list(inspect.signature(model.forward).parameters)
     main = "input_ids" if "input_ids" in names else str(model.main_input_name)
-    wanted = [main]
+    inputs = [main]
     if "logit_scale" in dict(model.named_parameters()) and "pixel_values" in names:
-        wanted.append("pixel_values")
-    if "decoder_input_ids" in names and model.config.is_encoder_decoder:
-        wanted.append("decoder_input_ids")
-    wanted += [
+        inputs.append("pixel_values")
+    if "decoder_input_ids" in names and getattr(model.config, "is_encoder_decoder", False):
+        inputs.append("decoder_input_ids")
+    inputs += [
         name
         for name, argument in inspect.signature(model.forward).parameters.items()
         if argument.default is argument.empty and argument.kind is argument.POSITIONAL_OR_KEYWORD
-        if name not in wanted
+        if name not in inputs
     ]
-    return {name: _zeros(model, name, batch, seq) for name in dict.fromkeys(wanted)}
+    return {name: _zeros(model.config, name, batch, seq) for name in dict.fromkeys(inputs)}
 
 
-def _zeros(model: Any, name: str, batch: int, seq: int) -> torch.Tensor:
+def _zeros(config: object, name: str, batch: int, seq: int) -> torch.Tensor:
     if name.startswith("pixel_values"):
-        channels = _stated(model.config, "num_channels", "in_channels") or 3
-        size: Any = _stated(model.config, "image_size") or 224
-        sides = (size, size) if isinstance(size, int) else tuple(size)[-2:]
-        frames = [_stated(model.config, "num_frames") or 8] if name.endswith("videos") else []
+        channels = _stated(config, "num_channels", "in_channels") or 3
+        size = next(_values(config, "image_size"), 224)
+        sides: list[Any] = [*size][-2:] if isinstance(size, Sequence) else [size, size]
+        frames = [_stated(config, "num_frames") or 8] if name.endswith("videos") else []
         return torch.zeros(batch, *frames, channels, *sides)
     if name in ("input_features", "input_values", "audio_values", "spectrogram"):
-        bins = _stated(model.config, "num_mel_bins", "feature_size")
+        bins = _stated(config, "num_mel_bins", "feature_size")
         samples = _SAMPLES.get(name)
         if samples:
-            ranks = [1] if "codec" in type(model).__name__.lower() else []
+            ranks = [1] if "codec" in type(config).__name__.lower() else []
             return torch.zeros(batch, *ranks, seq * samples)
         return torch.zeros(batch, seq, bins or 80)
     if name == "inputs_embeds":
-        return torch.zeros(batch, seq, _stated(model.config, "hidden_size") or 1)
+        return torch.zeros(batch, seq, _stated(config, "hidden_size") or 1)
     return torch.zeros(batch, seq, dtype=torch.int64)
 
 
-def _stated(config: Any, *keys: str) -> Any:
-    """Return the first value that a configuration or a part of it states."""
+def _stated(config: object, *keys: str) -> int | None:
+    """Return the first number that a configuration or a part of it states."""
+    return next((value for value in _values(config, *keys) if isinstance(value, int)), None)
+
+
+def _values(config: object, *keys: str) -> Iterator[object]:
     for part in (config, *_parts(config)):
-        for key in keys:
-            value = getattr(part, key, None)
-            if value is not None:
-                return value
-    return None
+        yield from (getattr(part, key) for key in keys if getattr(part, key, None) is not None)
 
 
-def _parts(config: Any) -> Iterator[Any]:
+def _parts(config: object) -> Iterator[object]:
     for value in vars(config).values():
         if hasattr(value, "model_type"):
             yield value

@@ -58,11 +58,11 @@ def refined(text: str, sizes: Mapping[str, int], location: str) -> str:
         try:
             code = refine(wrapped.encode())
         except Exception as error:  # the pass raises what MLIR says, such as a failed assertion
-            said = str(error).rpartition("error: ")[2].partition("  Using the following")[0]
-            problem = f"the sizes do not fit: {' '.join(said.split())}"
+            message = str(error).rpartition("error: ")[2].partition("  Using the following")[0]
+            problem = f"the sizes do not fit: {' '.join(message.split())}"
             raise _fault(problem, location, "Give sizes that meet its constraints.") from error
         result = mlir.Module.parse(code).operation
-        return str(result.get_asm(enable_debug_info=True, print_generic_op_form=True))
+        return str(result.get_asm(enable_debug_info=True))
 
 
 def _fault(problem: str, location: str, remedy: str) -> ModelError:
@@ -71,8 +71,8 @@ def _fault(problem: str, location: str, remedy: str) -> ModelError:
 
 def _shapes(text: str, sizes: Mapping[str, int], location: str) -> Iterator[list[int]]:
     """Return the shapes of the arguments that have symbolic dims, in order."""
-    found = _SPECIFICATIONS.search(text)
-    stated = found[1].split(".shape = (")[1:] if found else []
+    match = _SPECIFICATIONS.search(text)
+    stated = match[1].split(".shape = (")[1:] if match else []
     shapes = [part[: part.rindex(")")].rstrip(",").split(",") for part in stated]
     names = {name for shape in shapes for dim in shape for name in _TERM.findall(dim)}
     names = {name for name in names if not name.lstrip("-").isdigit()}
@@ -107,17 +107,17 @@ def _wrapped(module: Any, shapes: Sequence[Sequence[int]], mlir: Any) -> str:
     main = functions["main"]
     kind = mlir.FunctionType(mlir.TypeAttr(main.attributes["function_type"]).value)
     named = functions.get("_wrapped_jax_export_main", main).regions[0].blocks[0].arguments
-    places = [str(value.location) for value in list(named)[-len(kind.inputs) :]]
+    locations = [str(value.location) for value in list(named)[-len(kind.inputs) :]]
     notes = (
         main.attributes["res_attrs"] if "res_attrs" in main.attributes else [""] * len(kind.results)
     )
     remaining = iter(shapes)
     types = [
-        re.sub(r"<(?:[\d?]+x)+", f"<{'x'.join(map(str, next(remaining)))}x", str(given))
-        if "?" in str(given) else str(given)
-        for given in kind.inputs
+        re.sub(r"<(?:[\d?]+x)+", f"<{'x'.join(map(str, next(remaining)))}x", str(old))
+        if "?" in str(old) else str(old)
+        for old in kind.inputs
     ]  # fmt: skip
-    arguments = ", ".join(f"%a{i}: {t} {p}" for i, (t, p) in enumerate(zip(types, places)))
+    arguments = ", ".join(f"%a{i}: {t} {p}" for i, (t, p) in enumerate(zip(types, locations)))
     results = ", ".join(map(str, kind.results))
     inputs = ", ".join(map(str, kind.inputs))
     converted = "\n".join(
@@ -135,5 +135,5 @@ def _wrapped(module: Any, shapes: Sequence[Sequence[int]], mlir: Any) -> str:
     main.attributes["sym_name"] = mlir.StringAttr.get(_ENTRY)
     main.attributes["sym_visibility"] = mlir.StringAttr.get("private")
     text = str(module.operation.get_asm(enable_debug_info=True))
-    end = text.rindex("\n}")  # of the module; places of operations may follow
+    end = text.rindex("\n}")  # of the module; locations may follow
     return f"{text[:end]}\n{caller}{text[end:]}"

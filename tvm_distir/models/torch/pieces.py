@@ -144,7 +144,7 @@ def _slice_scatter(call: AtenCall) -> Expr:
 
 
 def _interleaved(call: AtenCall, rows: npt.NDArray[np.int64], src: Expr) -> Expr:
-    """Return ``self`` with other rows at the given places: a choice between two tensors."""
+    """Return ``self`` with other rows at some indices: a choice between two tensors."""
     shape = shape_of(call["self"])
     sources = np.zeros(shape[call.axis], "int64")
     is_written = np.zeros((shape[call.axis], *[1] * (len(shape) - call.axis - 1)), "bool")
