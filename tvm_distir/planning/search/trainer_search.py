@@ -34,9 +34,6 @@ from .trainer_space import TrainerChoice, trainer_choices
 MEMO = 100
 """The maximum number of results of stages that trials share."""
 
-TRIES = 3
-"""The maximum number of numbers of micro-batches that are simulated of a choice."""
-
 
 @dataclass(frozen=True)
 class TrainerSearch:
@@ -62,6 +59,14 @@ class TrainerSearch:
         """Return the stack."""
         return Stack.resolve(self.step.stack)
 
+    @property
+    def _limit(self) -> int:
+        """Return the bytes that a device may store."""
+        return (
+            self.memory_bytes
+            or System.required(System.resolve(self.step.system)).memory_capacity_bytes
+        )
+
     def run(self, top: int) -> SearchResult:
         """Return the fastest plans; each is exported, and its time is that of ``analyze``.
 
@@ -74,9 +79,9 @@ class TrainerSearch:
         plans: list[FoundPlan] = []
         memo, (enumeration, experts) = StageMemo(most=MEMO), self._space()
         for choice in trainer_choices(str(self.stack.trainer), enumeration, experts):
-            for row, found in self._tried(choice, enumeration, memo):
+            for row, plan in self._tried(choice, enumeration, memo):
                 rows.append(row)
-                plans += [] if found is None else [found]
+                plans += [] if plan is None else [plan]
         if not plans:
             raise InfeasibleError(
                 "DIST0801", f"none of {len(rows)} plans of {self.stack.name} can be run and fits",
@@ -124,29 +129,21 @@ class TrainerSearch:
         With stages, each number that constraints name is one; without, the first that fits.
         """
         samples, rest = divmod(enumeration.batch or 0, choice.parts)
-        counts = _counts(self.constraints, samples, choice.stages)
-        if rest or not counts:
-            return
+        searches = choice.stages == 1 and not self.constraints.counts
+        counts = [] if rest else _counts(self.constraints, samples, choice.stages)
         for policy in self.constraints.recompute:
-            fits, tries, least = False, 0, 1.0
+            fits, least = False, 1.0
             for count in counts:
-                searches = choice.stages == 1 and not self.constraints.counts
-                if searches and (count < least or tries == TRIES):
+                if searches and (fits or count < least):
                     continue
-                row, found = self._simulated(choice, count, policy, memo)
-                yield row, found
-                fits |= found is not None
-                if row.state == REFUSED:
+                row, plan = self._simulated(choice, count, policy, memo)
+                yield row, plan
+                if row.peak_bytes is None:
                     return
-                if searches and fits:
-                    break
-                tries += 1
-                least = count * (row.peak_bytes or 0) / self._limit(enumeration)
+                fits |= plan is not None
+                least = count * row.peak_bytes / self._limit
             if fits:
                 return
-
-    def _limit(self, enumeration: Enumeration) -> int:
-        return self.memory_bytes or enumeration.system.memory_capacity_bytes
 
     def _simulated(
         self, choice: TrainerChoice, count: int, policy: str, memo: StageMemo
@@ -165,11 +162,10 @@ class TrainerSearch:
         try:
             study = Study.of(options, memo=memo)
             export_plan(study.step, study.step_plan, str(self.stack.trainer))
-            result, system = study.result, System.required(study.known_system)
+            result = study.result
         except REFUSALS as error:
             return replace(row, state=REFUSED, why=f"{row.why}: {error}"), None
-        limit = self.memory_bytes or system.memory_capacity_bytes
-        row = row.simulated(result, limit, only_products=False)
+        row = row.simulated(result, self._limit, only_products=False)
         if row.state != SOLVED:
             return row, None
         parts = parts_text(study.step, study.step_plan)

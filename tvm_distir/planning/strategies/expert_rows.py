@@ -67,7 +67,7 @@ def _slots_of_experts(
 
     ``groups`` are the numbers of samples and of groups of each.
     """
-    found: list[relax.Var] = []
+    rows: list[relax.Var] = []
     for binding in bindings:
         op, shape = op_name(binding.value), _shape(binding.var)
         if op not in ("reshape", "permute_dims"):
@@ -76,10 +76,10 @@ def _slots_of_experts(
         if shape[1:3] in groups and len(shape) == _GROUPED_NDIM + 1:
             moved = op == "permute_dims" and int(binding.value.attrs.axes[0]) == _EXPERTS_DIM
             if moved or (op == "reshape" and len(_shape(operand)) == _ROWS_NDIM):
-                found.append(binding.var)
-        elif operand in found and len(shape) == _ROWS_NDIM:
-            found.append(binding.var)
-    return found
+                rows.append(binding.var)
+        elif operand in rows and len(shape) == _ROWS_NDIM:
+            rows.append(binding.var)
+    return rows
 
 
 def _shape(value: relax.Expr) -> tuple[int, ...]:

@@ -64,24 +64,24 @@ def sequence_rules(
 def _residuals(rows: Sequence[KnownWeight], consumers: Consumers) -> Iterator[tuple[str, Residual]]:
     """Yield the additions to the residual stream, each with the place of a weight for messages."""
     unknown: dict[str, str] = {}
-    found: list[tuple[str, Residual]] = []
+    additions: list[tuple[str, Residual]] = []
     for weight in rows:
         location = f"{weight.parameter.location} (megatron:sequence=1)"
         for use in weight.uses:
             residual = consumers.residual(use.function, use.result)
             if residual is not None:
-                found.append((location, residual))
+                additions.append((location, residual))
             elif weight.parameter.ndim > _MATRIX:
                 unknown[use.function] = location
             else:
                 raise _unknown_stream(location)
-    for location, residual in found:
+    for location, residual in additions:
         following: Residual | None = residual
         while following is not None:
             yield location, following
             goes_on = following.function in unknown
             following = consumers.residual(following.function, following.total) if goes_on else None
-    left = unknown.keys() - {residual.function for _, residual in found}
+    left = unknown.keys() - {residual.function for _, residual in additions}
     if left:
         raise _unknown_stream(unknown[min(left)])
 
