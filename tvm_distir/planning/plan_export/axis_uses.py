@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from tvm import ir
@@ -36,10 +36,10 @@ def describe(mod: ir.IRModule, plan: Plan) -> ExportedPlan:
     exported = placed(mod, plan)
     check_devices(plan)
     gradients = {
-        glob.escape(value)
+        glob.escape(value): weight
         for _, fn in relax_functions(mod)
         for names in (noted_names(fn, "gradients"), noted_names(fn, "terms"))
-        for value in names.values()
+        for weight, value in names.items()
     }
     uses, stages, sequence, context_stages = {}, set(), False, set()
     experts: list[str] = []
@@ -129,7 +129,7 @@ def _is_stationary(plan: Plan, parameter: PlacedParameter, axis: int) -> bool:
 def _use(
     exported: ExportedPlan,
     axis: int,
-    gradients: Collection[str],
+    gradients: Mapping[str, str],
     experts: Collection[PlacedParameter],
 ) -> tuple[str, int]:
     """Return the role of an axis, and the stage of ZeRO.
@@ -162,7 +162,10 @@ def _use(
         and p.name.rpartition(".")[0] not in of_experts
     ]  # fmt: skip
     grads = any(
-        rule.kind == "value" and rule.name in gradients and _is_sharded(rule.placement[axis])
+        rule.kind == "value"
+        and rule.name in gradients
+        and gradients[rule.name] not in of_experts
+        and _is_sharded(rule.placement[axis])
         for rule in exported.plan.rules
     )
     stored = [p for p in states if p.labels[axis] >= 0]

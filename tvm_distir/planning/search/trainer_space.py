@@ -69,13 +69,13 @@ def trainer_choices(
         The number of experts of a layer; 0 for a model without any.
     """
     for sizes in factorisations(enumeration.devices, len(enumeration.constraints.axes)):
-        whole = dict(zip(enumeration.constraints.axes, sizes, strict=True))
-        data = whole.get(BATCH, 1)
+        degrees = dict(zip(enumeration.constraints.axes, sizes, strict=True))
+        data = degrees.get(BATCH, 1)
         for along in range(1, data + 1 if experts else 2):
-            if data % along or not enumeration.allows(whole):
+            if data % along or not enumeration.allows(degrees):
                 continue
             mesh: dict[str, int] = {}
-            for name, size in whole.items():
+            for name, size in degrees.items():
                 mesh |= {BATCH: size // along, EXPERTS: along} if name == BATCH else {name: size}
             mesh = {name: size for name, size in mesh.items() if size > 1} or {BATCH: 1}
             along_data = [EXPERTS] if EXPERTS in mesh else []
