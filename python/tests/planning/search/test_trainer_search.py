@@ -63,10 +63,9 @@ def test_options_of_rows_give_their_programs(
         mesh = dict(candidate.axes)
         if candidate.stages > 1:
             mesh = {"pp": candidate.stages, **mesh}
-        count = candidate.micro_batches if candidate.stages == 1 else None
+        accumulates = candidate.stages == 1 and candidate.micro_batches > 1
+        count = candidate.micro_batches if accumulates else None
         strategy = plan.row.why
-        if candidate.stages > 1:
-            strategy = f"pipeline:micro_batches={candidate.micro_batches}+{strategy}".rstrip("+")
         written = Study.of(replace(step, strategy=strategy, mesh=mesh, micro_batches=count))
         text = td.export_plan(written.step, written.step_plan, form)
         read = READERS[form](text, math.prod(mesh.values()))
