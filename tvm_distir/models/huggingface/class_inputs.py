@@ -28,7 +28,7 @@ def build_class(config: object, architectures: Sequence[str]) -> torch.nn.Module
     dtype = getattr(torch, str(getattr(config, "dtype", None) or "float32").rpartition(".")[2])
     kind = next((k for k in (getattr(transformers, n, None) for n in architectures) if k), None)
     if kind is None:
-        has_head = type(config) in transformers.AutoModelForCausalLM._model_mapping
+        has_head = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
         kind = transformers.AutoModelForCausalLM if has_head else transformers.AutoModel
     build = getattr(kind, "from_config", None) or kind._from_config
     model: torch.nn.Module = build(config, dtype=dtype)

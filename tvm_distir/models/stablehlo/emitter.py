@@ -12,6 +12,7 @@ from tvm.relax import BlockBuilder, Expr
 
 from tvm_distir.models.common.hlo_names import KERNEL_OPERATION
 from tvm_distir.models.common.translation import dtype_of, shape_of
+from tvm_distir.support import begin_block, end_block
 
 from .translated_values import Tensors, TranslatedTensor, constant, is_constant
 
@@ -71,9 +72,9 @@ class Emitter:
         sides, written = [], self._written
         for branch in (then, other):
             self._written = dict(written)  # what a branch expands is not known outside of it
-            self.builder._begin_binding_block()
+            begin_block(self.builder, dataflow=False)
             result = self.emit(branch())
-            sides.append(relax.SeqExpr([self.builder._end_block()], result))
+            sides.append(relax.SeqExpr([end_block(self.builder)], result))
         self._written = written
         return self.emit(relax.If(condition, *sides))
 
