@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -58,6 +57,4 @@ def work(costs: Costs, rule: Rule, combination: Sequence[Any], ranks: Sequence[i
             else size
         )
     local = costs.flop * flops + costs.memory * sum(moved)
-    factors = Counter(combination[a][2] for a in walking)
-    ordered = sum(count * (count - 1) for count in factors.values())
-    return costs.scaled(local + costs.wire * sent + costs.launch * launches + costs.order * ordered)
+    return costs.scaled(local + costs.wire * sent + costs.launch * launches)

@@ -34,9 +34,6 @@ class Costs:
         Replicated to sharded: local, so a tie-break only.
     partial : int
         Replicated to partial sum: local as well.
-    order : int
-        An axis of an op that walks the same factor as another: their order may cost a conversion,
-        so this is a tie-break only.
     hold : int
         The cost of a byte of a free parameter of a public function: it shards the parameter where
         nothing else decides.
@@ -60,7 +57,6 @@ class Costs:
     launch: int = 1 << 16
     slice: int = 1
     partial: int = 16
-    order: int = 1
     hold: int = 1
     keep: int = 0
     move: int = 2

@@ -113,23 +113,19 @@ class CostTables(TableStore):
         self, rule: Rule, strategy: OpStrategy, ranks: int, others: Others
     ) -> tuple[int, int]:
         """Return the unscaled costs of a call's local work and of its communication."""
-        c, flops, sent, launches, share, beside = self.costs, rule.flops, 0, 0, 1, -1
+        c, flops, sent, launches, share = self.costs, rule.flops, 0, 0, 1
         sizes = list(rule.in_bytes + rule.out_bytes)
         for n, other in ((ranks, strategy), *others):
             if other is None or other.factor is not None:
                 flops //= n
                 share *= n
-                beside += other is not None and other.factor == strategy.factor
             if other is None:
                 sizes = [b // n for b in sizes]
             else:
                 labels = other.needs + other.gives
                 sizes = [b // n if x >= 0 else b for b, x in zip(sizes, labels)]
-        result_bytes, ties = sum(sizes[len(rule.in_bytes) :]), 0
+        result_bytes = sum(sizes[len(rule.in_bytes) :])
         if strategy.factor is not None:
             share //= ranks
             sent, launches = sent_inside(rule.factors[strategy.factor], result_bytes, ranks, share)
-            ties = c.order * beside
-        return c.work(flops, rule.moved_bytes(sizes), result_bytes), c.sending(
-            sent, launches
-        ) + ties
+        return c.work(flops, rule.moved_bytes(sizes), result_bytes), c.sending(sent, launches)
