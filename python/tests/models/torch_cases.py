@@ -174,6 +174,7 @@ def views(d):
     yield "squeeze.dims", (d.floats(1, 3, 1), [0, 1]), {}
     yield "cat.default", ([x, d.floats(2, 1, 4)], 1), {}
     yield "cat.default", ([x, n], -1), {}
+    yield "cat.default", ([x, x[:, :0]], 1), {}
     yield "stack.default", ([x, x], 1), {}
     yield "split.Tensor", (x, 3, -1), {}
     yield "split_with_sizes.default", (x, [1, 2], 1), {}
