@@ -158,6 +158,7 @@ def elementwise(d):
 def views(d):
     x, n, b = d.floats(2, 3, 4), d.ints(9, 2, 3, 4), d.bools(2, 3, 4)
     yield "view.default", (x, [6, -1]), {}
+    yield "view.default", (d.floats(2, 0, 3), [3, 2, 1, 0]), {}
     yield "_unsafe_view.default", (x, [4, 6]), {}
     yield "reshape.default", (x, [2, 12]), {}
     yield "flatten.using_ints", (x, 1), {}
