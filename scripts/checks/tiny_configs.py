@@ -63,7 +63,7 @@ SIZES = (  # the first pattern that matches the whole key
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 CHANGES: dict[str, dict[str, Any]] = {
     "dory": {"n_input_layers": 2, "n_recurrent_layers": 4, "n_output_layers": 2,
-             "num_hidden_layers": 8,
+             "num_hidden_layers": 8, "initializer_range": 1.0,  # the scales of queries divide by it
              "layer_types": ["sliding_attention", "mlp", "full_attention", "mlp"] * 2},
     "fun_asr_nano": {"adaptor_config": {"intermediate_size": 16}},
     "molmo2": {"adapter_config": {"vision_feature_layer": [1, 0]}},

@@ -21,5 +21,5 @@ def drawn_weights(shapes: Mapping[str, Sequence[int]]) -> dict[str, npt.NDArray[
         values = np.random.default_rng(seed).uniform(-1.0, 1.0, tuple(shape))
         scale = 2.0 / np.sqrt(shape[-1]) if len(shape) > 1 else 0.3
         center = 1.0 if len(shape) == 1 and "norm" in name else 0.0
-        weights[name] = (values * scale + center).astype("float32")
+        weights[name] = np.asarray(values * scale + center, "float32")
     return weights

@@ -158,6 +158,7 @@ def elementwise(d):
 def views(d):
     x, n, b = d.floats(2, 3, 4), d.ints(9, 2, 3, 4), d.bools(2, 3, 4)
     yield "view.default", (x, [6, -1]), {}
+    yield "view.default", (d.floats(2, 0, 3), [3, 2, 1, 0]), {}
     yield "_unsafe_view.default", (x, [4, 6]), {}
     yield "reshape.default", (x, [2, 12]), {}
     yield "flatten.using_ints", (x, 1), {}
@@ -174,6 +175,7 @@ def views(d):
     yield "squeeze.dims", (d.floats(1, 3, 1), [0, 1]), {}
     yield "cat.default", ([x, d.floats(2, 1, 4)], 1), {}
     yield "cat.default", ([x, n], -1), {}
+    yield "cat.default", ([x, x[:, :0]], 1), {}
     yield "stack.default", ([x, x], 1), {}
     yield "split.Tensor", (x, 3, -1), {}
     yield "split_with_sizes.default", (x, [1, 2], 1), {}

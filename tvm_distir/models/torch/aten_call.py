@@ -202,6 +202,8 @@ class AtenCall:
         """Reshape a tensor."""
         if shape_of(value) == tuple(shape):
             return value
+        if 0 in shape:  # in R.reshape, that stands for the size of the operand
+            return self.emit(relax.op.zeros(list(shape), dtype_of(value)))
         return self.emit(relax.op.reshape(value, list(shape)))
 
 

@@ -21,10 +21,11 @@ _MOST = 2**63 - 1
 
 def _cat(call: AtenCall) -> Expr:
     parts = [call.cast(part, call.dtype) for part in call["tensors"]]
-    nonempty = [part for part in parts if shape_of(part) != (0,)]  # torch passes over empty vectors
-    if not nonempty:
+    aligned = [part for part in parts if shape_of(part) != (0,)]  # torch passes over empty vectors
+    if not aligned:
         return parts[0]
-    axis = axis_of(call["dim"], len(shape_of(nonempty[0])))
+    axis = axis_of(call["dim"], len(shape_of(aligned[0])))
+    nonempty = [part for part in aligned if shape_of(part)[axis] != 0] or aligned[:1]
     return nonempty[0] if len(nonempty) == 1 else call.emit(_op.concat(nonempty, axis))
 
 

@@ -57,9 +57,9 @@ class Elementwise:
 
     @staticmethod
     def of(fn: tirx.PrimFunc) -> Elementwise | None:
-        """Return an elementwise kernel of static shapes, or None for other kernels."""
+        """Return an elementwise kernel of static sizes above 0, or None for other kernels."""
         shape = static_shape(fn.params[-1])
-        stages = None if shape is None else _stages(fn.body, shape)
+        stages = None if shape is None or 0 in shape else _stages(fn.body, shape)
         if shape is None or not stages:
             return None
         known = set(fn.params[:-1])

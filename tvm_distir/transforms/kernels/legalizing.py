@@ -19,6 +19,7 @@ op                   computes
 ``multiply``,        with a constant zero: NaN of NaN and infinities, which TVM folds to zero
 ``divide``
 ``take_backward``    the same on threads of a GPU (:mod:`.lookup_gradient`)
+``reshape``, ...     no element of an empty shape, of which TVM makes another one
 attention            keys and values repeated for the heads of queries that share them, which
                      TVM misreads
 attention, norms,    of narrow floats in float32 (:mod:`.float32_kernels`); all other kernels
@@ -36,7 +37,7 @@ from typing import Any
 from tvm import ir, relax, te, tirx, topi
 from tvm.relax import BlockBuilder, Expr, Var
 
-from tvm_distir.core.ir import tensor_type
+from tvm_distir.core.ir import known_shape, tensor_type
 from tvm_distir.support import GenericConst
 
 from .accumulation import accumulate_in_float32
@@ -45,6 +46,7 @@ from .kernel_joiner import join_elementwise
 from .lookup_gradient import take_backward
 from .repair import is_nan
 
+MOVES = ("reshape", "expand_dims", "squeeze", "permute_dims", "tile")
 SCATTERS = ("scatter_elements", "scatter_nd", "index_put")
 ATTENTION = ("attention", "attention_bias")
 NORMS = ("layer_norm", "group_norm", "instance_norm", "batch_norm", "rms_norm")
@@ -222,6 +224,14 @@ def _with_zero(compute: Callable[..., Any]) -> Legalize:
     return legalize
 
 
+def _if_any(builder: BlockBuilder, call: ir.Call) -> Expr:
+    """Fill an empty result: TVM reads a size of 0 in ``R.reshape`` as that of the operand."""
+    shape = known_shape(call.ty)
+    if shape is not None and 0 in shape:
+        return relax.op.zeros(shape, str(call.ty.dtype))
+    return call.op.get_attr("FLegalize")(builder, call)
+
+
 def _attention(builder: BlockBuilder, call: ir.Call) -> Expr:
     """Repeat keys and values for the heads of queries that share them, then take the kernel.
 
@@ -239,6 +249,7 @@ def _attention(builder: BlockBuilder, call: ir.Call) -> Expr:
 
 
 LEGALIZATIONS: dict[str, Legalize] = {
+    **{f"relax.{name}": _if_any for name in MOVES},
     "relax.sort": _of_floats(_sort),
     "relax.argsort": _of_floats(_argsort),
     "relax.topk": _of_floats(_topk),
