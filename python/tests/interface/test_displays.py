@@ -114,7 +114,7 @@ def test_plans_have_a_column_per_mesh_axis(results: dict[str, Any]) -> None:
 
 def test_sweeps_show_what_varies(results: dict[str, Any]) -> None:
     text = str(results["SweepResult"])
-    assert text.startswith("3 rows\nall rows: layers=2, ")
+    assert text.startswith("3 rows\nall rows: model=zoo:gpt?size=tiny,layers=2, system=dgx-a100, ")
     assert len(text.splitlines()) == 3 + 2 + len(ROWS)
 
 

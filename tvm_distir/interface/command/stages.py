@@ -68,6 +68,7 @@ def study_of(
         asked_by("--system", "DIST0701", "DIST0706"),
         asked_by("--stack", "DIST0701"),
         asked_by("--optimizer", "DIST0351"),
+        asked_by("--strategy", *STRATEGY_FAULTS),
         named_by_options("price"),
     ):
         study = Study.of(step, watch=watch, **fields)
