@@ -23,12 +23,13 @@ BOUNDS = (1e-6, 1e-3, 1e-2, 0.05, 0.1, 0.25, 0.5, 1.0)
 
 def compare_orders(options: argparse.Namespace) -> int:
     """Compare placements first and orders second with the best of both."""
-    from tests.core.propagation.ordered_joint import ordered_gaps
+    from tests.core.propagation.joint_solver import gaps
+    from tests.core.propagation.ordered_joint import ordered_gap_of
 
     from tvm_distir.core.propagation.solve.cost import Costs
 
     result, byte = [], Costs().wire
-    for gap in ordered_gaps(options.first, options.count, options.limit_s):
+    for gap in gaps(ordered_gap_of, options.first, options.count, options.limit_s):
         result.append(gap)
         if gap.decided != gap.best or not gap.proven:
             print(
@@ -57,10 +58,10 @@ def main() -> int:
     sys.path.insert(0, str(TESTS))
     if options.orders:
         return compare_orders(options)
-    from tests.core.propagation.joint_solver import gaps
+    from tests.core.propagation.joint_solver import gap_of, gaps
 
     start, result = time.monotonic(), []
-    for gap in gaps(options.first, options.count, options.limit_s):
+    for gap in gaps(gap_of, options.first, options.count, options.limit_s):
         result.append(gap)
         if gap.decided != gap.best:
             print(

@@ -7,6 +7,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from tvm import ir
 
@@ -54,12 +55,12 @@ class TrainerSearch:
     devices: int
     memory_bytes: int | None = None
 
-    @property
+    @cached_property
     def stack(self) -> Stack:
         """Return the stack."""
         return Stack.resolve(self.step.stack)
 
-    @property
+    @cached_property
     def _limit(self) -> int:
         """Return the bytes that a device may store."""
         return (

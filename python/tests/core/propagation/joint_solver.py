@@ -5,9 +5,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import highspy
 import numpy as np
@@ -20,6 +20,8 @@ from tvm_distir.core.propagation.assignment import Propagator
 from tvm_distir.core.propagation.solve.cost import Costs
 from tvm_distir.core.solver.problem import INFINITE
 from tvm_distir.support.errors.tree import DistIRError
+
+AnyGap = TypeVar("AnyGap")
 
 TIME_LIMIT_S = 20.0
 UNIT = 1e-6
@@ -189,14 +191,22 @@ def module_of(seed: int) -> Any | None:
     return AnnotateSharding(Plan.from_dict(plan))(mod)
 
 
-def gaps(first: int, count: int, limit_s: float = TIME_LIMIT_S) -> Iterator[Gap]:
-    """``count`` gaps of the seeds from ``first`` on that give small, feasible problems."""
+def gaps(
+    solve: Callable[[Any, int, float], AnyGap],
+    first: int,
+    count: int,
+    limit_s: float = TIME_LIMIT_S,
+) -> Iterator[AnyGap]:
+    """``count`` gaps of the seeds from ``first`` on that give small, feasible problems.
+
+    ``solve`` is :func:`gap_of`, or another function of a module, its seed and a limit in seconds.
+    """
     seed, result = first, 0
     while result < count:
         mod = module_of(seed)
         if mod is not None:
             try:
-                gap = gap_of(mod, seed, limit_s)
+                gap = solve(mod, seed, limit_s)
             except (TooLarge, DistIRError):  # too large to solve, or a refused plan
                 seed += 1
                 continue

@@ -19,8 +19,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tests.core.propagation.joint_problem import Joint, TooLarge
-from tests.core.propagation.joint_solver import TIME_LIMIT_S, Program, module_of
+from tests.core.propagation.joint_problem import Joint
+from tests.core.propagation.joint_solver import TIME_LIMIT_S, Program
 from tvm_distir.core.ir.views.tilings import Axes, Tiling
 from tvm_distir.core.passes.propagate.passes import PropagateSharding
 from tvm_distir.core.propagation.assignment import Propagator
@@ -29,7 +29,6 @@ from tvm_distir.core.propagation.instances import called
 from tvm_distir.core.propagation.solve.cost import Costs
 from tvm_distir.core.propagation.solve.strategies import OpStrategy
 from tvm_distir.core.solver.problem import INFINITE
-from tvm_distir.support.errors.tree import DistIRError
 from tvm_distir.transforms.axis_orders.order_choice import OrderChoice
 from tvm_distir.transforms.axis_orders.order_problem import OrderProblem
 from tvm_distir.transforms.axis_orders.ordered_dims import NONE
@@ -207,19 +206,3 @@ def ordered_gap_of(mod: Any, seed: int = 0, limit_s: float = TIME_LIMIT_S) -> Or
         best = best if picked is None else min(best, joint.cost(picked))
     choices = len({dims.root(n) for n in range(len(dims.axes))})
     return OrderedGap(seed, min(decided, INFINITE), added, mesh, best, proven, tried, choices)
-
-
-def ordered_gaps(first: int, count: int, limit_s: float = TIME_LIMIT_S) -> Iterator[OrderedGap]:
-    """``count`` gaps of the seeds from ``first`` on that give small, feasible problems."""
-    seed, result = first, 0
-    while result < count:
-        mod = module_of(seed)
-        if mod is not None:
-            try:
-                gap = ordered_gap_of(mod, seed, limit_s)
-            except (TooLarge, DistIRError):  # too large to solve, or a refused plan
-                seed += 1
-                continue
-            result += 1
-            yield gap
-        seed += 1

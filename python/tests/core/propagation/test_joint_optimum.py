@@ -17,7 +17,7 @@ from tvm_distir.support.errors.tree import DistIRError
 
 @pytest.fixture(scope="module")
 def gaps():
-    return list(joint_solver.gaps(0, 30))
+    return list(joint_solver.gaps(joint_solver.gap_of, 0, 30))
 
 
 def test_decisions_are_the_joint_optimum(gaps):
@@ -29,7 +29,7 @@ def test_decisions_are_the_joint_optimum(gaps):
 def test_axes_that_are_too_many_are_labelled_in_turn(gaps, monkeypatch):
     """What is found so is allowed, no better than the optimum, and equal to it in most."""
     monkeypatch.setattr(strategies, "MOST_STRATEGIES", 1)
-    result = list(joint_solver.gaps(0, 30))
+    result = list(joint_solver.gaps(joint_solver.gap_of, 0, 30))
     assert [gap.best for gap in result] == [gap.best for gap in gaps]
     assert 25 <= sum(gap.decided == gap.best for gap in result) < 30
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import pytest
 
+from tests.core.propagation.joint_solver import gaps as gaps_of
 from tests.core.propagation.joint_solver import module_of
 from tests.core.propagation.ordered_joint import (
     PlacedJoint,
     added_bytes,
     choice_of,
-    ordered_gaps,
+    ordered_gap_of,
 )
 from tvm_distir.core.propagation.assignment import Propagator
 from tvm_distir.core.propagation.solve.cost import Costs
@@ -24,7 +25,7 @@ BYTE = Costs().wire
 
 @pytest.fixture(scope="module")
 def gaps():
-    return list(ordered_gaps(0, 24))
+    return list(gaps_of(ordered_gap_of, 0, 24))
 
 
 def test_orders_after_placements_cost_less_than_a_byte_more(gaps):

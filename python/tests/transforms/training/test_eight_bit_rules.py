@@ -10,9 +10,8 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 import tvm_distir as td
-from tests.transforms.training.test_gradient_updates import drawn_for
+from tests.transforms.training.stepped_values import stepped_values
 from tvm_distir.core.plan import MeshSpec, Plan, PlanRule
-from tvm_distir.execution.runtime.engines.reference import Reference
 from tvm_distir.execution.verification.compare import compare_outputs
 from tvm_distir.planning.strategies.training_parts import with_updates
 from tvm_distir.support.errors.tree import PlanError
@@ -92,18 +91,7 @@ def of_numpy(first, data, count):
 def ours(count, **options):
     """The weights before, and all values after some steps from zero states."""
     step = td.train_step(Net, "mse", "adamw8bit", rate=RATE, decay=DECAY, **options)
-    names = [str(n) for n in step["main"].attrs["dist.param_names"]]
-    updated = [n for n in names if n in step["main"].attrs["dist.training"]["updated"]]
-    values = {}
-    for name, param in zip(names, step["main"].params, strict=True):
-        zero = np.zeros([int(n) for n in param.ty.shape], str(param.ty.dtype))
-        values[name] = drawn_for(name, zero) if name in ("x", "targets", *SHAPES) else zero
-    first = {n: values[n].copy() for n in SHAPES}
-    run = Reference(step)
-    for _ in range(count):
-        _, *new = run.run([values[name] for name in names])
-        values.update(zip(updated, new, strict=True))
-    return first, values
+    return stepped_values(step, SHAPES, count)
 
 
 def check_weights(values, wanted):

@@ -10,8 +10,7 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 import tvm_distir as td
-from tests.transforms.training.test_gradient_updates import drawn_for
-from tvm_distir.execution.runtime.engines.reference import Reference
+from tests.transforms.training.stepped_values import stepped_values
 from tvm_distir.support.errors.tree import ModelError
 from tvm_distir.transforms.training.optimizers import matrix_rules
 
@@ -31,22 +30,6 @@ class Net:
             out = R.multiply(R.matmul(y, tall), scale)
             R.output(out)
         return out
-
-
-def steps(step, count):
-    """The weights before, and after some steps from zero states."""
-    names = [str(n) for n in step["main"].attrs["dist.param_names"]]
-    updated = [n for n in names if n in step["main"].attrs["dist.training"]["updated"]]
-    values = {}
-    for name, param in zip(names, step["main"].params, strict=True):
-        zero = np.zeros([int(n) for n in param.ty.shape], str(param.ty.dtype))
-        values[name] = drawn_for(name, zero) if name in ("x", "targets", *SHAPES) else zero
-    first = {n: values[n].copy() for n in SHAPES}
-    run = Reference(step)
-    for _ in range(count):
-        _, *new = run.run([values[name] for name in names])
-        values.update(zip(updated, new, strict=True))
-    return first, values
 
 
 def of_torch(make, first, data, count):
@@ -74,7 +57,7 @@ def test_muon_is_that_of_torch(rms, exact, monkeypatch):
     if exact:
         monkeypatch.setattr(matrix_rules, "ITERATED", "float32")
         monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)
-    first, ours = steps(td.train_step(Net, "mse", "muon", rate=0.05, rms=rms), 2)
+    first, ours = stepped_values(td.train_step(Net, "mse", "muon", rate=0.05, rms=rms), SHAPES, 2)
     adjust = "match_rms_adamw" if rms else "original"
 
     def make(optim, weights):
@@ -91,7 +74,7 @@ def test_muon_is_that_of_torch(rms, exact, monkeypatch):
 
 def test_adafactor_is_that_of_torch():
     step = td.train_step(Net, "mse", "adafactor", rate=0.05, decay=0.1)
-    first, ours = steps(step, 3)
+    first, ours = stepped_values(step, SHAPES, 3)
 
     def make(optim, weights):
         return (optim.Adafactor(weights.values(), lr=0.05, weight_decay=0.1),)
