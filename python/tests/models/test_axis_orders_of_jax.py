@@ -93,7 +93,7 @@ def constrained_functions(shardings: Any) -> dict[str, Any]:
 
     return {
         "sliced": lambda x: constraint(x * 2, tp_major) + 1,
-        "the dearer order": lambda x: constraint(x * 2, dp_major) + 1,
+        "the more expensive order": lambda x: constraint(x * 2, dp_major) + 1,
         "of an argument": lambda x: constraint(x, tp_major) + 1,
         "gathered": lambda x: constraint(tanh(constraint(x, tp_major)), along_tp),
         "inside of a function": lambda x: layer(x) + x,
@@ -106,7 +106,7 @@ def constrained_functions(shardings: Any) -> dict[str, Any]:
     ("name", "collectives"),
     [
         ("sliced", ["local_slice"]),
-        ("the dearer order", ["exchange"]),
+        ("the more expensive order", ["exchange"]),
         ("of an argument", ["local_slice"]),
         ("gathered", ["local_slice", "all_gather"]),
         ("inside of a function", None),

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-_SAMPLES = {"input_values": 320, "audio_values": 320}
-"""Samples of sound in an item of a sequence, by the name of the input."""
+_SAMPLES = 320
+"""Samples of sound in an item of a sequence."""
 
 
 def build_class(config: object, architectures: Sequence[str]) -> torch.nn.Module:
@@ -58,7 +58,7 @@ def exported(
     """
     try:
         return torch.export.export(model, (), inputs, strict=False)
-    except (RuntimeError, ValueError, TypeError, NotImplementedError):
+    except (RuntimeError, ValueError, TypeError, NotImplementedError):  # of mixed devices, by op
         with torch.device("meta"):
             return torch.export.export(model, (), inputs, strict=False)
 
@@ -76,16 +76,16 @@ def example_inputs(model: torch.nn.Module, batch: int, seq: int) -> dict[str, to
     seq : int
         Tokens of a sample, or frames of sound; images have the size that the configuration states.
     """
-    names = list(inspect.signature(model.forward).parameters)
-    main = "input_ids" if "input_ids" in names else str(model.main_input_name)
+    arguments = inspect.signature(model.forward).parameters
+    main = "input_ids" if "input_ids" in arguments else str(model.main_input_name)
     inputs = [main]
-    if "logit_scale" in dict(model.named_parameters()) and "pixel_values" in names:
+    if "logit_scale" in dict(model.named_parameters()) and "pixel_values" in arguments:
         inputs.append("pixel_values")
-    if "decoder_input_ids" in names and getattr(model.config, "is_encoder_decoder", False):
+    if "decoder_input_ids" in arguments and getattr(model.config, "is_encoder_decoder", False):
         inputs.append("decoder_input_ids")
     inputs += [
         name
-        for name, argument in inspect.signature(model.forward).parameters.items()
+        for name, argument in arguments.items()
         if argument.default is argument.empty and argument.kind is argument.POSITIONAL_OR_KEYWORD
         if name not in inputs
     ]
@@ -99,13 +99,11 @@ def _zeros(config: object, name: str, batch: int, seq: int) -> torch.Tensor:
         sides: list[Any] = [*size][-2:] if isinstance(size, Sequence) else [size, size]
         frames = [_stated(config, "num_frames") or 8] if name.endswith("videos") else []
         return torch.zeros(batch, *frames, channels, *sides)
-    if name in ("input_features", "input_values", "audio_values", "spectrogram"):
-        bins = _stated(config, "num_mel_bins", "feature_size")
-        samples = _SAMPLES.get(name)
-        if samples:
-            ranks = [1] if "codec" in type(config).__name__.lower() else []
-            return torch.zeros(batch, *ranks, seq * samples)
-        return torch.zeros(batch, seq, bins or 80)
+    if name in ("input_values", "audio_values"):
+        channels_of_codec = [1] if "codec" in type(config).__name__.lower() else []
+        return torch.zeros(batch, *channels_of_codec, seq * _SAMPLES)
+    if name in ("input_features", "spectrogram"):
+        return torch.zeros(batch, seq, _stated(config, "num_mel_bins", "feature_size") or 80)
     if name == "inputs_embeds":
         return torch.zeros(batch, seq, _stated(config, "hidden_size") or 1)
     return torch.zeros(batch, seq, dtype=torch.int64)

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -125,10 +125,14 @@ class Module:
     locations: dict[str, str]
 
 
-def operations_of(operations: Iterable[Operation]) -> Iterator[Operation]:
-    """Return operations and those in their regions, each before what is in it."""
-    pending = list(operations)
-    while pending:
-        operation = pending.pop()
+def operations_of(
+    operations: Iterable[Operation], closed: Container[str] = ()
+) -> Iterator[Operation]:
+    """Return operations and those in their regions, each before what is in it.
+
+    ``closed`` names operations whose regions are left out.
+    """
+    for operation in operations:
         yield operation
-        pending += [inner for region in operation.regions for inner in region.operations]
+        for region in operation.regions if operation.name not in closed else ():
+            yield from operations_of(region.operations, closed)

@@ -14,7 +14,7 @@ from tvm_distir.models.common.foreign_steps import noted_step
 from tvm_distir.models.common.quiet import drop_half_built
 from tvm_distir.models.common.translation import Unsupported
 from tvm_distir.models.mlir.parser import parse_module
-from tvm_distir.models.mlir.tree import Module, Operation, RegionBlock, Symbol
+from tvm_distir.models.mlir.tree import Module, Operation, Symbol, operations_of
 from tvm_distir.support import ModelError
 
 from .argument_names import ArgumentNames
@@ -76,14 +76,6 @@ def from_stablehlo(
     return mod.with_attr(FRONTEND_ATTR, {**about, ARGUMENTS: order})
 
 
-def _walk(block: RegionBlock) -> Iterator[Operation]:
-    for operation in block.operations:
-        yield operation
-        if operation.name not in _APPLIED:
-            for region in operation.regions:
-                yield from _walk(region)
-
-
 _APPLIED = (
     "stablehlo.all_reduce",
     "stablehlo.reduce",
@@ -101,7 +93,7 @@ def _operations(module: Module) -> Iterator[Operation]:
     for operation in module.operations:
         if operation.name == "func.func":
             if operation.attributes.get("sym_name") not in unread:
-                yield from _walk(operation.regions[0])
+                yield from operations_of(operation.regions[0].operations, _APPLIED)
         elif operation.name != "sdy.mesh":
             yield operation
 
@@ -111,7 +103,7 @@ def _decompositions(module: Module) -> set[str]:
     known: set[str] = set()
     others: set[str] = set()
     for function in (op for op in module.operations if op.name == "func.func"):
-        for operation in _walk(function.regions[0]):
+        for operation in operations_of(function.regions[0].operations, _APPLIED):
             key = "decomposition" if operation.name == COMPOSITE else "callee"
             symbol = operation.attributes.get(key)
             if isinstance(symbol, Symbol):
