@@ -122,7 +122,9 @@ def read_plan(data: Mapping[str, Any], location: str, make: Callable[..., Made])
     MeshError
         DIST0201, DIST0202, DIST0203, DIST0204, DIST0206: meshes and placements.
     """
-    top = check_version(data, location, _wrong, SCHEMA_VERSION, other=_other_version)
+    top = check_version(
+        data, location, _wrong, SCHEMA_VERSION, other=_other_version, assumed=SCHEMA_VERSION
+    )
     faults = faults_of_plan(location)
     names, specs = _read_meshes(top, location, faults)
     rules: list[PlanRule] = []

@@ -80,7 +80,7 @@ def parse_device(data: Any, location: str) -> Device:
     Kernel classes that it does not list are priced like those of :data:`.hardware.LIKE`, or by
     :data:`DEFAULT_LAWS`; ``vector_TFLOPs`` have a default, too.
     """
-    content = check_version(data, location, wrong, SCHEMA_VERSION)
+    content = check_version(data, location, wrong, SCHEMA_VERSION, assumed=SCHEMA_VERSION)
     file = read_model(_DeviceFile, content, location, wrong)
     parts = {**vars(file), "constants": {**DEFAULT_CONSTANTS, **file.constants}}
     if file.vector_TFLOPs is None:

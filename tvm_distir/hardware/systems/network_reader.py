@@ -185,7 +185,7 @@ def load_network(name: str, library: str | None = None) -> Network:
 
 def read_network(data: Any, location: str, library: str | None = None) -> Network:
     """Read the content of a network's file."""
-    content = check_version(data, location, wrong, SCHEMA_VERSION)
+    content = check_version(data, location, wrong, SCHEMA_VERSION, assumed=SCHEMA_VERSION)
     file, links = read_linked(_NetworkFile, content, location, library)
     return Network(file.name, file.description, links, file.host_link, file.constants, file.sources)
 

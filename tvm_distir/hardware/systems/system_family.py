@@ -91,7 +91,7 @@ def compose(data: Any, location: str, make: Callable[..., Made]) -> Made:
     HardwareError
         DIST0701 for an unknown device or network, DIST0703 for an unknown, missing or wrong value.
     """
-    content = check_version(data, location, wrong, SCHEMA_VERSION)
+    content = check_version(data, location, wrong, SCHEMA_VERSION, assumed=SCHEMA_VERSION)
     if isinstance(content.get("device"), (list, tuple)) and content["device"]:
         return _of_stages(data, location, make)
     faults, library = faults_of(location), content.get("library")

@@ -110,14 +110,18 @@ def load(name_or_path: str | Path, make: Callable[..., Made]) -> Made:
         problem = f"there is no system {text!r}, nor a file of that name"
         remedy = "Or give the path of a JSON file; the numbers of a data sheet are enough."
         raise unknown_name(text, system_names(), problem, "system", system_aliases(), remedy)
-    return parse(read_json(path, no_json, repeated=wrong), str(path), make)
+    data = read_json(path, no_json, repeated=wrong)
+    if isinstance(data, Mapping):  # a file without a name is named as the file
+        data = {"name": Path(path).stem, **data}
+    return parse(data, str(path), make)
 
 
 def parse(data: Any, location: str, make: Callable[..., Made]) -> Made:
     """Pass the parts of a system in plain data to ``make``."""
-    if isinstance(data, Mapping) and data.get("schema_version") == system_family.SCHEMA_VERSION:
+    newest = system_family.SCHEMA_VERSION
+    if isinstance(data, Mapping) and data.get("schema_version", newest) == newest:
         return system_family.compose(data, location, make)
-    content = check_version(data, location, wrong, SCHEMA_VERSION, system_family.SCHEMA_VERSION)
+    content = check_version(data, location, wrong, SCHEMA_VERSION, newest)
     file_model = _ConstantsFile if "constants" in content else _SystemFile
     file, links = read_linked(file_model, content, location)
     parts = {**vars(file), **vars(links)}

@@ -239,7 +239,7 @@ class Profile:
     @staticmethod
     def from_dict(data: Any, location: str = "kernels") -> Profile:
         """Make a profile of the content of its JSON file. Errors as in :meth:`load`."""
-        content = check_version(data, location, wrong, SCHEMA_VERSION)
+        content = check_version(data, location, wrong, SCHEMA_VERSION, assumed=SCHEMA_VERSION)
         base = content.pop("base", None)
         if base is None:
             return read_model(Profile, content, location, wrong)

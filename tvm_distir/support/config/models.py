@@ -39,19 +39,26 @@ def shown(data: object) -> str:
 
 
 def check_version(
-    data: object, location: str, refuse: Refuse, *supported: int, other: Refuse | None = None
+    data: object,
+    location: str,
+    refuse: Refuse,
+    *supported: int,
+    other: Refuse | None = None,
+    assumed: int | None = None,
 ) -> dict[str, Any]:
     """Return a JSON object without its schema version, which must be a supported one.
 
-    ``other`` makes the error of another version, where it is not ``refuse``.
+    ``other`` makes the error of another version, where it is not ``refuse``. ``assumed`` is the
+    version of an object that states none, as files that people write; without it the key must be
+    there.
     """
     if not isinstance(data, Mapping):
         raise refuse(location, f"{shown(data)} is not an object", "Give an object: {...}.")
     at, versions = f"{location}/schema_version", " or ".join(map(str, supported))
-    if "schema_version" not in data:
+    if "schema_version" not in data and assumed is None:
         remedy = f'Add "schema_version": {versions}.'
         raise (other or refuse)(at, "a key is missing", remedy)
-    version = data["schema_version"]
+    version = data.get("schema_version", assumed)
     if isinstance(version, bool) or version not in supported:
         problem = f"the schema version is {shown(version)}"
         raise (other or refuse)(at, problem, f"Use schema version {versions}.")

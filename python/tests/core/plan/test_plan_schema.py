@@ -133,7 +133,6 @@ def _changed(change: str) -> dict[str, Any]:
 
 
 REFUSED = [
-    ("del d['schema_version']", "DIST0222", PlanError, "Add"),
     ("d['schema_version'] = 2", "DIST0222", PlanError, "version 1"),
     ("d['schema_version'] = True", "DIST0222", PlanError, "version 1"),
     ("d['rule'] = d.pop('rules')", "DIST0221", PlanError, '"rules"'),
@@ -164,6 +163,10 @@ REFUSED = [
     ("r[0]['placement'] = ''", "DIST0203", MeshError, ""),
     ("r[0]['mesh'] = 'mesh1'", "DIST0206", MeshError, "mesh0"),
 ]
+
+
+def test_a_plan_that_states_no_version_is_read_as_the_newest() -> None:
+    assert Plan.from_dict(_changed("del d['schema_version']")) == Plan.from_dict(CONTRACT)
 
 
 @pytest.mark.parametrize(("change", "code", "kind", "remedy"), REFUSED, ids=[r[0] for r in REFUSED])

@@ -88,6 +88,17 @@ def test_a_data_sheet_alone_makes_a_system_that_says_what_it_assumes() -> None:
     assert wire / 150e9 < elapsed < 2 * wire / 150e9
 
 
+def test_a_system_that_states_no_schema_version_is_of_the_newest() -> None:
+    unversioned = {key: value for key, value in SHEET.items() if key != "schema_version"}
+    assert td.System.from_dict(unversioned) == td.System.from_dict(SHEET)
+
+
+def test_a_file_without_a_name_is_named_as_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps({key: SHEET[key] for key in ("device", "network")}))
+    assert td.System.load(path) == td.System.from_dict({**SHEET, "name": "mine"})
+
+
 def test_a_node_alone_is_a_system_whose_link_to_others_is_assumed() -> None:
     data = copy.deepcopy(SHEET)
     del data["network"]["inter_node"]  # type: ignore[attr-defined]
