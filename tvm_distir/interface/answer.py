@@ -9,7 +9,7 @@ search of :func:`.search` looks at many more.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -29,7 +29,7 @@ from tvm_distir.support.display import units
 from .analysis import analyze_study
 from .report.figures import band_words, figure_lines, figures
 from .report.model import Analysis
-from .tried_plans import Answer, TriedPlan
+from .tried_plans import Answer, TriedPlan, plan_words
 
 DEGREES = (2, 4, 8)
 """Devices of tensor parallelism that are tried, inside of a node."""
@@ -70,19 +70,24 @@ def answer(options: AnalysisOptions, devices: int, named: str = "") -> Answer:
     system = System.required(options.system, "the short answer")
     most = min(devices, system.intra_node.devices_per_node)
     degrees = [n for n in DEGREES if n <= most and devices % n == 0]
-    causes: list[DistIRError] = []
+    causes: list[tuple[str, DistIRError]] = []
     if not (options.train or options.batch or options.dims or options.entry):
         inputs = options.seq or INPUT_TOKENS
         question = f"serving {inputs:,} tokens in, {OUTPUT_TOKENS} out"
         name = named or system.name
-        engines = [partial(_served, options, system, name, n, devices // n) for n in (1, *degrees)]
+        engines = {
+            plan_words("megatron", {"tp": n}, devices // n): partial(
+                _served, options, system, name, n, devices // n
+            )
+            for n in (1, *degrees)
+        }
         try:
             return _answer(options, system, devices, question, engines, causes)
         except ModelError as error:
             if error.code not in _NOT_SERVED:
                 raise
             if error.code != "DIST0331":
-                causes.append(error)
+                causes.append(("", error))
     with gc_paused():
         steps = _steps(options, system, named or system.name, devices, degrees)
         question = "training" if options.train else "forward"
@@ -91,27 +96,30 @@ def answer(options: AnalysisOptions, devices: int, named: str = "") -> Answer:
 
 def _answer(
     options: AnalysisOptions, system: System, devices: int, question: str,
-    attempts: Iterable[Callable[[], TriedPlan]], causes: list[DistIRError],
+    attempts: Mapping[str, Callable[[], TriedPlan]], causes: list[tuple[str, DistIRError]],
 ) -> Answer:  # fmt: skip
     choices = []
-    for attempt in attempts:
+    for plan, attempt in attempts.items():
         try:
             choices.append(attempt())
         except DistIRError as error:
             if error.code not in _REFUSED:
                 raise
-            causes.append(error)
+            causes.append((plan, error))
     choices.sort(key=lambda choice: (not choice.fits, -choice.rate))
-    refused = dict.fromkeys(str(error).splitlines()[0] for error in causes)
+    plans: dict[str, list[str]] = {}
+    for plan, cause in causes:
+        plans.setdefault(str(cause).splitlines()[0], []).append(plan)
+    refused = [f"{', '.join(names)}: {text}" if names[0] else text for text, names in plans.items()]
     return Answer(
         str(options.model), system.name, devices, question, system.memory_capacity_bytes,
-        tuple(choices), tuple(refused), any(error.code in _TOO_LARGE for error in causes),
+        tuple(choices), tuple(refused), any(cause.code in _TOO_LARGE for _, cause in causes),
     )  # fmt: skip
 
 
 def _steps(
     options: AnalysisOptions, system: System, named: str, devices: int, degrees: list[int]
-) -> list[Callable[[], TriedPlan]]:
+) -> dict[str, Callable[[], TriedPlan]]:
     """Return the attempts at plans of a step: FSDP or data parallelism, then Megatron-LM's."""
     trains, memo = bool(options.train), StageMemo()
     batch = options.batch
@@ -122,10 +130,12 @@ def _steps(
     plain = "fsdp" if trains and devices > 1 else "data_parallel"
     inner = "zero:stage=1+megatron:sequence=1" if trains else "data_parallel+megatron"
     plans = [(plain, {"dp": devices}), *((inner, {"dp": devices // n, "tp": n}) for n in degrees)]
-    return [
-        partial(_analyzed, replace(common, strategy=strategy, mesh=mesh), system, named, memo)
+    return {
+        plan_words(strategy, mesh): partial(
+            _analyzed, replace(common, strategy=strategy, mesh=mesh), system, named, memo
+        )
         for strategy, mesh in plans
-    ]
+    }
 
 
 def _analyzed(options: AnalysisOptions, system: System, named: str, memo: StageMemo) -> TriedPlan:

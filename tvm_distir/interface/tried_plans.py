@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -49,13 +50,18 @@ class TriedPlan:
     @property
     def words(self) -> str:
         """Return the plan in a line."""
-        mesh = ",".join(f"{axis}={count}" for axis, count in self.mesh.items())
-        return f"{self.strategy} on {mesh}" + (f" x {self.replicas}" * (self.replicas > 1))
+        return plan_words(self.strategy, self.mesh, self.replicas)
 
     @property
     def speed(self) -> str:
         """Return what is done per second, as text."""
         return f"{units.count(self.rate)} {self.unit}"
+
+
+def plan_words(strategy: str, mesh: Mapping[str, int], replicas: int = 1) -> str:
+    """Return a plan in a line."""
+    sizes = ",".join(f"{axis}={count}" for axis, count in mesh.items())
+    return f"{strategy} on {sizes}" + (f" x {replicas}" * (replicas > 1))
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,7 @@ class Answer:
     choices : tuple of TriedPlan
         Those that fit come first, and faster ones before slower ones.
     refused : tuple of str
-        Why plans were refused, each cause once.
+        Why plans were refused, each cause once, behind the plans that it concerns.
     is_too_large : bool
         Whether one of the causes is the memory.
     """

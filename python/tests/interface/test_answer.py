@@ -72,6 +72,13 @@ def test_a_decoder_is_served_and_another_model_runs_forward(capsys):
     assert "DIST0233" in forward["refused"][0]
 
 
+def test_a_refusal_names_the_plans_that_it_concerns(capsys):
+    answer = asked(capsys, "hf:llama-3.1-70b", "--gpus", "4xh100")
+    assert [choice["mesh"] for choice in answer["choices"]] == [{"tp": 4}, {"tp": 2}]
+    (cause,) = answer["refused"]
+    assert cause.startswith("megatron on tp=1 x 4: DIST0761 ")
+
+
 def test_the_rate_is_of_what_its_unit_says(capsys):
     text = asked(capsys, "zoo:bert?size=tiny", "--gpus", "h100")
     bert = td.analyze("zoo:bert?size=tiny", system="h100")

@@ -11,11 +11,12 @@ from functools import cached_property
 import numpy as np
 
 from tvm_distir.hardware import PICOSECONDS
-from tvm_distir.planning.lighter_weights import lighter_kinds
+from tvm_distir.planning.lighter_weights import lighter_kinds, remedy_of
 from tvm_distir.planning.weight_types import with_weights
+from tvm_distir.support import SimulationError
 
 from .batching import SchedulerOptions, StepTimes
-from .engine_loop import EngineLoop, Replicas, ServedRequests
+from .engine_loop import EngineLoop, Replicas, ServedRequests, too_long
 from .lengths import Ints
 from .levels import ServiceLevels, summarize
 from .served_model import ServedModel
@@ -31,38 +32,24 @@ _SATURATED_LIVES = 8
 
 
 @dataclass(frozen=True, eq=False)
-class ServingEngine:
-    """Engine of a replica: steps with their times, and the memory for caches.
+class EngineMemory:
+    """Memory of an engine, which is known without the times of its steps.
 
     Attributes
     ----------
     served : ServedModel
     surface : Surface
-    times : StepTimes
     options : SchedulerOptions
-    speculation : Speculation, optional
     """
 
     served: ServedModel
     surface: Surface
-    times: StepTimes
     options: SchedulerOptions
-    speculation: Speculation | None = None
 
     @staticmethod
-    def of(served: ServedModel, options: SchedulerOptions) -> ServingEngine:
-        """Tabulate the steps of a model."""
-        surface = Surface(served)
-        return ServingEngine(served, surface, StepTimes.of(surface), options)
-
-    def with_options(self, options: SchedulerOptions) -> ServingEngine:
-        """Return the engine with another scheduler."""
-        return replace(self, options=options)
-
-    def with_speculation(self, speculation: Speculation) -> ServingEngine:
-        """Return the engine with a draft model (DIST0761 for an impossible acceptance)."""
-        times = speculation.times(self.served, self.times)
-        return replace(self, times=times, speculation=speculation)
+    def of_model(served: ServedModel, options: SchedulerOptions) -> EngineMemory:
+        """Return the memory of an engine of a model, whose steps are not tabulated."""
+        return EngineMemory(served, Surface(served), options)
 
     @cached_property
     def memory(self) -> StepMemory:
@@ -73,6 +60,8 @@ class ServingEngine:
     def pages(self) -> int:
         """Return the pages that the rest of the memory holds."""
         share = self.served.system.memory_capacity_bytes * MEMORY_SHARE
+        if not self.surface.least_memory().tokens(share):  # the weights alone fill the memory
+            return 0
         return self.memory.tokens(share) // self.served.page
 
     def largest_batch(self, workload: Workload) -> int:
@@ -81,14 +70,60 @@ class ServingEngine:
         most = self.options.requests * self.served.pools
         return min(most, int(self.pages * self.served.page // tokens))
 
+    def check_room(self, workload: Workload) -> None:
+        """Check that the caches hold a request of mean length.
+
+        Raises
+        ------
+        SimulationError
+            DIST0761, which names the types of weights that leave room for one.
+        """
+        if self.largest_batch(workload) < 1:
+            tokens = self.pages // self.served.stages * self.served.page
+            error = too_long(workload.at_once(2 * _SATURATED_LIVES), tokens)
+            remedy = remedy_of(self.lighter_kinds(workload)) + error.remedy
+            raise SimulationError(error.code, error.what, location=error.location, remedy=remedy)
+
     def lighter_kinds(self, workload: Workload) -> list[str]:
         """Return the types of weights that leave room for a request of mean length."""
         system, kinds = self.served.system, []
         for kind in lighter_kinds(system):
             served = replace(self.served, system=with_weights(system, kind))
-            if replace(self, served=served, surface=Surface(served)).largest_batch(workload) >= 1:
+            if EngineMemory.of_model(served, self.options).largest_batch(workload) >= 1:
                 kinds.append(kind)
         return kinds
+
+    def with_times(self) -> ServingEngine:
+        """Return the engine, whose steps are tabulated."""
+        return ServingEngine(self.served, self.surface, self.options, StepTimes.of(self.surface))
+
+
+@dataclass(frozen=True, eq=False)
+class ServingEngine(EngineMemory):
+    """Engine of a replica: steps with their times, and the memory for caches.
+
+    Attributes
+    ----------
+    times : StepTimes
+    speculation : Speculation, optional
+    """
+
+    times: StepTimes
+    speculation: Speculation | None = None
+
+    @staticmethod
+    def of(served: ServedModel, options: SchedulerOptions) -> ServingEngine:
+        """Tabulate the steps of a model."""
+        return EngineMemory.of_model(served, options).with_times()
+
+    def with_options(self, options: SchedulerOptions) -> ServingEngine:
+        """Return the engine with another scheduler."""
+        return replace(self, options=options)
+
+    def with_speculation(self, speculation: Speculation) -> ServingEngine:
+        """Return the engine with a draft model (DIST0761 for an impossible acceptance)."""
+        times = speculation.times(self.served, self.times)
+        return replace(self, times=times, speculation=speculation)
 
     def serve(
         self, requests: Requests, replicas: Replicas, users: int = 0, filled: bool = False

@@ -9,9 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from tvm_distir.hardware import System
-from tvm_distir.planning.lighter_weights import remedy_of
 from tvm_distir.planning.weight_types import weights_line, with_weights
-from tvm_distir.support import SimulationError
 
 from .batching import SchedulerOptions
 from .engine_loop import ServedRequests
@@ -19,7 +17,7 @@ from .lengths import workload_fault
 from .levels import ServiceLevels, ServiceSummary
 from .served_model import ServedModel
 from .serving_causes import causes_of
-from .serving_engine import ServingEngine
+from .serving_engine import EngineMemory, ServingEngine
 from .serving_run import ServingSetup, run_deployment
 from .speculation import Speculation
 from .workload import Workload
@@ -260,7 +258,9 @@ def serve_analyze(
     requested = levels or ServiceLevels()
     served = ServedModel(model, strategy, mesh, resolved, kv_dtype)
     served.check_lengths(work)
-    engine = ServingEngine.of(served, options)
+    memory = EngineMemory.of_model(served, options)
+    memory.check_room(work)
+    engine = memory.with_times()
     if draft_tokens:
         engine = engine.with_speculation(Speculation(draft, draft_tokens, acceptance))
     filler = None
@@ -275,26 +275,10 @@ def serve_analyze(
         problem = "a system or a scheduler of devices apart has no devices"
         raise workload_fault(problem, "prefill_mesh", "Give a prefill_mesh (--prefill-mesh).")
     deployment = ServingSetup(engine, replicas, filler, prefill_replicas if filler else 0, router)
-    summary, parts = _served(deployment, work, requested)
+    summary, parts = run_deployment(deployment, work, requested)
     report = report_of(deployment, work, requested, summary)
     text = workload if isinstance(workload, str) else work.text
     return replace(report, workload=text, served=parts)
-
-
-def _served(
-    deployment: ServingSetup, work: Workload, levels: ServiceLevels
-) -> tuple[ServiceSummary, list[ServedRequests]]:
-    """Serve a workload; a refusal for memory names the types of weights that fit."""
-    engine = deployment.engine
-    try:
-        return run_deployment(deployment, work, levels)
-    except SimulationError as error:
-        if error.code != "DIST0761" or engine.largest_batch(work) >= 1:
-            raise
-        remedy = remedy_of(engine.lighter_kinds(work)) + error.remedy
-        raise SimulationError(
-            error.code, error.what, location=error.location, remedy=remedy
-        ) from error
 
 
 def report_of(

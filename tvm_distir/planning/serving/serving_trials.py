@@ -20,7 +20,7 @@ from .engine_loop import Replicas
 from .levels import ServiceLevels, ServiceSummary
 from .served_model import ServedModel
 from .serving_choices import CutChoice, FrontPoint, RatedChoice, ServingSearchResult
-from .serving_engine import Capacities, ServingEngine
+from .serving_engine import Capacities, EngineMemory, ServingEngine
 from .serving_report import report_of
 from .serving_run import ServingSetup, most_requests_per_s, run_deployment
 from .speculation import Speculation
@@ -63,17 +63,17 @@ class ServingTrials:
             served = ServedModel(self.model, strategy, mesh, system, kv_dtype)
             name = served.plan_text + self._types(served)
             try:
-                engine = ServingEngine.of(served, self.options[0])
-                largest = engine.largest_batch(self.work)
+                memory = EngineMemory.of_model(served, self.options[0])
+                if memory.largest_batch(self.work) < 1:
+                    size = memory.surface.least_memory().weight_bytes / 2**30
+                    why = f"memory: {size:.1f} GiB of weights leave no room for a request"
+                    remedy = remedy_of(memory.lighter_kinds(self.work)).rstrip(" .")
+                    why += f"; {remedy}" if remedy else ""
+                    self.result.cuts.append(CutChoice(name, why))
+                    continue
+                engine = memory.with_times()
             except REFUSALS as error:
                 self.result.cuts.append(CutChoice(name, str(error)))
-                continue
-            if largest < 1:
-                size = engine.memory.weight_bytes / 2**30
-                why = f"memory: {size:.1f} GiB of weights leave no room for a request"
-                remedy = remedy_of(engine.lighter_kinds(self.work)).rstrip(" .")
-                why += f"; {remedy}" if remedy else ""
-                self.result.cuts.append(CutChoice(name, why))
                 continue
             self._engines.append(engine)
             if speculation is not None and served.stages == 1:

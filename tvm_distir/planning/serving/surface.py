@@ -91,20 +91,10 @@ class _Part:
     ----------
     ranges : SizeRanges
     kinds : list of _Kind
-    samples : _Samples
-    sizes : list of (int, int)
-        The samples of which the memory is known.
     """
 
     ranges: SizeRanges
     kinds: list[_Kind]
-    samples: _Samples
-    sizes: list[tuple[int, int]]
-
-    @cached_property
-    def memory(self) -> list[tuple[int, list[StepMemory]]]:
-        """Return the tokens of each sample, and the memory of each stage."""
-        return [self.samples.memory(*size) for size in self.sizes]
 
 
 class Surface:
@@ -176,21 +166,27 @@ class Surface:
         capacity = self.served.system.memory_capacity_bytes
         return min(self.memories(tokens), key=lambda memory: memory.tokens(capacity))
 
+    def least_memory(self) -> StepMemory:
+        """Return the memory of an engine without workspace, from the smallest step alone."""
+        capacity = self.served.system.memory_capacity_bytes
+        stages = [replace(stage, workspace_bytes=0) for stage in self._smallest()]
+        return min(stages, key=lambda memory: memory.tokens(capacity))
+
+    def _smallest(self) -> list[StepMemory]:
+        """Return the memory of each stage in the smallest step."""
+        if self._depths is not None:
+            few, more, times = self._depths
+            return _deeper(few._smallest(), more._smallest(), times)
+        samples = self._samples(False)
+        return samples.memory(*samples.sizes[0])[1]
+
     def memories(self, tokens: int) -> list[StepMemory]:
         """Return the memory of each stage, as :meth:`memory` has it."""
         if self._depths is not None:
             few, more, times = self._depths
-            pairs = zip(few.memories(tokens), more.memories(tokens), times, strict=True)
-            return [
-                StepMemory(
-                    low.weight_bytes + n * (high.weight_bytes - low.weight_bytes),
-                    low.token_bytes + n * (high.token_bytes - low.token_bytes),
-                    low.workspace_bytes + n * max(0, high.workspace_bytes - low.workspace_bytes),
-                )
-                for low, high, n in pairs
-            ]
+            return _deeper(few.memories(tokens), more.memories(tokens), times)
         samples = sorted(
-            self._part(False).memory + self._part(True).memory,
+            self._samples(False).memories + self._samples(True).memories,
             key=lambda sample: (sample[0], [stage.workspace_bytes for stage in sample[1]]),
         )
         workspaces = [0.0] * self.served.stages
@@ -267,6 +263,10 @@ class Surface:
                 yield rows, kind, quantities
 
     @memoized
+    def _samples(self, prefill: bool) -> _Samples:
+        return _Samples(self, prefill)
+
+    @memoized
     @gc_paused()
     def _part(self, prefill: bool) -> _Part:
         """Fit the programs of steps to samples, by ranges of the first size.
@@ -275,20 +275,20 @@ class Surface:
         tokens, or where experts have more slots for them. They mostly do where those of a model of
         fewer layers do.
         """
-        samples, config = _Samples(self, prefill), self.served.config[0]
-        step, tokens = (1, 1) if prefill else (self.served.pools, self.new)
-        few = list(_FEW_TOKENS if prefill and config.experts else ())
-        sizes = [(-(-a // step) * step, b) for a, b in (*few, *(_PREFILL if prefill else _DECODE))]
+        samples, config = self._samples(prefill), self.served.config[0]
+        tokens = 1 if prefill else self.new
         more = []
         if not prefill and config.vocab <= _FEW_WORDS:  # a look-up reads a table once at most
-            more = [((config.vocab + 44) * step, 20)]
+            more = [((config.vocab + 44) * samples.step, 20)]
         guesses = None if self._shallow is None else self._shallow._part(prefill).ranges
-        order = SizeOrder(config, step, tokens, bool(config.experts and config.capacity_factor))
-        ranges = ranges_of(order, [*sizes, *more], samples.skeleton, len(few), guesses)
+        slots = bool(config.experts and config.capacity_factor)
+        order = SizeOrder(config, samples.step, tokens, slots)
+        sizes = [*samples.sizes, *more]
+        ranges = ranges_of(order, sizes, samples.skeleton, samples.few, guesses)
         if len(ranges.begins) > _MOST_RANGES:
             raise _unpredicted(self.served, "its programs change with the sizes of steps")
         kinds = [self._kind(prefill, samples, inside) for inside in ranges.samples()]
-        return _Part(ranges, kinds, samples, sizes)
+        return _Part(ranges, kinds)
 
     def _kind(self, prefill: bool, samples: _Samples, sizes: list[tuple[int, int]]) -> _Kind:
         """Fit the programs of a range of sizes."""
@@ -353,11 +353,26 @@ class Surface:
 
 
 class _Samples:
-    """Programs of steps that went through the pipeline, each once."""
+    """Programs of steps that went through the pipeline, each once.
+
+    Attributes
+    ----------
+    sizes : list of (int, int)
+        The first sizes and tokens in caches at which all steps are sampled.
+    few : int
+        How many of them, the first ones, have few tokens.
+    step : int
+        First sizes are multiples of it: of the parts of data parallelism.
+    """
 
     def __init__(self, surface: Surface, prefill: bool) -> None:
         self.served, self.prefill, self.new = surface.served, prefill, surface.new
         self.profile = Profile.resolve(self.served.system.kernels)
+        self.step = 1 if prefill else self.served.pools
+        few = _FEW_TOKENS if prefill and self.served.config[0].experts else ()
+        sizes = (*few, *(_PREFILL if prefill else _DECODE))
+        self.few = len(few)
+        self.sizes = [(-(-first // self.step) * self.step, before) for first, before in sizes]
 
     def _sizes(self, first: int) -> tuple[int, int]:
         return (self.served.pools, first) if self.prefill else (first, self.new)
@@ -399,6 +414,26 @@ class _Samples:
         """Return the tokens and the memory of each stage of a step."""
         study, program, _ = self._sample(first, before)
         return memory_of_step(study, program, *self._sizes(first), before)
+
+    @cached_property
+    @gc_paused()
+    def memories(self) -> list[tuple[int, list[StepMemory]]]:
+        """Return the tokens and the memory of each stage of the steps at :attr:`sizes`."""
+        return [self.memory(*size) for size in self.sizes]
+
+
+def _deeper(
+    few: Sequence[StepMemory], more: Sequence[StepMemory], times: Sequence[int]
+) -> list[StepMemory]:
+    """Return the memory of each stage with as many more layers as are repeated."""
+    return [
+        StepMemory(
+            low.weight_bytes + n * (high.weight_bytes - low.weight_bytes),
+            low.token_bytes + n * (high.token_bytes - low.token_bytes),
+            low.workspace_bytes + n * max(0, high.workspace_bytes - low.workspace_bytes),
+        )
+        for low, high, n in zip(few, more, times, strict=True)
+    ]
 
 
 def _parts_of_rows(first: Ints) -> Iterator[Ints]:

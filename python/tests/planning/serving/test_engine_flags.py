@@ -113,7 +113,7 @@ def engine_of(model, strategy="megatron", mesh=None, *, system="h100", scheduler
     named = with_weights(System.load(system), weights, model)
     served = ServedModel(model, strategy, mesh or {"tp": 2}, named, kv_dtype)
     guess = Speculation("", draft_tokens, 0.7) if draft_tokens else None
-    engine = ServingEngine(served, None, None, SchedulerOptions.parse(scheduler), guess)
+    engine = ServingEngine(served, None, SchedulerOptions.parse(scheduler), None, guess)
     vars(engine)["memory"] = StepMemory(1 << 34, 65536.0, 1 << 31)
     return engine
 

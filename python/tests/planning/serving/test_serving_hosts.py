@@ -54,7 +54,7 @@ def test_each_part_of_data_parallelism_has_a_host() -> None:
             system=System.load("h100-serving"), pools=pools, page=16, stages=1, devices=pools
         )
         times, options = constant_times(100, 100), SchedulerOptions(tokens=64)
-        engine = ServingEngine(served, None, times, options)  # type: ignore[arg-type]
+        engine = ServingEngine(served, None, options, times)  # type: ignore[arg-type]
         engine.__dict__["pages"] = 4096
         ((_, run),) = engine.serve(Workload.parse("burst,in=16,out=9").draw(4), Replicas())
         spent_ps.append(int(run.finish_ps.max() - run.first_ps.max()))

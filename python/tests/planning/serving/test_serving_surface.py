@@ -8,6 +8,7 @@ import itertools
 import json
 import re
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,8 +17,10 @@ from tests.nightly import nightly_but
 from tvm_distir.hardware import System
 from tvm_distir.interface.command.__main__ import main
 from tvm_distir.planning.serving import surface as surface_module
+from tvm_distir.planning.serving.batching import SchedulerOptions
 from tvm_distir.planning.serving.levels import ServiceLevels
 from tvm_distir.planning.serving.served_model import ServedModel
+from tvm_distir.planning.serving.serving_engine import EngineMemory
 from tvm_distir.planning.serving.serving_report import serve_analyze
 from tvm_distir.planning.serving.serving_search import search_serving
 from tvm_distir.planning.serving.speculation import Speculation
@@ -53,6 +56,30 @@ def test_experts_that_all_work_in_each_sample():
         assert surface.prefill_s(tokens, past) == whole
     symbols = np.array([[1, 2, 5], [0, 3, 4], [16, 16, 16]])  # tokens, past, working experts
     assert not any(term[2] for term in surface._extra(symbols, True, 1))
+
+
+def test_a_model_whose_weights_fill_the_memory_needs_one_step_of_each_depth(monkeypatch):
+    """Steps are compiled for their times only where requests have room beside the weights."""
+    compiled, study = [], ServedModel.study
+
+    def counted(served, *sizes):
+        compiled.append(sizes)
+        return study(served, *sizes)
+
+    monkeypatch.setattr(ServedModel, "study", counted)
+    model, work = "zoo:llama?size=8b,layers=12", "poisson:1,in=16,out=4"
+    system = replace(System.load("rtx-4090"), kernels="fused")
+    small = replace(system, device=replace(system.device, memory_capacity_GiB=2.0))
+    with pytest.raises(SimulationError, match=r"DIST0761.*caches of 0 tokens") as refusal:
+        serve_analyze(model, "megatron", {"tp": 1}, small, work)
+    kinds = 1 + len(("fp8", "int4"))
+    assert len(compiled) == 2 * kinds and "--quantize" not in refusal.value.remedy
+    roomy = EngineMemory.of_model(
+        ServedModel(model, "megatron", {"tp": 1}, system), SchedulerOptions()
+    )
+    memory, least = roomy.memory, roomy.surface.least_memory()
+    assert (least.weight_bytes, least.token_bytes) == (memory.weight_bytes, memory.token_bytes)
+    assert least.workspace_bytes == 0 < memory.workspace_bytes
 
 
 def test_many_steps_are_those_by_themselves(monkeypatch):
@@ -148,20 +175,25 @@ SPACES = list(itertools.product(LENGTHS, LEVELS, (False, True), (1, 2)))[:50]
 @contextmanager
 def fitted_once():
     """Fit the steps of each plan once."""
-    from tvm_distir.planning.serving.serving_engine import ServingEngine
+    surfaces, engines = {}, {}
+    make, tabulate = EngineMemory.of_model, EngineMemory.with_times
 
-    known, make = {}, ServingEngine.of
-
-    def of(served, options):
+    def of_model(served, options):
         system = served.system.name, served.system.device.price_per_hour
         types = served.kv_dtype, served.system.kernels
         key = (served.model, served.strategy, tuple(served.mesh.items()), system, types)
-        if key not in known:
-            known[key] = make(served, options)
-        return known[key].with_options(options)
+        if key not in surfaces:
+            surfaces[key] = make(served, options).surface
+        return EngineMemory(served, surfaces[key], options)
+
+    def with_times(memory):
+        if memory.surface not in engines:
+            engines[memory.surface] = tabulate(memory)
+        return engines[memory.surface].with_options(memory.options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ServingEngine, "of", staticmethod(of))
+        patch.setattr(EngineMemory, "of_model", staticmethod(of_model))
+        patch.setattr(EngineMemory, "with_times", with_times)
         yield
 
 

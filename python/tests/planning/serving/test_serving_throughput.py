@@ -32,7 +32,7 @@ def engine_of(kind="continuous", tokens=2048, requests=256, pages=1 << 20, syste
         system=System.load(system), page=PAGE, pools=1, stages=1, devices=1, plan_text="synthetic"
     )
     options = SchedulerOptions(kind, tokens, requests)
-    engine = ServingEngine(served, None, steps_of(**times), options)
+    engine = ServingEngine(served, None, options, steps_of(**times))
     engine.__dict__["pages"] = pages
     return engine
 
