@@ -304,6 +304,26 @@ def test_writes_become_new_values():
     np.testing.assert_allclose(results[1], result[0])
 
 
+class Sampled(nn.Module):
+    def __init__(self, mode, padding):
+        super().__init__()
+        self.mode, self.padding = mode, padding
+
+    def forward(self, image, grid):
+        options = {"padding_mode": self.padding, "align_corners": False}
+        return F.grid_sample(image, grid, mode=self.mode, **options)
+
+
+@pytest.mark.parametrize(
+    ("mode", "padding"), [("bilinear", "zeros"), ("bilinear", "border"), ("nearest", "zeros")]
+)
+def test_images_are_sampled_at_points(mode, padding):
+    """Points beyond the image too; the core operator is decomposed by torch."""
+    image, grid = torch.rand(2, 3, 5, 6), torch.rand(2, 4, 7, 2) * 3 - 1.5
+    mod = check(Sampled(mode, padding), (image, grid))
+    assert td.verify(mod, td.planning.make_plan(mod, "data_parallel", {"dp": 2})).equal
+
+
 class Flagged(nn.Module):
     def forward(self, x, negative, power=2):
         return -(x**power) if negative else x

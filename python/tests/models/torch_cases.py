@@ -36,6 +36,8 @@ def unary(x, p, n, m, b):
         yield f"{name}.default", (x,), {}
     for name in "sign isnan isinf isfinite relu silu hardsigmoid hardswish hardtanh".split():
         yield f"{name}.default", (x,), {}
+    halves = torch.tensor([-2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 2.4, -2.6], dtype=x.dtype)
+    yield "round.default", (halves,), {}
     for name in ("elu", "expm1"):
         yield f"{name}.default", (x,), {}
     for name in "log sqrt rsqrt asin acos log2 log10 log1p reciprocal".split():
@@ -191,6 +193,9 @@ def views(d):
     yield "as_strided.default", (x, [2, 2], [1, 2]), {}
     yield "flip.default", (x, [0, 2]), {}
     yield "roll.default", (x, [1, -2], [1, 2]), {}
+    yield "unfold.default", (x, 1, 2, 1), {}
+    yield "unfold.default", (x, -1, 3, 2), {}
+    yield "unfold.default", (x, 2, 2, 2), {}
     yield "repeat.default", (x, [2, 1, 1, 2]), {}
     yield "repeat_interleave.self_int", (x, 2, 1), {}
     yield "pad.default", (x, [1, 0, 0, 2]), {}
@@ -235,6 +240,8 @@ def indices(d):
     yield "scatter.value", (d.floats(3, 3), 0, index, 1.5), {}
     yield "scatter_add.default", (d.floats(3, 3), 1, index, d.floats(2, 2)), {}
     yield "one_hot.default", (d.ints(4, 2, 3), 4), {}
+    yield "masked_scatter.default", (x, d.bools(5, 4, 3), d.floats(70)), {}
+    yield "masked_scatter.default", (x, d.bools(5, 1, 3), d.floats(6, 10)), {}
 
 
 def reductions(d):

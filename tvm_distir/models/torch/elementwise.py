@@ -103,7 +103,7 @@ def _hard_sigmoid(call: AtenCall) -> Expr:
 
 
 _FLOATS = ("exp", "log", "sin", "cos", "sqrt", "rsqrt", "tanh", "sigmoid", "erf")
-_OF_SAME_TYPE, _CLASSES = ("abs", "ceil", "floor", "trunc"), ("isnan", "isinf", "isfinite")
+_OF_SAME_TYPE, _CLASSES = ("abs", "ceil", "floor", "round", "trunc"), ("isnan", "isinf", "isfinite")
 _WIDE = ("tan", "sinh", "cosh", "asin", "acos", "atan")
 
 CONVERTERS: dict[str, Converter] = {

@@ -23,7 +23,7 @@ from .archive import read_archive
 from .aten_call import Absent
 from .graph import Translation, check_operators, is_region
 from .signature import Inputs, read_inputs, wanted_outputs
-from .table import CONVERTERS, NOTES, is_translated, overload_name
+from .table import CONVERTERS, DECOMPOSED, NOTES, is_translated, overload_name
 
 OUTPUTS = ("user", "all")
 
@@ -81,6 +81,8 @@ def _prepared(program: ExportedProgram, location: str) -> ExportedProgram:
     if all(known) and not any(t._schema.is_mutable for t in targets):
         return program
     table = torch.export.default_decompositions()
+    further = [getattr(torch.ops.aten, name) for name in DECOMPOSED]
+    table.update(torch._decomp.get_decompositions(further))
     for name in CONVERTERS:
         base, _, overload = name.partition(".")
         packet = getattr(torch.ops.aten, base, None)

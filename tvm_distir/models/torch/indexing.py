@@ -128,6 +128,21 @@ def _put_at_mask(call: AtenCall, x: Expr, values: Expr, mask: Expr, adds: bool) 
     return call.emit(_op.where(call.reshaped(mask, inner), new, x))
 
 
+def _masked_scatter(call: AtenCall) -> Expr:
+    """Write the first elements of a source at a mask, in order."""
+    x, source = call["self"], call["source"]
+    shape = shape_of(x)
+    mask = call.broadcast(call["mask"], shape)
+    flat = call.reshaped(call.cast(mask, "int64"), [math.prod(shape)])
+    count = call.emit(_op.cumsum(flat, 0, dtype="int64"))
+    last = constant(max(math.prod(shape_of(source)) - 1, 0), "int64")
+    index = call.emit(_op.subtract(count, constant(1, "int64")))
+    index = call.emit(_op.minimum(call.emit(_op.maximum(index, constant(0, "int64"))), last))
+    values = call.reshaped(source, [math.prod(shape_of(source))])
+    taken = call.reshaped(call.emit(_op.take(values, index, axis=0)), shape)
+    return call.emit(_op.where(mask, taken, x))
+
+
 def _scatter(reduction: str) -> Converter:
     def convert(call: AtenCall) -> Expr:
         x, index = call["self"], call["index"]
@@ -157,6 +172,7 @@ CONVERTERS: dict[str, Converter] = by_name(
     (_gather, "gather.default"),
     (_index, "index.Tensor _unsafe_index.Tensor"),
     (_index_put, "index_put.default _unsafe_index_put.default"),
+    (_masked_scatter, "masked_scatter.default"),
     (_scatter("update"), "scatter.src scatter.value"),
     (_scatter("add"), "scatter_add.default"),
     (_one_hot, "one_hot.default"),

@@ -89,6 +89,22 @@ def _select(call: AtenCall) -> Expr:
     return call.emit(_op.squeeze(sliced(call, x, axis, index, index + 1), [axis]))
 
 
+def _unfold(call: AtenCall) -> Expr:
+    """Return the windows along an axis, whose elements are a new last axis."""
+    x, width, step = call["self"], int(call["size"]), int(call["step"])
+    shape = shape_of(x)
+    axis = axis_of(call["dimension"], len(shape))
+    count = (shape[axis] - width) // step + 1
+    if step == width:
+        rows = sliced(call, x, axis, 0, count * width)
+        windows = call.reshaped(rows, [*shape[:axis], count, width, *shape[axis + 1 :]])
+    else:
+        index = np.arange(count)[:, None] * step + np.arange(width)
+        windows = call.emit(_op.take(x, relax.const(index, "int64"), axis))
+    order = [d for d in range(len(shape) + 1) if d != axis + 1]
+    return call.emit(_op.permute_dims(windows, [*order, axis + 1]))
+
+
 def _roll(call: AtenCall) -> Expr:
     x = call["self"]
     if not call["dims"]:
@@ -178,6 +194,7 @@ CONVERTERS: dict[str, Converter] = by_name(
     (_slice, "slice.Tensor"),
     (_narrow, "narrow.default"),
     (_select, "select.int"),
+    (_unfold, "unfold.default"),
     (_roll, "roll.default"),
     (_pad, "pad.default constant_pad_nd.default"),
     (_diff, "diff.default"),

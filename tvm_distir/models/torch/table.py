@@ -36,6 +36,9 @@ CONVERTERS: dict[str, Converter] = {
 }
 """The converter of each call, by operator and overload."""
 
+DECOMPOSED = ("grid_sampler_2d",)
+"""Core operators of ATen that are not translated, and that torch decomposes if it is asked to."""
+
 NOTES: tuple[str, ...] = (
     "_assert_tensor_metadata.default",
     "_assert_scalar.default",
