@@ -151,6 +151,14 @@ def test_groups_are_the_parts_of_the_sequence_along_axes_of_experts() -> None:
         assert token_groups(parse(text), mesh) == groups, text
 
 
+def test_an_answer_says_that_tokens_go_in_groups() -> None:
+    assert study(MIXTRAL, "data_parallel+expert_parallel:axis=dp", D2T2).group_notes == ()
+    [note] = study(MIXTRAL, f"data_parallel+{FOLDED}:axis=dp/tp", D2T2).group_notes
+    assert note.startswith("token_groups=2: ")
+    [stated] = study(f"{MIXTRAL},token_groups=4", "megatron", {"tp": 2}).group_notes
+    assert stated.startswith("token_groups=4: ")
+
+
 def test_tables_and_permutations_have_the_same_groups() -> None:
     """Products with one-hot tables give what reading rows gives, in groups too."""
     results = []
