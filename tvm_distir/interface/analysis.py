@@ -290,7 +290,7 @@ def analyze_study(
         kernels=kernels,
         plan=study.step_plan.to_dict(),
         warnings=warnings,
-        notes=(*study.weight_notes, *study.stack_notes),
+        notes=(*study.weight_notes, *study.group_notes, *study.stack_notes),
         stack=stack,
         band=error_band(result, study.program, system, software, trained),
         timings_s=dict(study.watch.timings_s),

@@ -127,6 +127,14 @@ class Study(StepOptions):
         object.__setattr__(self, "model", model_with_key(str(self.model), KEY, groups, ""))
 
     @property
+    def group_notes(self) -> tuple[str, ...]:
+        """Return a sentence on the groups in which tokens are sent to experts."""
+        model = str(self.model) if isinstance(self.model, (str, Path)) else ""
+        groups = model.partition(f"{KEY}=")[2].partition(",")[0]
+        sends = f"{KEY}={groups}: each part of a sample sends its tokens to experts by itself"
+        return (sends,) if groups else ()
+
+    @property
     def _adapters(self) -> str:
         """Return the adapters that are trained, in text; empty without any."""
         return str((self.training() or {}).get(LORA, ""))

@@ -16,8 +16,10 @@ from tvm_distir.support import PlanError
 from .consumers import Consumers, WeightConsumer
 from .model_info import Parameter
 
+_LATENT = "kv_b_proj"
+"""The projection that expands latent keys and values to those of as many heads as queries have."""
 QUERY = (
-    *("q_proj", "q_b_proj", "query", "wq", "qkv_by_head"),
+    *("q_proj", "q_b_proj", _LATENT, "query", "wq", "qkv_by_head"),
     *("SelfAttention_q", "EncDecAttention_q"),
 )
 KEY_VALUE = (
@@ -95,7 +97,9 @@ def known_weight(
 ) -> KnownWeight | None:
     """Return a weight whose name says its role; None for others.
 
-    Stacked weights of experts, (experts, in, out), have names without ``.weight``.
+    Stacked weights of experts, (experts, in, out), have names without ``.weight``. Neither these
+    nor the weight that expands latent keys are known where something else than a product reads
+    them: a step with a cache of latent keys takes the latter apart.
     """
     stacked = parameter.ndim == 3
     projection = projection_of(parameter.name) or (
@@ -104,7 +108,8 @@ def known_weight(
     if projection is None:
         return None
     uses = consumers.uses(parameter.entry, fn.params[parameter.position])
-    if stacked and any(use.kind != "matmul" for use in uses):
+    taken_apart = stacked or _LATENT in parameter.name
+    if taken_apart and any(use.kind != "matmul" for use in uses):
         return None
     return KnownWeight(parameter, projection[0], projection[1], tuple(uses))
 

@@ -81,7 +81,7 @@ CASES = [
 def test_equal_to_one_device(
     model: str, strategy: str, mesh: dict[str, int], optimizer: str | None
 ) -> None:
-    """Routers, shared experts and gradients included; kv_b_proj of DeepSeek stays whole."""
+    """Routers, shared experts and gradients included; of DeepSeek kv_b_proj too."""
     ours = study(model, strategy, mesh, optimizer)
     assert td.verify(ours.step, ours.step_plan, engine="virtual", dist=ours.local).equal
 
@@ -129,12 +129,13 @@ def test_what_a_training_step_sends(axis: str) -> None:
 def test_experts_are_whole_and_shared_ones_are_divided() -> None:
     """A device has some experts in full; others of tensor parallelism have parts of the rest."""
     mod = td.load_model(DEEPSEEK).mod
-    with pytest.warns(UserWarning, match="kv_b_proj"):
+    with pytest.warns(UserWarning, match="shards 24 of 32 .*q_a_proj"):
         plan = make_plan(mod, f"data_parallel+{FOLDED}:axis=dp/tp", D2T2)
     placements = {rule.name: rule.placement for rule in plan.rules if rule.kind == "param"}
     assert placements["layers.1.mlp.down_proj"] == (0, 0)
     assert placements["layers.1.mlp.shared_experts.down_proj.weight"] == (-1, 1)
     assert placements["layers.1.self_attn.o_proj.weight"] == (-1, 1)
+    assert placements["layers.1.self_attn.kv_b_proj.weight"] == (-1, 0)
     assert placements["input_ids"] == (0, -1)
 
 
@@ -148,6 +149,14 @@ def test_groups_are_the_parts_of_the_sequence_along_axes_of_experts() -> None:
         "megatron+expert_parallel:axis=tp": 1,
     }.items():
         assert token_groups(parse(text), mesh) == groups, text
+
+
+def test_an_answer_says_that_tokens_go_in_groups() -> None:
+    assert study(MIXTRAL, "data_parallel+expert_parallel:axis=dp", D2T2).group_notes == ()
+    [note] = study(MIXTRAL, f"data_parallel+{FOLDED}:axis=dp/tp", D2T2).group_notes
+    assert note.startswith("token_groups=2: ")
+    [stated] = study(f"{MIXTRAL},token_groups=4", "megatron", {"tp": 2}).group_notes
+    assert stated.startswith("token_groups=4: ")
 
 
 def test_tables_and_permutations_have_the_same_groups() -> None:
