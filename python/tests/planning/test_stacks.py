@@ -20,6 +20,7 @@ from tvm_distir.support import HardwareError, UsageError
 pytestmark = pytest.mark.quick
 LAYERS, MICRO_BATCHES = 4, 2
 MODEL = f"zoo:llama3?size=tiny,layers={LAYERS},seq=64,dtype=bfloat16"
+DELAYED = "fused-fp8-delayed"
 PAGE = Path(__file__).parents[3] / "docs" / "stacks.md"
 
 
@@ -170,6 +171,36 @@ def test_the_distributed_optimizer_sums_and_gathers_once_per_step() -> None:
     assert one == two and set(one) == {("all_gather", "dp"), ("reduce_scatter", "dp")}
     assert one["all_gather", "dp"][1] == 2 * ELEMENTS * 3 // 4
     assert one["reduce_scatter", "dp"] == (LAYERS, 4 * ELEMENTS * 3 // 4)
+
+
+def test_float8_of_megatron_stores_and_gathers_weights_of_layers_in_eight_bits() -> None:
+    """NeMo's recipe (delayed scaling, ``fp8_param_gather``): norms, table and head stay 16 bits."""
+    assert Study(MODEL, system="h100", stack="megatron-core", kernels="fp8").kernels == DELAYED
+    assert Study(MODEL, system="h100", kernels="fused-fp8").kernels == "fused-fp8"
+    narrow = sum(size for name, size in SIZES if "proj" in name)
+    for count in (1, 2):
+        more = {"micro_batches": count, "kernels": "fp8"}
+        found = sent(step("zero:stage=1", {"dp": 4}, "megatron-core", **more))
+        assert found["all_gather", "dp"][1] == (2 * ELEMENTS - narrow) * 3 // 4
+        assert found["reduce_scatter", "dp"] == (LAYERS, 4 * ELEMENTS * 3 // 4)
+
+
+def test_float8_of_megatron_gathers_shards_of_activations_in_eight_bits() -> None:
+    """Six gathers of a layer feed products in float8; those of the head and the table do not."""
+    wide, narrow = (
+        sent(
+            step(
+                "megatron:sequence=1", {"tp": 2}, "megatron-core", micro_batches=MICRO_BATCHES,
+                kernels=kernels,
+            )
+        )
+        for kernels in ("fused", "fp8")
+    )  # fmt: skip
+    assert narrow["reduce_scatter", "tp"] == wide["reduce_scatter", "tp"]
+    (count, whole), (same, sent_bytes) = (each["all_gather", "tp"] for each in (wide, narrow))
+    assert count == same == (6 * LAYERS + 3) * MICRO_BATCHES
+    of_layers = whole * 6 * LAYERS // (6 * LAYERS + 3)
+    assert sent_bytes == whole - of_layers // 2
 
 
 def test_sums_of_gradients_do_not_depend_on_micro_batches() -> None:
