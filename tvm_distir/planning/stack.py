@@ -149,6 +149,10 @@ class Stack:
             return ",".join(map(self._rule, recompute.split(",")))
         return {name: self._rule(runs) for name, runs in recompute.items()}
 
+    def profile(self, kernels: str) -> str:
+        """Return the kernel profile that a stated name stands for."""
+        return self.kernels.get(kernels, kernels)
+
     def _rule(self, rule: str) -> str:
         """Return the policies of the runs of calls, behind the name of a function if any."""
         name, equals, runs = rule.rpartition("=")

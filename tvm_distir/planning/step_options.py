@@ -259,7 +259,7 @@ class StepOptions:
         if self.recompute is not None:
             values["recompute"] = stack.policy(self.recompute)
         if isinstance(self.kernels, str):
-            values["kernels"] = stack.kernels.get(self.kernels, self.kernels)
+            values["kernels"] = stack.profile(self.kernels)
         if self.system is not None:
             values["system"] = stack.on(System.required(self.system))
         return values

@@ -13,6 +13,7 @@ import pytest
 
 import tvm_distir as td
 from tvm_distir.interface.command.app import main
+from tvm_distir.interface.command.resumable import begin
 from tvm_distir.performance import Profile
 from tvm_distir.planning import Stack, StepOptions, Study, stack_names
 from tvm_distir.support import HardwareError, UsageError
@@ -228,3 +229,13 @@ def test_stacks_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*words, *(word for name in stacks for word in ("--stack", name))]) == 0
     rows = json.loads(capsys.readouterr().out)["results"]
     assert [row["name"] for row in rows] == [f"fsdp by {name}" for name in stacks]
+
+
+def test_names_of_kernels_are_those_of_the_stack_in_sweeps_and_searches() -> None:
+    """These take the kernels of their system, whose profile the stack's word names."""
+    given = {"system": "h100", "stack": "megatron-core"}
+    for kernels, expected in (("fp8", DELAYED), ("mxfp8", "fused-mxfp8"), (None, "fused")):
+        step = StepOptions(MODEL, **given, kernels=kernels)
+        assert begin(step, "--compare", None).kernels == expected
+    with pytest.raises(UsageError, match="DIST0701"):
+        begin(StepOptions(MODEL, system="h100", kernels="fp8"), "--compare", None)

@@ -131,9 +131,11 @@ class _Writer:
 
     def sends_copies(self, name: str, op: Op) -> bool:
         """Return whether an op gathers quantized copies."""
-        if op.collective != "all_gather" or len(op.inputs) != 1:
-            return False
-        return self.stores(name, op.inputs[0]) or self.gathers_copies(name, op)
+        return self.gathers_copies(name, op) or (
+            op.collective == "all_gather"
+            and len(op.inputs) == 1
+            and self.stores(name, op.inputs[0])
+        )
 
     def gathers_copies(self, name: str, op: Op) -> bool:
         """Return whether an op gathers quantized activations or gradients for products alone."""
@@ -144,8 +146,8 @@ class _Writer:
         value, flow = self.gathered(name, op.inputs[0]), self.flows[name]
         if value not in self.quantizers[name] or value in flow.returned:
             return False
-        readers = flow.readers[value]
-        return all(flow.fn.ops[n].op == QUANTIZE or value in self.operands(name, n) for n in readers)
+        readers = ((number, flow.fn.ops[number]) for number in flow.readers[value])
+        return all(op.op == QUANTIZE or value in self.operands(name, n) for n, op in readers)
 
     def _stored_weights(self) -> set[ValueKey]:
         """Return the weights that products read quantized, and no other kernel reads."""

@@ -123,13 +123,16 @@ def test_weights_that_an_optimizer_reads_have_copies_beside_them() -> None:
 
 
 def test_a_gathered_weight_of_delayed_scaling_is_sent_once_and_transposed() -> None:
-    """FSDP: the gather of a layer's weight sends 8 bits; a kernel behind it makes the other copy."""
+    """FSDP: the gather of a weight sends 8 bits, and a kernel behind it makes the other copy."""
     program = step("fsdp", "dp=2")
     plain, narrow = (grouped(program, name).functions for name in ("fused", DELAYED))
     half = 0
     for name, fn in narrow.items():
-        pairs = zip((op for op in plain[name].ops if op.collective == "all_gather"),
-                    (op for op in fn.ops if op.collective == "all_gather"), strict=True)  # fmt: skip
+        gathers = (
+            [op for op in each[name].ops if op.collective == "all_gather"]
+            for each in (plain, narrow)
+        )
+        pairs = zip(*gathers, strict=True)
         for wide, less in pairs:
             if less.payload_bytes != wide.payload_bytes:
                 half += 1
