@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from tvm_distir.support import SimulationError, lists_by_key, shipped_data
 
 from .records import BACKWARD, FORWARD, OPTIMIZER
+from .traced_steps import TracedCall, TracedStep
 
 _NAMES = shipped_data(__file__, "kernel_families.json")
 _WRAPPERS, _VIEWS = re.compile(_NAMES["wrappers"]), re.compile(_NAMES["views"])
@@ -40,73 +41,6 @@ LONGEST_GAP_S = 1e-3
 """On CPUs, up to so much time between two calls is the host's work for the first one."""
 
 _Event = Mapping[str, Any]
-
-
-class TracedCall(NamedTuple):
-    """A call with its kernels, or a collective.
-
-    Attributes
-    ----------
-    name : str
-        The op or the node of the automatic gradient; the kernel where neither is known.
-    family : str
-        A family of ``kernel_families.json``, the kind of a collective; empty: it is not known.
-    phase : str
-        ``forward``, ``backward`` or ``optimizer``.
-    is_collective : bool
-    start_s, duration_s : float
-        The start of the first kernel, and the sum of the durations of all.
-    flops : int
-        FLOPs of its matrix products, from their shapes; 0 where the trace has none.
-    size_bytes : int
-        The operand of a collective; 0 where the trace does not state it.
-    module : str
-        The classes of the modules, and the names of ``record_function``, that called it, from the
-        outermost, as ``Model/Block/Linear``; in backward passes those of the forward op. Empty:
-        the trace does not state it.
-    """
-
-    name: str
-    family: str
-    phase: str
-    is_collective: bool
-    start_s: float
-    duration_s: float
-    flops: int = 0
-    size_bytes: int = 0
-    module: str = ""
-
-
-@dataclass(frozen=True)
-class TracedStep:
-    """A step of a trace.
-
-    Attributes
-    ----------
-    name : str
-    duration_s : float
-    calls : tuple of TracedCall
-        In the order in which the host issued them.
-    busy_s, exposed_s : float
-        The time in which compute kernels run, and in which only collectives do.
-    issued_s : float
-        The time from the first launch of the host to the last.
-    on_device : bool
-        Whether kernels run on a device, or calls on the CPU.
-    """
-
-    name: str
-    duration_s: float
-    calls: tuple[TracedCall, ...]
-    busy_s: float
-    exposed_s: float
-    issued_s: float
-    on_device: bool
-
-    @property
-    def idle_s(self) -> float:
-        """Return the time in which nothing runs, between launches or between calls."""
-        return max(self.duration_s - self.busy_s - self.exposed_s, 0.0)
 
 
 @dataclass(eq=False)
