@@ -66,8 +66,6 @@ from .simulation.result import Result as Result
 from .simulation.simulator import simulate as simulate
 from .traces.files import trace_format as trace_format
 from .traces.files import write_trace as write_trace
-from .traces.kineto_reader import TracedCall as TracedCall
-from .traces.kineto_reader import TracedStep as TracedStep
 from .traces.kineto_reader import family_of as family_of
 from .traces.kineto_reader import read_kineto as read_kineto
 from .traces.kineto_reader import typical_step as typical_step
@@ -77,3 +75,5 @@ from .traces.records import FORWARD as FORWARD
 from .traces.records import OPTIMIZER as OPTIMIZER
 from .traces.records import Event as Event
 from .traces.records import titled as titled
+from .traces.traced_steps import TracedCall as TracedCall
+from .traces.traced_steps import TracedStep as TracedStep

@@ -69,6 +69,8 @@ class Stack:
         know no times; or ``times``.
     recompute : mapping of str to str
         Policies by the words of the trainer for them.
+    kernels : mapping of str to str
+        Kernel profiles by the names that a user states for them, such as the trainer's ``fp8``.
     constants : mapping of str to HostConstant
         Constants of the host, in the place of those that a system assumes.
     leaves_open : str
@@ -84,6 +86,7 @@ class Stack:
     options: PinnedOptions = field(default_factory=PinnedOptions)
     placements: Literal["bytes", "times"] = "times"
     recompute: Mapping[str, Text] = field(default_factory=dict)
+    kernels: Mapping[str, Text] = field(default_factory=dict)
     constants: Mapping[str, HostConstant] = field(default_factory=dict)
     trainer: Literal["megatron", "torchtitan", "deepspeed"] | None = None
 
@@ -145,6 +148,10 @@ class Stack:
         if isinstance(recompute, str):
             return ",".join(map(self._rule, recompute.split(",")))
         return {name: self._rule(runs) for name, runs in recompute.items()}
+
+    def profile(self, kernels: str) -> str:
+        """Return the kernel profile that a stated name stands for."""
+        return self.kernels.get(kernels, kernels)
 
     def _rule(self, rule: str) -> str:
         """Return the policies of the runs of calls, behind the name of a function if any."""

@@ -258,6 +258,8 @@ class StepOptions:
                 values[name] = value
         if self.recompute is not None:
             values["recompute"] = stack.policy(self.recompute)
+        if isinstance(self.kernels, str):
+            values["kernels"] = stack.profile(self.kernels)
         if self.system is not None:
             values["system"] = stack.on(System.required(self.system))
         return values

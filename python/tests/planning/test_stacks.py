@@ -13,6 +13,7 @@ import pytest
 
 import tvm_distir as td
 from tvm_distir.interface.command.app import main
+from tvm_distir.interface.command.resumable import begin
 from tvm_distir.performance import Profile
 from tvm_distir.planning import Stack, StepOptions, Study, stack_names
 from tvm_distir.support import HardwareError, UsageError
@@ -20,6 +21,7 @@ from tvm_distir.support import HardwareError, UsageError
 pytestmark = pytest.mark.quick
 LAYERS, MICRO_BATCHES = 4, 2
 MODEL = f"zoo:llama3?size=tiny,layers={LAYERS},seq=64,dtype=bfloat16"
+DELAYED = "fused-fp8-delayed"
 PAGE = Path(__file__).parents[3] / "docs" / "stacks.md"
 
 
@@ -172,6 +174,36 @@ def test_the_distributed_optimizer_sums_and_gathers_once_per_step() -> None:
     assert one["reduce_scatter", "dp"] == (LAYERS, 4 * ELEMENTS * 3 // 4)
 
 
+def test_float8_of_megatron_stores_and_gathers_weights_of_layers_in_eight_bits() -> None:
+    """NeMo's recipe (delayed scaling, ``fp8_param_gather``): norms, table and head stay 16 bits."""
+    assert Study(MODEL, system="h100", stack="megatron-core", kernels="fp8").kernels == DELAYED
+    assert Study(MODEL, system="h100", kernels="fused-fp8").kernels == "fused-fp8"
+    narrow = sum(size for name, size in SIZES if "proj" in name)
+    for count in (1, 2):
+        more = {"micro_batches": count, "kernels": "fp8"}
+        found = sent(step("zero:stage=1", {"dp": 4}, "megatron-core", **more))
+        assert found["all_gather", "dp"][1] == (2 * ELEMENTS - narrow) * 3 // 4
+        assert found["reduce_scatter", "dp"] == (LAYERS, 4 * ELEMENTS * 3 // 4)
+
+
+def test_float8_of_megatron_gathers_shards_of_activations_in_eight_bits() -> None:
+    """Six gathers of a layer feed products in float8; those of the head and the table do not."""
+    wide, narrow = (
+        sent(
+            step(
+                "megatron:sequence=1", {"tp": 2}, "megatron-core", micro_batches=MICRO_BATCHES,
+                kernels=kernels,
+            )
+        )
+        for kernels in ("fused", "fp8")
+    )  # fmt: skip
+    assert narrow["reduce_scatter", "tp"] == wide["reduce_scatter", "tp"]
+    (count, whole), (same, sent_bytes) = (each["all_gather", "tp"] for each in (wide, narrow))
+    assert count == same == (6 * LAYERS + 3) * MICRO_BATCHES
+    of_layers = whole * 6 * LAYERS // (6 * LAYERS + 3)
+    assert sent_bytes == whole - of_layers // 2
+
+
 def test_sums_of_gradients_do_not_depend_on_micro_batches() -> None:
     """Float32, in full on each device: 4 bytes per parameter, but for blocks of 512 bytes."""
     for count in (2, 4):
@@ -197,3 +229,13 @@ def test_stacks_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*words, *(word for name in stacks for word in ("--stack", name))]) == 0
     rows = json.loads(capsys.readouterr().out)["results"]
     assert [row["name"] for row in rows] == [f"fsdp by {name}" for name in stacks]
+
+
+def test_names_of_kernels_are_those_of_the_stack_in_sweeps_and_searches() -> None:
+    """These take the kernels of their system, whose profile the stack's word names."""
+    given = {"system": "h100", "stack": "megatron-core"}
+    for kernels, expected in (("fp8", DELAYED), ("mxfp8", "fused-mxfp8"), (None, "fused")):
+        step = StepOptions(MODEL, **given, kernels=kernels)
+        assert begin(step, "--compare", None).kernels == expected
+    with pytest.raises(UsageError, match="DIST0701"):
+        begin(StepOptions(MODEL, system="h100", kernels="fp8"), "--compare", None)

@@ -45,7 +45,9 @@ def begin(step: StepOptions, option: str, strategy: str | None) -> Any:
         stack = step.pinned_stack
     kernels = step.kernels
     if stack is not None:
-        system, kernels = stack.on(system), kernels or stack.options.kernels
+        system = stack.on(system)
+        stated = stack.profile(kernels) if isinstance(kernels, str) else kernels
+        kernels = stated or stack.options.kernels
     if kernels is not None:
         from tvm_distir.performance import Profile
 

@@ -104,6 +104,14 @@ class PassedValues:
 
     def is_weight(self, function: str, value: int) -> bool:
         """Return whether a value is a weight of the step, or has been gathered from one."""
+        return next(self.weights_of(function, value, moved=True), None) is not None
+
+    def weights_of(self, function: str, value: int, moved: bool) -> Iterator[ValueKey]:
+        """Yield the groups of the weights that a value is, or has been gathered from.
+
+        Functions that several layers call have a weight of each. Weights that ops bring into
+        buckets and out of them are found where ``moved`` is true.
+        """
         todo, seen = [(function, value)], set[ValueKey]()
         while todo:
             name, value = todo.pop()
@@ -112,16 +120,16 @@ class PassedValues:
             if not self.is_passed(name, value):
                 maker = flow.maker.get(value)
                 op = None if maker is None else flow.fn.ops[maker]
-                if op is not None and (op.kind in ("collective", "wait") or op.op in _MOVES):
+                moves = op is not None and moved and op.op in _MOVES
+                if op is not None and (moves or op.kind in ("collective", "wait")):
                     todo += [(name, operand) for operand in op.inputs[:1]]
                 continue
             group = self.group((VALUE, name, value))
             if group in self.weights:
-                return True
-            if group not in seen:
+                yield group
+            elif group not in seen:
                 seen.add(group)
                 todo += [(use.function, use.value) for use in self.makers.get(group, ())]
-        return False
 
     def _join(self, function: str, value: int, key: ValueKey, number: int) -> None:
         """Note that a value of a function is passed to a place by an op."""

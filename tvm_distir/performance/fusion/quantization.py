@@ -25,6 +25,8 @@ QUANTIZE = "quantize"
 """Name of the kernels that quantize an operand."""
 DEQUANTIZE = "dequantize"
 """Name of the kernels that make a weight of 16 bits of a quantized one."""
+LOSSES = ("cross_entropy", "cross_entropy_backward")
+"""Kernels of losses, also in parts: where logits are sharded along their classes."""
 PRODUCTS = ("relax.matmul", "relax.einsum", "relax.dist.grouped_matmul", EXPERTS)
 
 
@@ -236,7 +238,7 @@ class _Quantizer:
         logits = {
             value
             for op in self.fn.ops
-            if op.kernel_class == LOGITS
+            if op.kernel_class == LOGITS or op.op in LOSSES
             for value in (*op.inputs, *op.outputs)
         }
         kinds = ("view", "collective", "wait")

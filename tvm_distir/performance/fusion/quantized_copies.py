@@ -29,6 +29,12 @@ def with_quantized_copies(program: Program, profile: Profile) -> Program:
     otherwise. Both copies of a weight are there during the whole step, because micro-batches share
     them; those of a weight that a layer gathers are there as long as the gathered weight.
 
+    With ``parameters`` the two copies are all that is stored of a trained weight that only
+    products read: 8 bits each, the bytes of the 16-bit weight. No kernel of a micro-batch quantizes
+    it, a gather sends one copy, and a kernel behind it makes the other (``fp8_param_gather`` of
+    Megatron). With ``gathers`` a shard of an activation or a gradient is quantized before it is
+    gathered for products alone, and transposed behind (Transformer Engine).
+
     Parameters
     ----------
     program : Program
@@ -60,6 +66,11 @@ class _Writer:
             for name, fn in program.functions.items()
         }
         self.passed = PassedValues(program, self.flows, self.quantizers)
+        self.stored = self._stored_weights() if chosen.parameters else set[ValueKey]()
+        for name, found in self.quantizers.items() if self.stored else ():
+            self.quantizers[name] = {v: n for v, n in found.items() if not self.stores(name, v)}
+        weights = self.passed.weights if chosen.parameters else {}
+        self.views = {group for group in weights if self._is_view(group)}
         self.narrow = {group for group in self.passed.readers if self._is_narrow(group)}
         self.cached = {group for group in self.passed.weights if self._is_quantized(group)}
 
@@ -78,6 +89,12 @@ class _Writer:
         """Return the quantized copy of a value."""
         size = quantized_bytes(value.bytes, self.chosen.bits)
         return value._replace(dtype=self.chosen.dtype.partition("_")[0], bytes=size)
+
+    def sized(self, value: Value, group: ValueKey) -> Value:
+        """Return a value that is passed in a group with the bytes that it has there."""
+        if group in self.views:
+            return value._replace(bytes=0)
+        return self.copy(value) if group in self.narrow else value
 
     def operands(self, name: str, number: int) -> list[int]:
         """Return the operands that an op reads quantized."""
@@ -105,6 +122,58 @@ class _Writer:
                 waits = (flow.fn.ops[reader] for reader in flow.readers.get(out, ()))
                 return next((wait.outputs[0] for wait in waits if wait.kind == "wait"), out)
         return None
+
+    def stores(self, name: str, value: int) -> bool:
+        """Return whether a value is a weight that is stored as copies, or gathered from one."""
+        return bool(self.stored) and not self.stored.isdisjoint(
+            self.passed.weights_of(name, value, moved=False)
+        )
+
+    def sends_copies(self, name: str, op: Op) -> bool:
+        """Return whether an op gathers quantized copies."""
+        return self.gathers_copies(name, op) or (
+            op.collective == "all_gather"
+            and len(op.inputs) == 1
+            and self.stores(name, op.inputs[0])
+        )
+
+    def gathers_copies(self, name: str, op: Op) -> bool:
+        """Return whether an op gathers quantized activations or gradients for products alone."""
+        if not self.chosen.gathers or op.collective != "all_gather" or len(op.inputs) != 1:
+            return False
+        if self.is_passed_as(self.narrow, name, op.inputs[0]):
+            return True
+        value, flow = self.gathered(name, op.inputs[0]), self.flows[name]
+        if value not in self.quantizers[name] or value in flow.returned:
+            return False
+        readers = ((number, flow.fn.ops[number]) for number in flow.readers[value])
+        return all(op.op == QUANTIZE or value in self.operands(name, n) for n, op in readers)
+
+    def _stored_weights(self) -> set[ValueKey]:
+        """Return the weights that products read quantized, and no other kernel reads."""
+        quantized, others = set[ValueKey](), set[ValueKey]()
+        for name, flow in self.flows.items():
+            for value, numbers in flow.readers.items():
+                weights = set(self.passed.weights_of(name, value, moved=False))
+                for number in numbers if weights else ():
+                    op = flow.fn.ops[number]
+                    if op.op == QUANTIZE:
+                        quantized |= weights
+                    elif op.kind == "compute" and op.outputs:
+                        others |= set() if value in self.operands(name, number) else weights
+        return quantized - others
+
+    def _is_view(self, group: ValueKey) -> bool:
+        """Return whether a shard of a weight is a part of what is gathered for the whole step."""
+        gathers = [
+            use
+            for use in self.passed.readers[group]
+            if self.program.functions[use.function].ops[use.number].outputs
+        ]
+        return bool(gathers) and all(
+            self.gathered(use.function, use.value) in self.flows[use.function].returned
+            for use in gathers
+        )
 
     def _is_narrow(self, group: ValueKey) -> bool:
         """Return whether only products of the backward pass read what is quantized before."""
@@ -166,7 +235,7 @@ class _Writer:
         stage_kinds, added = [], list[list[int]]()
         for number, stage_kind in enumerate(staged.stage_kinds):
             slots = [
-                self.copy(value) if self.group(SLOT, str(number), slot) in self.narrow else value
+                self.sized(value, self.group(SLOT, str(number), slot))
                 for slot, value in enumerate(stage_kind.slots)
             ]
             copied = [
@@ -206,6 +275,8 @@ class _FunctionWriter:
         self.copies: dict[int, tuple[int, int]] = {}
         self.views: dict[tuple[int, int], int] = {}
         self.read: set[int] = set()
+        # The devices over which values are gathered as copies.
+        self.ranks: dict[int | None, int] = {}
         # What is passed on as a copy, by what it is gathered to before it is quantized.
         self.shards: dict[int, list[int]] = {}
         for key, uses in writer.passed.makers.items():
@@ -222,7 +293,10 @@ class _FunctionWriter:
         ops: list[Op] = []
         for number, op in enumerate(fn.ops):
             operands = writer.operands(self.name, number)
+            if op.op == QUANTIZE and op.inputs[0] not in writer.quantizers[self.name]:
+                continue  # a weight that is stored quantized
             if op.op == QUANTIZE:
+                op = self._of_shard(op)
                 copies = self._quantized(op.inputs[0], 2)
                 for value in self.shards.get(op.inputs[0], ()):
                     copies += self._quantized(value, 1)
@@ -233,18 +307,23 @@ class _FunctionWriter:
                 ops += [each for views, _ in before for each in views]
                 op = op._replace(inputs=tuple(v for _, inputs in before for v in inputs))
                 self.read.update(operands)
+            elif writer.sends_copies(self.name, op):
+                self.ranks[writer.gathered(self.name, op.inputs[0])] = op.group_size
+                payload = quantized_bytes(op.payload_bytes, writer.chosen.bits)
+                op = op._replace(payload_bytes=payload)
             elif op.kind == "call":
                 pairs = zip(op.inputs, writer.program.functions[op.callee].params, strict=True)
                 inputs = (self._passed(v, (VALUE, op.callee, param)) for v, param in pairs)
                 op = op._replace(inputs=tuple(inputs))
             ops.append(op)
+            ops += [self._transposed(v) for v in op.outputs if v in self.ranks]
         results = tuple(self._passed(v, (RESULT, self.name, k)) for k, v in enumerate(fn.results))
         return dataclasses.replace(fn, ops=tuple(ops), results=results, values=tuple(self.values))
 
     def _narrow(self) -> set[int]:
         """Return the values that are passed to the function as copies, and what it gathers them to.
 
-        The bytes that collectives send remain those of 16 bits.
+        The bytes that collectives send remain those of 16 bits without ``gathers``.
         """
         narrow = {
             value
@@ -252,9 +331,28 @@ class _FunctionWriter:
             if self.writer.is_passed_as(self.writer.narrow, self.name, value)
         }
         for op in self.fn.ops:
-            if op.kind in ("collective", "wait", "view") and not narrow.isdisjoint(op.inputs):
+            moves = op.kind in ("collective", "wait", "view") and not narrow.isdisjoint(op.inputs)
+            if moves or self.writer.gathers_copies(self.name, op):
                 narrow.update(op.outputs)
         return narrow
+
+    def _of_shard(self, op: Op) -> Op:
+        """Return a kernel that quantizes; where its operand is gathered quantized, only a shard."""
+        ranks, known = self.ranks.get(op.inputs[0], 1), self.fn.values[op.inputs[0]]
+        if ranks == 1:
+            return op
+        copy = self.writer.copy(known).bytes
+        return op._replace(
+            bytes_read=self.writer.chosen.passes * known.bytes // ranks, bytes_written=copy // ranks
+        )
+
+    def _transposed(self, value: int) -> Op:
+        """Return the kernel that makes the column-wise copy of what was gathered as a copy."""
+        known = self.fn.values[value]
+        size, name = self.writer.copy(known).bytes, f"{known.name}_transposed"
+        return Op(
+            name, "compute", QUANTIZE, (value,), (), 0, size, size, True, "memory", known.dtype
+        )
 
     def _quantized(self, value: int, count: int) -> tuple[int, ...]:
         """Return new copies of a value; those of a weight of the whole step are parameters."""
@@ -272,7 +370,8 @@ class _FunctionWriter:
         Their time is not part of the profile: they take none.
         """
         for value in operands if number in self.late else ():
-            if value not in self.copies and self.writer.passed.is_weight(self.name, value):
+            is_weight = self.writer.passed.is_weight(self.name, value)
+            if value not in self.copies and is_weight and not self.writer.stores(self.name, value):
                 copies = self._quantized(value, 1)
                 if copies:
                     name = f"{self.fn.values[value].name}_quantized"

@@ -57,6 +57,12 @@ class Quantization:
     copies : bool
         Whether training steps store quantized copies of what ``all`` quantizes; otherwise they
         save it in 16 bits.
+    parameters : bool
+        Whether training steps with copies store trained weights as their two copies alone, beside
+        the optimizer's shards; otherwise in 16 bits besides. They are gathered as a copy.
+    gathers : bool
+        Whether training steps with copies gather activations and gradients as copies, where only
+        products read what is gathered.
     """
 
     bits: Annotated[Positive, Le(16)]
@@ -65,6 +71,8 @@ class Quantization:
     passes: PositiveCount = 1
     others: tuple[Text, ...] = ()
     copies: bool = True
+    parameters: bool = False
+    gathers: bool = False
 
     def bits_of(self, name: str) -> float:
         """Return the mean bits of an element of a weight; 16 for one that is not quantized."""

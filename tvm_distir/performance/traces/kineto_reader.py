@@ -24,13 +24,16 @@ from typing import Any, NamedTuple
 from tvm_distir.support import SimulationError, lists_by_key, shipped_data
 
 from .records import BACKWARD, FORWARD, OPTIMIZER
+from .traced_steps import TracedCall, TracedStep
 
 _NAMES = shipped_data(__file__, "kernel_families.json")
 _WRAPPERS, _VIEWS = re.compile(_NAMES["wrappers"]), re.compile(_NAMES["views"])
 _DEVICE_COLLECTIVE, _HOST_COLLECTIVE = re.compile("[nr]ccl"), re.compile("(gloo|mpi|ucc):")
 _NODE, _STEP = "autograd::engine::evaluate_function: ", "ProfilerStep#"
+_MODULE = re.compile(r"nn\.Module: (.+?)(?:_\d+)?$")
+"""What the profiler records of calls of modules with ``with_stack=True``."""
 _KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")
-_HOST = ("cpu_op", "user_annotation", "cuda_runtime", "cuda_driver")
+_HOST = ("cpu_op", "user_annotation", "cuda_runtime", "cuda_driver", "python_function")
 _PRODUCTS = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1}
 """Products, and the number of operands before those that are multiplied."""
 _BYTES = {"float": 4, "double": 8, "half": 2, "bfloat16": 2, "long": 8, "int": 4, "char": 1}
@@ -38,68 +41,6 @@ LONGEST_GAP_S = 1e-3
 """On CPUs, up to so much time between two calls is the host's work for the first one."""
 
 _Event = Mapping[str, Any]
-
-
-class TracedCall(NamedTuple):
-    """A call with its kernels, or a collective.
-
-    Attributes
-    ----------
-    name : str
-        The op or the node of the automatic gradient; the kernel where neither is known.
-    family : str
-        A family of ``kernel_families.json``, the kind of a collective; empty: it is not known.
-    phase : str
-        ``forward``, ``backward`` or ``optimizer``.
-    is_collective : bool
-    start_s, duration_s : float
-        The start of the first kernel, and the sum of the durations of all.
-    flops : int
-        FLOPs of its matrix products, from their shapes; 0 where the trace has none.
-    size_bytes : int
-        The operand of a collective; 0 where the trace does not state it.
-    """
-
-    name: str
-    family: str
-    phase: str
-    is_collective: bool
-    start_s: float
-    duration_s: float
-    flops: int = 0
-    size_bytes: int = 0
-
-
-@dataclass(frozen=True)
-class TracedStep:
-    """A step of a trace.
-
-    Attributes
-    ----------
-    name : str
-    duration_s : float
-    calls : tuple of TracedCall
-        In the order in which the host issued them.
-    busy_s, exposed_s : float
-        The time in which compute kernels run, and in which only collectives do.
-    issued_s : float
-        The time from the first launch of the host to the last.
-    on_device : bool
-        Whether kernels run on a device, or calls on the CPU.
-    """
-
-    name: str
-    duration_s: float
-    calls: tuple[TracedCall, ...]
-    busy_s: float
-    exposed_s: float
-    issued_s: float
-    on_device: bool
-
-    @property
-    def idle_s(self) -> float:
-        """Return the time in which nothing runs, between launches or between calls."""
-        return max(self.duration_s - self.busy_s - self.exposed_s, 0.0)
 
 
 @dataclass(eq=False)
@@ -111,6 +52,8 @@ class _Call:
     start: float
     end: float
     flops: int = 0
+    module: str = ""
+    sequence: int | None = None
 
 
 class _Record(NamedTuple):
@@ -173,32 +116,50 @@ class _Host:
         self.calls: list[_Call] = []
         self.launches: dict[object, tuple[float, _Call | None]] = {}
         self.ops: dict[object, _Call] = {}
+        self.modules: dict[int | None, str] = {}
         calls = (event for event in events if not event["name"].startswith(_STEP))
         for thread in lists_by_key((event["tid"], event) for event in calls).values():
             self._read(sorted(thread, key=lambda event: (event["ts"], -event["dur"])))
         self.calls.sort(key=lambda call: call.start)
+        last = ""
+        for call in self.calls:
+            if call.phase == BACKWARD and not call.module:
+                # Gradients are added to sums behind the node that made them, without a number.
+                known = call.sequence is not None
+                call.module = last = self.modules.get(call.sequence, "") if known else last
 
     def _read(self, events: Iterable[_Event]) -> None:
         """Read the events of a thread, each inside of those that have not ended."""
-        stack: list[tuple[float, str, _Call | None]] = []
+        stack: list[tuple[float, str, _Call | None, str]] = []
         for event in events:
             start, end = _ends(event)
             while stack and stack[-1][0] <= start:
                 stack.pop()
-            _, phase, call = stack[-1] if stack else (0.0, FORWARD, None)
+            _, phase, call, module = stack[-1] if stack else (0.0, FORWARD, None, "")
             name, args = event["name"], event.get("args", {})
             if event["cat"] == "user_annotation":
                 phase = OPTIMIZER if name.startswith("Optimizer.") else phase
+                module = _joined(module, name) if phase == FORWARD else module
+            elif event["cat"] == "python_function":
+                found = _MODULE.match(name)
+                module = _joined(module, found[1]) if found else module
             elif event["cat"] != "cpu_op":
                 self.launches[args.get("correlation")] = start, call
             elif call is None and not _WRAPPERS.match(name):
                 phase = BACKWARD if name.startswith(_NODE) else phase
-                call = _Call(name.removeprefix(_NODE), phase, start, end)
+                number = args.get("Sequence number") if phase == BACKWARD else None
+                call = _Call(name.removeprefix(_NODE), phase, start, end, 0, module, number)
                 self.calls.append(call)
             if call is not None:
                 self.ops[args.get("External id")] = call
                 call.flops += _flops(name, args.get("Input Dims", ()))
-            stack.append((end, phase, call))
+            if phase == FORWARD and module and "Sequence number" in args:
+                self.modules[args["Sequence number"]] = module  # the last op makes the node
+            stack.append((end, phase, call, module))
+
+
+def _joined(path: str, name: str) -> str:
+    return f"{path}/{name}" if path else name
 
 
 def _ends(event: _Event) -> tuple[float, float]:
@@ -252,7 +213,10 @@ def _device_records(host: _Host, kernels: Iterable[_Event]) -> Iterator[_Record]
         table = "collectives" if is_collective else "families"
         family = family_of(title, name, table=table)
         size = int(args.get("In msg nelems", 0)) * _BYTES.get(str(args.get("dtype")).lower(), 0)
-        fields = title, family, call.phase, is_collective, start, end - start, call.flops, size
+        fields = (
+            title, family, call.phase, is_collective, start, end - start, call.flops, size,
+            call.module,
+        )  # fmt: skip
         yield _Record(issued, call, TracedCall(*fields))
 
 
@@ -263,7 +227,7 @@ def _host_records(host: _Host, events: Iterable[_Event]) -> Iterator[_Record]:
         gap = 0.0 if after is None else after.start - call.end
         spent_s = call.end - call.start + (gap if 0 < gap <= LONGEST_GAP_S else 0.0)
         fields = call.name, family_of(call.name), call.phase, False, call.start, spent_s
-        yield _Record(call.start, call, TracedCall(*fields, call.flops))
+        yield _Record(call.start, call, TracedCall(*fields, call.flops, module=call.module))
     for event in events:
         if _HOST_COLLECTIVE.match(event["name"]):
             args, (start, end), name = event.get("args", {}), _ends(event), event["name"]

@@ -20,6 +20,7 @@ LAUNCH = "python_launch_us"
 """The constant of the host's time of a launch."""
 OTHER = "(not in the program)"
 """The module of calls that no op corresponds to."""
+NO_MODULE = "(no module)"
 _MOST_ROWS = 24
 """Rows of a table in text."""
 _SAME_SIZES = 0.05
@@ -149,10 +150,12 @@ class LearnedSystem:
             total = kinds[work.phase, work.family]
             total[:] = (old + new for old, new in zip(total, values, strict=True))
         rows = [_row(*key, *values) for key, values in kinds.items()]
+        traced = self._traced_modules()
         return [
             DataTable("Step", (Column("part", "part"), *times), list(self._parts())),
             DataTable("Work", (phase, *counts, *times), rows),
             DataTable("Modules", (module, phase, *times), self._modules()),
+            *([DataTable("Traced modules", (module, phase, *times), traced)] if traced else []),
         ]
 
     def _parts(self) -> Iterator[list[object]]:
@@ -178,11 +181,25 @@ class LearnedSystem:
         for work in (work for work in self.work if not work.is_collective):
             scale = work.measured_s / work.predicted_s if work.predicted_s else 0.0
             for op in work.ops:
-                total = times[str(op.args["module"] or "(no module)"), work.phase]
+                total = times[str(op.args["module"] or NO_MODULE), work.phase]
                 total[:] = total[0] + op.duration_s * scale, total[1] + op.duration_s
             if not scale:
                 times[OTHER, work.phase][0] += work.measured_s
         return [_row(*k, *v) for k, v in sorted(times.items(), key=lambda item: -item[1][0])]
+
+    def _traced_modules(self) -> list[list[object]]:
+        """Return a row for each module that the trace names and pass, the longest first.
+
+        The time of ops is divided among their calls in proportion to these. Without names: no row.
+        """
+        times = defaultdict[tuple[str, str], list[float]](lambda: [0.0, 0.0])
+        for work in (work for work in self.work if not work.is_collective):
+            for call in work.calls:
+                share = call.duration_s / work.measured_s if work.measured_s else 0.0
+                total = times[call.module or NO_MODULE, work.phase]
+                total[:] = total[0] + call.duration_s, total[1] + work.predicted_s * share
+        rows = sorted(times.items(), key=lambda item: -item[1][0])
+        return [_row(*k, *v) for k, v in rows] if any(k[0] != NO_MODULE for k, _ in rows) else []
 
 
 def _row(*values: str | float) -> list[object]:

@@ -91,6 +91,60 @@ def test_saved_inputs_and_weights_are_counted_by_hand(
     assert plain.most["states"] == narrow.most["states"]
 
 
+DELAYED = "fused-fp8-delayed"
+
+
+def test_weights_of_delayed_scaling_are_their_two_copies() -> None:
+    """Two copies of 8 bits have the bytes of the 16-bit weight, and no kernel makes them again."""
+    program = step("data_parallel", "dp=2")
+    (plain,), (narrow,) = (accounts(program, "h100", name) for name in ("fused", DELAYED))
+    assert narrow.most["weights"] == plain.most["weights"]
+    assert plain.most["stashes"] - narrow.most["stashes"] == saved_less("fused-fp8")
+    made = [op for fn in grouped(program, DELAYED).functions.values() for op in fn.ops
+            if op.op == QUANTIZE]  # fmt: skip
+    inputs, results = [INPUT] * 3 + [ROWS * SEQ * FFN], [INPUT] * 3 + [ROWS * SEQ * FFN] * 2
+    gradients = [*results, *[ROWS * SEQ * HIDDEN * KV_HEADS // HEADS] * 2]
+    # The values of former steps set the scales: 16 bits are read once, and two copies written.
+    assert sorted(op.bytes_read for op in made) == sorted(2 * n for n in inputs + gradients)
+    assert sorted(op.bytes_written for op in made) == sorted(2 * n for n in inputs + gradients)
+
+
+def test_weights_that_an_optimizer_reads_have_copies_beside_them() -> None:
+    """Without a master copy in float32 the update needs the weight in 16 bits."""
+    model = td.zoo.llama(
+        layers=1, batch=ROWS, seq=SEQ, vocab=128, hidden=HIDDEN, ffn=FFN, heads=HEADS,
+        kv_heads=KV_HEADS, dtype="bfloat16",
+    )  # fmt: skip
+    mod = td.train_step(FuseAttention()(model), optimizer="adamw")
+    program = td.export(td.distribute(mod, make_plan(mod, "data_parallel", {"dp": 1})))
+    (plain,), (narrow,) = (accounts(program, "h100", name) for name in ("fused", DELAYED))
+    copies = sum(blocks(2 * n) for n in WEIGHT_SIZES)
+    assert narrow.most["weights"] - plain.most["weights"] == copies
+
+
+def test_a_gathered_weight_of_delayed_scaling_is_sent_once_and_transposed() -> None:
+    """FSDP: the gather of a weight sends 8 bits, and a kernel behind it makes the other copy."""
+    program = step("fsdp", "dp=2")
+    plain, narrow = (grouped(program, name).functions for name in ("fused", DELAYED))
+    half = 0
+    for name, fn in narrow.items():
+        gathers = (
+            [op for op in each[name].ops if op.collective == "all_gather"]
+            for each in (plain, narrow)
+        )
+        pairs = zip(*gathers, strict=True)
+        for wide, less in pairs:
+            if less.payload_bytes != wide.payload_bytes:
+                half += 1
+                assert 2 * less.payload_bytes == wide.payload_bytes in {2 * n for n in WEIGHT_SIZES}
+        for op in fn.ops:
+            if op.name.endswith("_transposed"):
+                half -= 1
+                assert op.bytes_read == op.bytes_written in WEIGHT_SIZES
+    assert half == 0
+    assert any(op.name.endswith("_transposed") for fn in narrow.values() for op in fn.ops)
+
+
 def test_shards_of_a_sequence_are_saved_as_copies() -> None:
     """Each device saves its half of the inputs that it gathers, and quantizes what it gathered."""
     program = step("megatron:sequence=1", "tp=2")

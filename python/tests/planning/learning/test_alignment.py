@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from tvm_distir.performance.traces.kineto_reader import TracedCall
+from tvm_distir.performance.traces.traced_steps import TracedCall
 from tvm_distir.planning.learning.alignment import PredictedOp, align
 
 

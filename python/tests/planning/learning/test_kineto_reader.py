@@ -124,3 +124,43 @@ def test_a_trace_without_work_is_said_to_have_none(tmp_path: Path) -> None:
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(td.support.SimulationError, match=r"DIST0731.*No such file"):
         read_kineto(tmp_path / "none.json")
+
+
+def test_modules_of_a_real_trace_are_those_that_ran(tmp_path: Path) -> None:
+    """PyTorch's hooks say which modules run; a backward node has the module of its forward op."""
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    nn, profiler = torch.nn, torch.profiler
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.norm = nn.Linear(8, 8), nn.LayerNorm(8)
+
+        def forward(self, x):
+            with profiler.record_function("branch"):
+                return x + self.norm(self.up(x))
+
+    model = nn.Sequential(Block(), Block(), nn.Linear(8, 4))
+    ran: list[str] = []
+    for name, module in model.named_modules():
+        chain = [model.get_submodule(".".join(name.split(".")[:n])) for n in range(1, 3) if name]
+        classes = [type(each).__name__ for each in dict.fromkeys(chain)]
+        path = "/".join(["Sequential", *classes]).replace("Block/", "Block/branch/")
+        if isinstance(module, (nn.Linear, nn.LayerNorm)):
+            module.register_forward_hook(lambda *_, path=path: ran.append(path))
+    verbose = torch._C._profiler._ExperimentalConfig(verbose=True)
+    with profiler.profile(
+        activities=[profiler.ProfilerActivity.CPU], with_stack=True, with_modules=True,
+        record_shapes=True, experimental_config=verbose,
+    ) as profile:  # fmt: skip
+        model(torch.ones(2, 8)).sum().backward()
+    profile.export_chrome_trace(str(tmp_path / "t.json"))
+    (step,) = read_kineto(tmp_path / "t.json")
+    names = ("aten::linear", "aten::layer_norm")
+    assert [c.module for c in step.calls if c.name in names] == ran
+    assert set(ran) == {
+        "Sequential/Block/branch/Linear", "Sequential/Block/branch/LayerNorm", "Sequential/Linear",
+    }  # fmt: skip
+    nodes = ("AddmmBackward0", "NativeLayerNormBackward0")
+    assert [c.module for c in step.calls if c.name in nodes] == ran[::-1]
+    assert {c.phase for c in step.calls if c.name in nodes} == {"backward"}

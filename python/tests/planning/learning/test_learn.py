@@ -214,3 +214,28 @@ def test_names_of_laws_have_units() -> None:
     }  # fmt: skip
     op = PredictedOp("relax.add", {"pass": "", "flops": 3, "class": "memory"}, 0.0, 1.0)
     assert (op.family, op.phase, op.flops, op.is_collective) == ("elementwise", "forward", 3, False)
+
+
+def test_times_of_traced_modules_are_those_of_their_calls(tmp_path: Path) -> None:
+    """Calls of two modules of a step, and one of neither; without modules there is no table."""
+
+    def event(name: str, start: float, duration: float, kind: str = "cpu_op") -> dict[str, object]:
+        return {"ph": "X", "cat": kind, "name": name, "tid": 1, "ts": start, "dur": duration}
+
+    ops = [event("aten::linear", 10, 600), event("aten::relu", 610, 90),
+           event("aten::linear", 705, 290), event("aten::sum", 1000, 50)]  # fmt: skip
+    modules = [event("nn.Module: Up_0", 0, 700, "python_function"),
+               event("nn.Module: Down_12", 700, 300, "python_function")]  # fmt: skip
+    results = []
+    for events in (ops, [*ops, *modules]):
+        path = tmp_path / "trace.json"
+        path.write_text(json.dumps({"traceEvents": events}))
+        results.append(td.learn(path, "zoo:mlp?layers=2,hidden=256,batch=64", system="laptop-cpu"))
+    plain, named = (result.to_dict() for result in results)
+    assert "traced modules" not in plain
+    rows = {row[0]: row[2] for row in named["traced modules"]}  # type: ignore[attr-defined]
+    assert rows == pytest.approx({"Up": 695e-6, "Down": 295e-6, "(no module)": 50e-6})
+    predicted = sum(row[3] for row in named["traced modules"])  # type: ignore[attr-defined]
+    met = [work for work in results[1].work if work.calls and not work.is_collective]
+    assert predicted == pytest.approx(sum(work.predicted_s for work in met))
+    assert "Traced modules" in results[1].to_text()
