@@ -67,8 +67,8 @@ class _Writer:
         }
         self.passed = PassedValues(program, self.flows, self.quantizers)
         self.stored = self._stored_weights() if chosen.parameters else set[ValueKey]()
-        for name, found in self.quantizers.items() if self.stored else ():
-            self.quantizers[name] = {v: n for v, n in found.items() if not self.stores(name, v)}
+        for name, numbers in self.quantizers.items() if self.stored else ():
+            self.quantizers[name] = {v: n for v, n in numbers.items() if not self.stores(name, v)}
         weights = self.passed.weights if chosen.parameters else {}
         self.views = {group for group in weights if self._is_view(group)}
         self.narrow = {group for group in self.passed.readers if self._is_narrow(group)}

@@ -141,8 +141,8 @@ class _Host:
                 phase = OPTIMIZER if name.startswith("Optimizer.") else phase
                 module = _joined(module, name) if phase == FORWARD else module
             elif event["cat"] == "python_function":
-                found = _MODULE.match(name)
-                module = _joined(module, found[1]) if found else module
+                match = _MODULE.match(name)
+                module = _joined(module, match[1]) if match else module
             elif event["cat"] != "cpu_op":
                 self.launches[args.get("correlation")] = start, call
             elif call is None and not _WRAPPERS.match(name):
