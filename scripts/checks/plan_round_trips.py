@@ -21,9 +21,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
 
-import tvm_distir as td
 from tests.planning.test_plan_round_trips import CASES, FORMS, MODELS, study
 from tests.planning.trainer_readers import READERS
+
+import tvm_distir as td
 from tvm_distir.planning import Study
 from tvm_distir.support.errors.tree import DistIRError
 

@@ -121,14 +121,22 @@ class _Given:
         if name == "adamw" and isinstance(train, TrainingOptions):
             yield Change("fit", {"train": replace(train, optimizer=lighter)})
         elif name == "adamw" and isinstance(train, Mapping):
-            yield Change("fit", {"train": {**train, "optimizer": lighter}})
+            yield Change("fit", {"train": {**train, "optimizer": "adamw8bit"}})
 
 
 def _optimizer(train: Mapping[str, Any] | TrainingOptions | bool | None) -> str:
     """Return the optimizer of the options of a training step; empty where they do not name it."""
     if isinstance(train, TrainingOptions):
         return train.optimizer
-    return str(train.get("optimizer", "")) if isinstance(train, Mapping) else ""
+    if not isinstance(train, Mapping):
+        return ""
+    known = option_fields(TrainingOptions)
+    numbers = (
+        f"{name}={value}"
+        for name, value in train.items()
+        if name not in known and isinstance(value, float)
+    )
+    return f"{train.get('optimizer', '')}:{','.join(numbers)}".removesuffix(":")
 
 
 def changes_of(study: Study, analysis: Analysis) -> list[Change]:
