@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from tvm_distir.planning import StepOptions
+from tvm_distir.planning import StepOptions, TrainingOptions
 from tvm_distir.support import option_fields
 
 if TYPE_CHECKING:
@@ -44,10 +44,14 @@ class Change:
         from tvm_distir.core.plan import mesh_text
 
         declared = option_fields(StepOptions)
-        return " ".join(
-            f"{declared[name].flag} {mesh_text(value) if name == 'mesh' else value}"
+        words = {
+            name: f"{declared[name].flag} {mesh_text(value) if name == 'mesh' else value}"
             for name, value in self.options.items()
-        )
+            if name != "train"
+        }
+        if "train" in self.options:
+            words["train"] = f"--optimizer {_optimizer(self.options['train'])}"
+        return " ".join(words.values())
 
 
 class _Given:
@@ -108,6 +112,31 @@ class _Given:
         """Yield another recomputation policy."""
         if self.study.training() is not None and self.study.recompute != policy:
             yield Change(part, {"recompute": policy})
+
+    def lighter_optimizer(self) -> Iterator[Change]:
+        """Yield AdamW with states of 8 bits in place of those of float32."""
+        train = self.study.train
+        name, colon, numbers = _optimizer(train).partition(":")
+        lighter = f"adamw8bit{colon}{numbers}"
+        if name == "adamw" and isinstance(train, TrainingOptions):
+            yield Change("fit", {"train": replace(train, optimizer=lighter)})
+        elif name == "adamw" and isinstance(train, Mapping):
+            yield Change("fit", {"train": {**train, "optimizer": "adamw8bit"}})
+
+
+def _optimizer(train: Mapping[str, Any] | TrainingOptions | bool | None) -> str:
+    """Return the optimizer of the options of a training step; empty where they do not name it."""
+    if isinstance(train, TrainingOptions):
+        return train.optimizer
+    if not isinstance(train, Mapping):
+        return ""
+    known = option_fields(TrainingOptions)
+    numbers = (
+        f"{name}={value}"
+        for name, value in train.items()
+        if name not in known and isinstance(value, float)
+    )
+    return f"{train.get('optimizer', '')}:{','.join(numbers)}".removesuffix(":")
 
 
 def changes_of(study: Study, analysis: Analysis) -> list[Change]:
@@ -197,6 +226,8 @@ def _fitting(situation: _Given) -> Iterator[Change]:
     verdict = situation.analysis.verdict
     for remedy in () if verdict is None else verdict.remedies:
         yield from _remedy(situation, remedy.name)
+    if verdict is not None:
+        yield from situation.lighter_optimizer()
 
 
 def _remedy(situation: _Given, name: str) -> Iterable[Change]:

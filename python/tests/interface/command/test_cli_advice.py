@@ -183,3 +183,25 @@ def test_no_mesh_is_advised_that_the_batch_forbids(batch, advised):
     )
     changes = changes_of(study, analysis)
     assert [change.words for change in changes] == advised
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "lighter"),
+    [("adamw", "adamw8bit"), ("adamw:rate=0.01", "adamw8bit:rate=0.01"), ("sgd", "")],
+)
+def test_adamw_of_8_bits_is_tried_where_memory_is_exceeded(optimizer, lighter, tmp_path, capsys):
+    """Its memory is that of the command, and less; sgd has no states of 8 bits."""
+    small = json.loads(Path(PLAIN_A100).read_text(encoding="utf-8"))
+    small["device"]["memory_capacity_GiB"] = 0.001
+    path = tmp_path / "small.json"
+    path.write_text(json.dumps(small))
+    words = ["analyze", "zoo:mlp?layers=2", "--strategy", "data_parallel", "--mesh", "dp=2",
+             "--train", "--system", str(path), "--advice"]  # fmt: skip
+    result = analysed([*words, "full", "--optimizer", optimizer], capsys, code=3)
+    trials = [t for each in result["advice"] for t in (*each["gains"], *each["others"])]
+    tried = {t["change"]: t["peak_memory_bytes"] for t in trials}
+    found = [change for change in tried if "--optimizer" in change]
+    assert found == ([f"--optimizer {lighter}"] if lighter else [])
+    for change in found:
+        again = analysed([*words, "bounds", *change.split()], capsys, code=3)
+        assert tried[change] == again["peak_memory_bytes"] < result["peak_memory_bytes"]
