@@ -11,7 +11,7 @@ from tvm.relax.distributed import DeviceMesh
 
 from tvm_distir.core.ir import Labels, P, R, axis_groups, mesh_devices, mesh_shape
 from tvm_distir.core.ir.operators import LOCAL_STEPS
-from tvm_distir.core.propagation import fits
+from tvm_distir.core.propagation import shape_fits
 from tvm_distir.core.redistribution import CostMatrix, cost_matrix
 from tvm_distir.hardware.systems.clock import Clock
 from tvm_distir.hardware.systems.system import System
@@ -44,6 +44,7 @@ class MeshCosts:
         self.clock, self.mesh, self.sizes = Clock(system), mesh, mesh_shape(mesh)
         self.devices = tuple([int(d) for d in mesh_devices(mesh).reshape(-1)])
         self._groups: dict[int, Groups] = {}
+        self._divides: dict[tuple[tuple[int, ...], Labels], bool] = {}
 
     def step(self, kind: str, payload_bytes: int, groups: Groups) -> int:
         """Return the :class:`~.costs.StepCosts` of a resharding step; local steps cost copies."""
@@ -75,16 +76,12 @@ class MeshCosts:
         placements = [x for x in itertools.product(*choices) if self.divides(shape, x)]
         return cost_matrix(self, shape, dtype, self.sizes, self.devices, placements)
 
-    def divides(self, shape: Sequence[int], layout: Labels) -> bool:
+    def divides(self, shape: tuple[int, ...], layout: Labels) -> bool:
         """Return whether each dim can be split over all axes that shard it."""
-        for dim, extent in enumerate(shape):
-            ranks = 1
-            for size, label in zip(self.sizes, layout):
-                if label == dim:
-                    if not fits(extent, size, ranks, True):
-                        return False
-                    ranks *= size
-        return True
+        key = (shape, layout)
+        if key not in self._divides:
+            self._divides[key] = shape_fits(shape, self.sizes, layout)
+        return self._divides[key]
 
 
 class MeshCostCache:

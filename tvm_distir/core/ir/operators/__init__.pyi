@@ -9,6 +9,7 @@ from .async_ops import register_ops as register_ops
 from .async_ops import start as start
 from .async_ops import start_name as start_name
 from .async_ops import started_op as started_op
+from .async_ops import started_ops as started_ops
 from .attention_ops import ATTENTION_BACKWARD_OP as ATTENTION_BACKWARD_OP
 from .attention_ops import ATTENTION_BIAS_OP as ATTENTION_BIAS_OP
 from .attention_ops import ATTENTION_OP as ATTENTION_OP

@@ -11,7 +11,7 @@ order of the bindings is the order in which a device issues them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from tvm import ir, relax
@@ -36,6 +36,12 @@ def started_op(expr: ir.Expr) -> str | None:
     """Return the collective that a call starts, None for every other expression."""
     name = ops.dist_op_name(expr)
     return name.removesuffix(_SUFFIX) if name is not None and name.endswith(_SUFFIX) else None
+
+
+def started_ops(bindings: Iterable[relax.Binding]) -> dict[relax.Var, str]:
+    """Return the collectives that bindings start, by the variables of these bindings."""
+    kinds = ((binding.var, started_op(binding.value)) for binding in bindings)
+    return {var: kind for var, kind in kinds if kind is not None}
 
 
 def collective_op(expr: ir.Expr) -> str | None:

@@ -65,8 +65,11 @@ class LabellingProblem:
         elif store.array(number) >= INFINITE:
             self.feasible = False
 
-    def put_edge(self, store: TableStore, table: Interned, first: int, second: int) -> None:
-        """Add a table with layout (first, second; -1: none) over sorted variables."""
+    def put_edge(
+        self, store: TableStore, table: Interned, first: int, second: int, times: int = 1
+    ) -> None:
+        """Add a multiple of a table with layout (first, second; -1: none) over sorted variables."""
+        table = store.times(table, times)
         if 0 <= first < second:
             self.put(store, (first, second), table)
         elif first < 0:

@@ -256,6 +256,18 @@ def fits(size: int | ir.Expr, ranks: int, occupied: int, uneven: bool) -> bool:
     return uneven and known and bool(nominal(size) > ranks * occupied)
 
 
+def shape_fits(shape: Sequence[int], sizes: Sequence[int], layout: Labels) -> bool:
+    """Return whether each dim can be split, unevenly too, over all axes that shard it."""
+    for dim, extent in enumerate(shape):
+        ranks = 1
+        for size, label in zip(sizes, layout):
+            if label == dim:
+                if not fits(extent, size, ranks, True):
+                    return False
+                ranks *= size
+    return True
+
+
 def factor_fits(factor: Factor, ranks: int, occupied: int) -> bool:
     """Return whether a factor, already split by ``occupied``, may be split by ``ranks`` more."""
     uneven = factor.uneven and (occupied == 1 or not factor.adjacent)
