@@ -30,6 +30,7 @@ class EdgeBuilder:
     def __init__(self, net: Assembly) -> None:
         self.to, self.g, self.shared, self.net = net, net.g, net.shared, net.net
         self.liveness, self.times = Liveness(net), net.g.passes
+        self.edges: list[tuple[Interned, int, int, int]] = []
         self.counted = self.shared.overlap_discount.counted(self.g.key)
 
     def run(self) -> None:
@@ -37,6 +38,7 @@ class EdgeBuilder:
         for v, uses in enumerate(self.g.uses):
             if uses:
                 self._value(v, uses)
+        self.net.put_edges(self.shared.store, self.edges)
         self.net.lasts = [self.liveness.last(v) for v in self.g.param_values]
 
     def _value(self, v: int, uses: Uses) -> None:
@@ -95,7 +97,7 @@ class EdgeBuilder:
 
     def _put(self, v: int, first: int, second: int, table: Interned) -> None:
         """Add a table about a value, as often as the value is passed on."""
-        self.net.put_edge(self.shared.store, table, first, second, self.times[v])
+        self.edges.append((table, first, second, self.times[v]))
 
     def _held(
         self, v: int, produced: tuple[Labels, ...], needs: Sequence[tuple[Labels, ...]]

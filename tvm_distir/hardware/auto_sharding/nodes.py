@@ -41,6 +41,7 @@ class NodeBuilder:
             callee = net.callees.get(k)
             now += 1 if callee is None else callee[0].begins[-1]
         net.begins.append(now)
+        net.put_edges(self.shared.store, self.to.costs)
 
     def _param(self, _: int, node: Node) -> End:
         v = node.results[0]

@@ -174,6 +174,7 @@ class Assembly:
         self.shared, self.g, self.net = shared, g, ShardingProblem()
         self.reach = shared.reach[g.key]
         self.axes, self.shapes = shared.axes, g.nominal_shapes
+        self.costs: list[tuple[Interned, int, int, int]] = []
         self._layouts: list[CostMatrix | None] = [None] * len(g.values)
         self.replicated = (False,) * len(self.axes)
 
@@ -192,7 +193,7 @@ class Assembly:
 
     def variable(self, strategies: Strategies, costs: Bytes | None = None) -> End:
         """Add a node with some strategies, and the cost of each."""
-        net, store, times = self.net, self.shared.store, self.g.repeat
+        net, times = self.net, self.g.repeat
         if not strategies.items:
             net.feasible = False
         if len(strategies.items) <= 1:
@@ -202,7 +203,7 @@ class Assembly:
         end = strategies, len(net.domains) - 1
         if costs is not None and costs.any():
             table = self.shared.table(("work", id(costs)), lambda: costs)
-            net.put_edge(store, table, end[1], -1, times)
+            self.costs.append((table, end[1], -1, times))
         return end
 
     def inner(self, k: int, number: int, *, result: bool) -> End:

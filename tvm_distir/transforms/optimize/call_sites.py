@@ -13,7 +13,7 @@ from tvm.relax import Expr, Var
 
 from tvm_distir.core.ir import is_private, relax_functions, unpack
 from tvm_distir.core.ir.attributes import IO_ATTR
-from tvm_distir.core.ir.operators import COLLECTIVES, call_axes, collective_op
+from tvm_distir.core.ir.operators import call_axes, collectives
 from tvm_distir.core.ir.views import family
 from tvm_distir.core.rewriting import all_bindings, module_calls, variables
 from tvm_distir.support import Steps, memoized_steps, unrolled
@@ -107,7 +107,7 @@ def group_axes(call: ir.Call) -> tuple[Any, tuple[int, ...]]:
 
 def axes_of(values: Iterable[Any]) -> set[tuple[Any, tuple[int, ...]]]:
     """Return the meshes and axes along which some values are the results of collectives."""
-    return {group_axes(value) for value in values if collective_op(value) in COLLECTIVES}
+    return {group_axes(value) for value in collectives(values)}
 
 
 def laid_out(value: Expr, known: Collection[Var]) -> bool:

@@ -99,7 +99,7 @@ def _deferrable(
     if type(result) is not relax.Tuple or "results" in noted:
         return None
     bindings = [b for block in fn.body.blocks for b in block.bindings]
-    if len(axes_of(b.value for b in bindings)) > 1:
+    if len(axes_of([b.value for b in bindings])) > 1:
         return None
     flying = _flying(bindings, known)
     groups: list[tuple[Var, list[Binding]]] = []

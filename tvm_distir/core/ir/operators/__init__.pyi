@@ -4,6 +4,7 @@
 from .async_ops import DONE as DONE
 from .async_ops import collective_done as collective_done
 from .async_ops import collective_op as collective_op
+from .async_ops import collectives as collectives
 from .async_ops import is_done as is_done
 from .async_ops import register_ops as register_ops
 from .async_ops import start as start

@@ -49,6 +49,11 @@ def collective_op(expr: ir.Expr) -> str | None:
     return started_op(expr) or ops.dist_op_name(expr)
 
 
+def collectives(values: Iterable[ir.Expr]) -> list[ir.Call]:
+    """Return the collectives and their starts among some values."""
+    return [value for value in values if collective_op(value) in COLLECTIVES]
+
+
 def is_done(expr: ir.Expr) -> bool:
     """Return whether an expression is a ``collective_done``."""
     return ops.dist_op_name(expr) == DONE

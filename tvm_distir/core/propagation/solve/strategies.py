@@ -127,11 +127,17 @@ class StrategyTable:
             ]
             together = _product(columns)
             if len(columns) > 1:
-                together = [x for x in together if self.divides(rule, x, occupied)]
+                together = self.dividing(rule, together, occupied)
             strategies = self._known[key] = self.intern(together)
         return strategies
 
-    def divides(self, rule: Rule, axes: NodeStrategy, occupied: Mapping[int, int]) -> bool:
+    def dividing(
+        self, rule: Rule, choices: Iterable[NodeStrategy], occupied: Mapping[int, int]
+    ) -> list[NodeStrategy]:
+        """Return the strategies of which every factor has parts for all axes that follow it."""
+        return [axes for axes in choices if self._divides(rule, axes, occupied)]
+
+    def _divides(self, rule: Rule, axes: NodeStrategy, occupied: Mapping[int, int]) -> bool:
         """Return whether every factor has parts for all axes that follow it."""
         followed: dict[int, list[int]] = {}
         for n, strategy in zip(self.ranks, axes):
