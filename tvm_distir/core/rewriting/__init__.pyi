@@ -13,6 +13,7 @@ from .calls import rebuild as rebuild
 from .calls import tensor_args as tensor_args
 from .calls import tuple_of as tuple_of
 from .calls import typed as typed
+from .calls import untupled as untupled
 from .canonical import canonical as canonical
 from .canonical import plain_calls as plain_calls
 from .collector import gc_paused as gc_paused
