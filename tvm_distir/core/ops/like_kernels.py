@@ -28,20 +28,21 @@ class LikeKernels:
     in_place : set of int
         Numbers of the variables that need no separate memory, see
         :func:`.transposes.transposed_operands`.
+    keys : list of (int, bool)
+        Of each binding, a key that equal ones share; the first item of a unique one is negative.
     """
 
     def __init__(self, mod: ir.IRModule, reading: FunctionView) -> None:
         self.mod, self.reading = mod, reading
         self.in_place = transposed_operands(reading)
+        self.keys = [
+            (like, reading.params + n in self.in_place) for n, like in enumerate(reading.like)
+        ]
         self._memo = class_memo("kernels")
-
-    def key(self, number: int) -> tuple[int, bool]:
-        """Return a key that equal bindings share; its first item is negative for unique ones."""
-        return self.reading.like[number], self.reading.params + number in self.in_place
 
     def of(self, number: int) -> Kernel:
         """Return the kernel of a binding that is a call, as :func:`.kernels.kernel_of` gives it."""
-        key = self.key(number)
+        key = self.keys[number]
         call, ty = self.reading.values[number], self.reading.bound(number).ty
         kernel: Kernel = self._memo.of(key, lambda: kernel_of(call, self.mod, ty, key[1]))
         return kernel

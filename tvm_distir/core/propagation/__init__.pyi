@@ -38,6 +38,7 @@ from .solve.strategies import OpStrategy as OpStrategy
 from .solve.strategies import Strategies as Strategies
 from .solve.strategies import StrategyTable as StrategyTable
 from .solve.strategies import fits as fits
+from .solve.strategies import shape_fits as shape_fits
 from .solve.strategies import strategies_along as strategies_along
 from .solve.tables import Interned as Interned
 from .solve.tables import TableStore as TableStore

@@ -99,6 +99,7 @@ class _Matrix:
         self.costs, self.key, self.placements = costs, key, placements
         self.at = {labels: i for i, labels in enumerate(placements)}
         self.groups = functools.cache(key.groups)
+        self.known: dict[tuple[str, tuple[int, ...], int], int] = {}
         axes, every = len(key.mesh), tuple(range(len(key.shape)))
         self.space = Space(key.mesh, (every,) * axes, (True,) * axes, KINDS)
 
@@ -133,7 +134,10 @@ class _Matrix:
                 local[i, j] = min(local[i, j], cost)
 
     def _cost(self, kind: str, axes: tuple[int, ...], payload_bytes: int) -> int:
-        return max(1, step_cost(self.costs, kind, axes, payload_bytes, self.groups))
+        key = (kind, axes, payload_bytes)
+        if key not in self.known:
+            self.known[key] = max(1, step_cost(self.costs, *key, self.groups))
+        return self.known[key]
 
     def _exchanges(self, steps: CostArray) -> None:
         """Compute the costs from each placement to all that have the same partial axes."""

@@ -13,6 +13,7 @@ from .calls import rebuild as rebuild
 from .calls import tensor_args as tensor_args
 from .calls import tuple_of as tuple_of
 from .calls import typed as typed
+from .calls import untupled as untupled
 from .canonical import canonical as canonical
 from .canonical import plain_calls as plain_calls
 from .collector import gc_paused as gc_paused
@@ -34,6 +35,7 @@ from .functions import callees_of as callees_of
 from .functions import callers_closure as callers_closure
 from .functions import calls_op as calls_op
 from .functions import map_functions as map_functions
+from .functions import module_calls as module_calls
 from .functions import retyped as retyped
 from .functions import with_functions as with_functions
 from .kernel_binding import KernelCall as KernelCall
@@ -56,6 +58,7 @@ from .substitute import VARIABLES as VARIABLES
 from .substitute import rebound as rebound
 from .substitute import substitute as substitute
 from .substitute import variables as variables
+from .substitute import variables_of as variables_of
 from .thread_scopes import separate_scopes as separate_scopes
 from .tuple_parameters import open_tuples as open_tuples
 from .worker_collectives import with_mesh_collectives as with_mesh_collectives

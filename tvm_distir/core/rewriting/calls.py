@@ -64,6 +64,13 @@ def tensor_args(call: ir.Call) -> list[Expr]:
     return [a for a in args if is_tensors(a.ty)]
 
 
+def untupled(value: Expr) -> Expr:
+    """Return the field itself where a value takes it from a tuple that is written out."""
+    if isinstance(value, relax.TupleGetItem) and isinstance(value.tuple_value, relax.Tuple):
+        return value.tuple_value.fields[int(value.index)]
+    return value
+
+
 def leaves_of(expr: Expr) -> Iterator[tuple[Any, int, Any]]:
     """Return the flattened tensors of an argument: (expression, position in it, type).
 

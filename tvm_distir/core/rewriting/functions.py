@@ -31,10 +31,15 @@ def callee_of(value: Expr) -> ir.GlobalVar | None:
     return value.op if calls else None
 
 
+def module_calls(fn: relax.Function) -> list[tuple[relax.Binding, ir.GlobalVar]]:
+    """Return the bindings of a function that call one of the module, with it, in order."""
+    called = ((binding, callee_of(binding.value)) for binding in all_bindings(fn.body))
+    return [(binding, callee) for binding, callee in called if callee is not None]
+
+
 def callees_of(fn: relax.Function) -> list[ir.GlobalVar]:
     """Return the functions of the module that a function calls, in order, with repeats."""
-    callees = (callee_of(binding.value) for binding in all_bindings(fn.body))
-    return [callee for callee in callees if callee is not None]
+    return [callee for _, callee in module_calls(fn)]
 
 
 def with_functions(mod: ir.IRModule, functions: Mapping[ir.GlobalVar, ir.BaseFunc]) -> ir.IRModule:

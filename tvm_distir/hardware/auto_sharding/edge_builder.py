@@ -29,7 +29,8 @@ class EdgeBuilder:
 
     def __init__(self, net: Assembly) -> None:
         self.to, self.g, self.shared, self.net = net, net.g, net.shared, net.net
-        self.liveness = Liveness(net)
+        self.liveness, self.times = Liveness(net), net.g.passes
+        self.edges: list[tuple[Interned, int, int, int]] = []
         self.counted = self.shared.overlap_discount.counted(self.g.key)
 
     def run(self) -> None:
@@ -37,6 +38,7 @@ class EdgeBuilder:
         for v, uses in enumerate(self.g.uses):
             if uses:
                 self._value(v, uses)
+        self.net.put_edges(self.shared.store, self.edges)
         self.net.lasts = [self.liveness.last(v) for v in self.g.param_values]
 
     def _value(self, v: int, uses: Uses) -> None:
@@ -60,7 +62,7 @@ class EdgeBuilder:
                 continue
             reader_end, other = self.net.ends[reader]
             readers += [(reader_end.operands[i], other) for i in dict.fromkeys(positions)]
-        matrix, stationary = self.shared.layouts_of(g, v), self._stationary(k)
+        matrix, stationary = self.to.layouts_of(v), self._stationary(k)
         if len(readers) > 1:
             read = self._several(v, matrix, stationary, (produced, variable), readers)
         else:
@@ -95,14 +97,13 @@ class EdgeBuilder:
 
     def _put(self, v: int, first: int, second: int, table: Interned) -> None:
         """Add a table about a value, as often as the value is passed on."""
-        store = self.shared.store
-        self.net.put_edge(store, store.times(table, self.g.times(v)), first, second)
+        self.edges.append((table, first, second, self.times[v]))
 
     def _held(
         self, v: int, produced: tuple[Labels, ...], needs: Sequence[tuple[Labels, ...]]
     ) -> tuple[tuple[Labels, ...], Interned, list[Interned]]:
         """Return stored placements, table (given x held), and per reader (needed x held)."""
-        matrix = self.shared.layouts_of(self.g, v)
+        matrix = self.to.layouts_of(v)
         targets = sorted({row for each in needs for row in matrix.rows(each)})
         layouts = sorted({*targets, *(i for i, f in enumerate(matrix.placements) if P not in f)})
         cost = self._cost(v)
@@ -118,7 +119,7 @@ class EdgeBuilder:
 
     def _cost(self, v: int) -> Bytes:
         """Return the costs of all reshardings of a value; INFINITE where it may not move."""
-        matrix, maker = self.shared.layouts_of(self.g, v), self.g.producer[v][0]
+        matrix, maker = self.to.layouts_of(v), self.g.producer[v][0]
         stationary = self._stationary(maker)
         if self.g.values[v].ty is None:
             count = len(matrix.placements)
@@ -156,7 +157,7 @@ class EdgeBuilder:
         return tuple([bool(stays or is_fixed) for stays, is_fixed in zip(inherited, fixed)])
 
     def _moves(self, v: int, produced: tuple[Labels, ...], needs: tuple[Labels, ...]) -> Bytes:
-        matrix = self.shared.layouts_of(self.g, v)
+        matrix = self.to.layouts_of(v)
         return self._cost(v)[np.ix_(matrix.rows(produced), matrix.rows(needs))]
 
 

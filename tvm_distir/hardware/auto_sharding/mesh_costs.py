@@ -11,11 +11,10 @@ from tvm.relax.distributed import DeviceMesh
 
 from tvm_distir.core.ir import Labels, P, R, axis_groups, mesh_devices, mesh_shape
 from tvm_distir.core.ir.operators import LOCAL_STEPS
-from tvm_distir.core.propagation import fits
+from tvm_distir.core.propagation import shape_fits
 from tvm_distir.core.redistribution import CostMatrix, cost_matrix
 from tvm_distir.hardware.systems.clock import Clock
 from tvm_distir.hardware.systems.system import System
-from tvm_distir.support import memoized
 
 Groups = Sequence[Sequence[int]]
 
@@ -44,6 +43,8 @@ class MeshCosts:
         self.clock, self.mesh, self.sizes = Clock(system), mesh, mesh_shape(mesh)
         self.devices = tuple([int(d) for d in mesh_devices(mesh).reshape(-1)])
         self._groups: dict[int, Groups] = {}
+        self._layouts: dict[tuple[tuple[int, ...], str], CostMatrix] = {}
+        self._divides: dict[tuple[tuple[int, ...], Labels], bool] = {}
 
     def step(self, kind: str, payload_bytes: int, groups: Groups) -> int:
         """Return the :class:`~.costs.StepCosts` of a resharding step; local steps cost copies."""
@@ -67,24 +68,25 @@ class MeshCosts:
             self._groups[axis] = axis_groups(self.mesh, (axis,))
         return self.step(kind, payload_bytes, self._groups[axis])
 
-    @memoized
     def layouts(self, shape: tuple[int, ...], dtype: str) -> CostMatrix:
         """Return the placements of a tensor on the mesh, and the resharding costs between them."""
+        key = (shape, dtype)
+        if key not in self._layouts:
+            self._layouts[key] = self._matrix(shape, dtype)
+        return self._layouts[key]
+
+    def _matrix(self, shape: tuple[int, ...], dtype: str) -> CostMatrix:
         every = (*range(len(shape)), R, P)
         choices = [every if size > 1 else (R,) for size in self.sizes]
         placements = [x for x in itertools.product(*choices) if self.divides(shape, x)]
         return cost_matrix(self, shape, dtype, self.sizes, self.devices, placements)
 
-    def divides(self, shape: Sequence[int], layout: Labels) -> bool:
+    def divides(self, shape: tuple[int, ...], layout: Labels) -> bool:
         """Return whether each dim can be split over all axes that shard it."""
-        for dim, extent in enumerate(shape):
-            ranks = 1
-            for size, label in zip(self.sizes, layout):
-                if label == dim:
-                    if not fits(extent, size, ranks, True):
-                        return False
-                    ranks *= size
-        return True
+        key = (shape, layout)
+        if key not in self._divides:
+            self._divides[key] = shape_fits(shape, self.sizes, layout)
+        return self._divides[key]
 
 
 class MeshCostCache:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tvm_distir.core.ops import nominal
 from tvm_distir.core.propagation import End, Node, OpStrategy
 
 from .kernel_costs import arithmetic_type, in_place
@@ -42,18 +41,19 @@ class NodeBuilder:
             callee = net.callees.get(k)
             now += 1 if callee is None else callee[0].begins[-1]
         net.begins.append(now)
+        net.put_edges(self.shared.store, self.to.costs)
 
     def _param(self, _: int, node: Node) -> End:
         v = node.results[0]
         partial = self.to.replicated if self.g.public else self.to.partial(v)
-        matrix = self.shared.layouts_of(self.g, v)
+        matrix = self.to.layouts_of(v)
         return self.to.variable(self.shared.ends_of(_producer, matrix, partial, node.pin))
 
     def _result(self, k: int, node: Node) -> End:
         v = node.operands[0]
         if v < 0:
             return NO_STATES, -1
-        matrix = self.shared.layouts_of(self.g, v)
+        matrix = self.to.layouts_of(v)
         if self.g.public:
             param = self.shared.updates.get(k - self.g.rets[0])
             if param is not None:
@@ -66,17 +66,15 @@ class NodeBuilder:
     def _annotation(self, _: int, node: Node) -> End:
         v = node.results[0]
         partial = self.to.partial(v)
-        matrix = self.shared.layouts_of(self.g, v)
+        matrix = self.to.layouts_of(v)
         return self.to.variable(self.shared.ends_of(_passing, matrix, partial, node.pin))
 
     def _op(self, _: int, node: Node) -> End:
         g, rule = self.g, node.rule
         if rule is None:
             return NO_STATES, -1
-        shapes = tuple(
-            [tuple(map(nominal, g.values[v].shape)) if v >= 0 else () for v in node.operands]
-            + [tuple(map(nominal, g.values[v].shape)) for v in node.results]
-        )
+        ends = (*node.operands, *node.results)
+        shapes = tuple([self.to.shapes[v] if v >= 0 else () for v in ends])
         partial = [
             sum(1 << i for i, v in enumerate(node.operands) if v >= 0 and pending[v])
             for pending in (self.to.reach.partial[a] for a in self.to.axes)

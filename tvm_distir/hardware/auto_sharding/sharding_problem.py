@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from tvm_distir.core.ir import Labels, P, R
-from tvm_distir.core.ops import nominal
 from tvm_distir.core.propagation import (
     End,
     Graph,
@@ -141,12 +140,6 @@ class Shared:
         other.overlap_discount = overlap_discount
         return other
 
-    def layouts_of(self, g: Graph, v: int) -> CostMatrix:
-        """Return the placements of a value."""
-        value = g.values[v]
-        dtype = "uint8" if value.ty is None else str(value.ty.dtype)
-        return self.mesh_costs.layouts(tuple(nominal(n) for n in value.shape), dtype)
-
     def ends_of(
         self,
         strategy: Callable[[int], OpStrategy],
@@ -180,8 +173,19 @@ class Assembly:
     def __init__(self, shared: Shared, g: Graph) -> None:
         self.shared, self.g, self.net = shared, g, ShardingProblem()
         self.reach = shared.reach[g.key]
-        self.axes = shared.axes
+        self.axes, self.shapes = shared.axes, g.nominal_shapes
+        self.costs: list[tuple[Interned, int, int, int]] = []
+        self._layouts: list[CostMatrix | None] = [None] * len(g.values)
         self.replicated = (False,) * len(self.axes)
+
+    def layouts_of(self, v: int) -> CostMatrix:
+        """Return the placements of a value."""
+        matrix = self._layouts[v]
+        if matrix is None:
+            ty = self.g.values[v].ty
+            dtype = "uint8" if ty is None else str(ty.dtype)
+            matrix = self._layouts[v] = self.shared.mesh_costs.layouts(self.shapes[v], dtype)
+        return matrix
 
     def partial(self, v: int) -> tuple[bool, ...]:
         """Return along which axes a value may be a partial sum."""
@@ -189,7 +193,7 @@ class Assembly:
 
     def variable(self, strategies: Strategies, costs: Bytes | None = None) -> End:
         """Add a node with some strategies, and the cost of each."""
-        net, store, times = self.net, self.shared.store, self.g.repeat
+        net, times = self.net, self.g.repeat
         if not strategies.items:
             net.feasible = False
         if len(strategies.items) <= 1:
@@ -199,7 +203,7 @@ class Assembly:
         end = strategies, len(net.domains) - 1
         if costs is not None and costs.any():
             table = self.shared.table(("work", id(costs)), lambda: costs)
-            net.put(store, (end[1],), store.times(table, times))
+            self.costs.append((table, end[1], -1, times))
         return end
 
     def inner(self, k: int, number: int, *, result: bool) -> End:

@@ -81,11 +81,11 @@ class OpStates:
             else strategies_along(rule, n, 0, 0, {})
             for n, pending in zip(self.mesh_costs.sizes, partial)
         ]
-        divides, split = self.mesh_costs.divides, self.strategies.divides
+        divides = self.mesh_costs.divides
         together = Strategies(-1, tuple(itertools.product(*columns)))
         rows = zip(together.items, together.needs, together.gives)
         even = [x for x, needs, gives in rows if all(map(divides, shapes, (*needs, *gives)))]
-        return self.strategies.intern([axes for axes in even if split(rule, axes, {})])
+        return self.strategies.intern(self.strategies.dividing(rule, even, {}))
 
     def _time_ps(
         self, rule: Rule, axes: NodeStrategy, needs: Placements, gives: Placements, dtype: str

@@ -98,7 +98,7 @@ class FunctionSummaries:
     """Functions of a table, by number. Times are integers, none later than 2**60.
 
     All methods that run something raise SimulationError DIST0721 for times beyond
-    (:func:`representable`).
+    (:func:`representable`); without a native library that can be used, DependencyError DIST0110.
     """
 
     def __init__(self, table: FunctionTable) -> None:
@@ -200,14 +200,3 @@ class FunctionSummaries:
         with representable():
             compute, comm, both = self._busy(runs, times, computing, communicating)
         return int(compute), int(comm), int(both)
-
-
-def summarize_functions(table: FunctionTable) -> FunctionSummaries:
-    """Read the functions of a table.
-
-    Raises
-    ------
-    DependencyError
-        DIST0110 for a native library that cannot be used.
-    """
-    return FunctionSummaries(table)

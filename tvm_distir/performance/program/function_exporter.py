@@ -190,7 +190,7 @@ class FunctionExporter:
             constants = _constants(call.args[:]) if -1 in used else iter(())
             trees = (self.trees[n] if n >= 0 else self.tree(next(constants), name) for n in used)
             inputs = list(chain.from_iterable(map(leaves, trees)))
-        var, key = reading.variables[position], self.kernels.key(number)
+        var, key = reading.variables[position], self.kernels.keys[number]
         form = self.forms.get(key)
         if like < 0 or form is None:
             before = len(self.ops)

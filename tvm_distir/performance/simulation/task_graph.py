@@ -21,7 +21,6 @@ import numpy as np
 
 from tvm_distir.performance.event_loop.function_summaries import (
     FunctionSummaries,
-    summarize_functions,
 )
 from tvm_distir.performance.event_loop.tasks import Tasks
 from tvm_distir.performance.program.parts import reached
@@ -80,7 +79,7 @@ def build_graph(program: Program, costs: OpCosts, fold: bool, blocking: bool = F
     numbers = read_functions(lowering, program, costs, roots)
     parts: list[DeviceTasks] = []
     entries: dict[str, EntryTasks] = {}
-    maps = summarize_functions(lowering.table)
+    maps = FunctionSummaries(lowering.table)
     for name in roots:
         if name not in entries:
             entries[name] = unrolled(lowering, numbers[name])

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tvm import ir
 
@@ -19,7 +19,7 @@ from tvm_distir.core.ir.attributes import (
 )
 from tvm_distir.core.plan import MeshSpec, Pipeline, Schedule
 from tvm_distir.core.propagation import Instance
-from tvm_distir.core.rewriting import all_bindings
+from tvm_distir.core.rewriting import module_calls
 from tvm_distir.hardware import System, shard_bytes
 from tvm_distir.performance import Profile
 from tvm_distir.support import REFUSALS
@@ -176,9 +176,7 @@ def stash_bytes(labelled: ShardedCandidate, entry: str) -> int:
 def layer_ends(model: ir.IRModule) -> list[str]:
     """Return the names of the results of the calls of the repeated layer, in order."""
     calls: dict[str, list[str]] = {}
-    for binding in all_bindings(model["main"].body):
-        value: Any = getattr(binding, "value", None)
-        if type(value) is ir.Call and type(value.op) is ir.GlobalVar:
-            calls.setdefault(value.op.name_hint, []).append(str(binding.var.name))
+    for binding, callee in module_calls(model["main"]):
+        calls.setdefault(callee.name_hint, []).append(str(binding.var.name))
     layers = max(calls.values(), key=len, default=[])
     return layers if len(layers) > 1 else []

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 
-from tvm import ir, relax
+from tvm import ir
 
 from tvm_distir.core.ir import is_private, known_shape, relax_functions
 from tvm_distir.core.ir.attributes import param_names, training_notes
@@ -95,13 +95,14 @@ def _facts(module: ir.IRModule, plan: Plan) -> tuple[Counter[str], list[_AxisFac
     rules: Rules = {(rule.kind, rule.function, rule.name): rule for rule in plan.rules}
     functions = [(str(gv.name_hint), fn) for gv, fn in relax_functions(module)]
     batches: set[int] = set()
+    private = {name for name, fn in functions if is_private(fn)}
     for name, fn in functions:
-        if is_private(fn):
+        if name in private:
             continue
         data = set(data_positions(fn, name))
         states = {str(s) for names in training_notes(fn, "states").values() for s in names}
         for position, (text, var) in enumerate(zip(param_names(fn), fn.params, strict=True)):
-            rule, shape = _rule(rules, "param", name, fn, text), known_shape(var.ty)
+            rule, shape = _rule(rules, "param", name, private, text), known_shape(var.ty)
             if rule is None or not shape:
                 continue
             if position in data:
@@ -111,7 +112,10 @@ def _facts(module: ir.IRModule, plan: Plan) -> tuple[Counter[str], list[_AxisFac
     for name, fn in functions:
         gradients = {*noted_names(fn, "gradients").values(), *noted_names(fn, "terms").values()}
         for var in (*fn.params, *(binding.var for binding in all_bindings(fn.body))):
-            rule, shape = _rule(rules, "value", name, fn, str(var.name)), known_shape(var.ty) or ()
+            rule, shape = (
+                _rule(rules, "value", name, private, str(var.name)),
+                known_shape(var.ty) or (),
+            )
             is_activation = len(shape) == _HIDDEN_NDIM and shape[0] in batches
             for facts, label in zip(axes, rule.placement if rule else (), strict=False):
                 if label is not None and is_activation:
@@ -121,9 +125,9 @@ def _facts(module: ir.IRModule, plan: Plan) -> tuple[Counter[str], list[_AxisFac
     return totals, axes
 
 
-def _rule(rules: Rules, kind: str, function: str, fn: relax.Function, name: str) -> PlanRule | None:
+def _rule(rules: Rules, kind: str, function: str, private: Set[str], name: str) -> PlanRule | None:
     """Return the rule of a value or parameter; rules without a function are of entries."""
-    entry = None if is_private(fn) else rules.get((kind, None, name))
+    entry = None if function in private else rules.get((kind, None, name))
     return rules.get((kind, function, name)) or entry
 
 

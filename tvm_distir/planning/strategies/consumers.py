@@ -20,7 +20,7 @@ from tvm import ir, relax
 from tvm_distir.core.ir import relax_functions, static_shape, tensor_type
 from tvm_distir.core.ir.operators import EXPERT_MATMUL_OP
 from tvm_distir.core.ops import rule_of
-from tvm_distir.core.rewriting import all_bindings
+from tvm_distir.core.rewriting import callees_of
 from tvm_distir.support import PropagationError, memoized, reachable
 
 from .readers import (
@@ -115,9 +115,7 @@ class Consumers:
         """Return the callers of each function that is called."""
         callers: dict[str, list[str]] = {}
         for name, fn in self.functions.items():
-            calls = [b.value.op for b in all_bindings(fn.body) if isinstance(b.value, ir.Call)]
-            callees = [str(op.name_hint) for op in calls if isinstance(op, ir.GlobalVar)]
-            for callee in dict.fromkeys(callees):
+            for callee in dict.fromkeys(str(gv.name_hint) for gv in callees_of(fn)):
                 callers.setdefault(callee, []).append(name)
         return callers
 

@@ -121,7 +121,7 @@ def _stored_labels(
             continue
         met: list[set[OpenLabels | None]] = [set() for _ in params]
         for caller, call in calls.of[gv]:
-            for labels_met, arg in zip(met, unpack(call.args), strict=True):
+            for labels_met, arg in zip(met, unpack(call.value.args), strict=True):
                 labels_met.add(known[caller].get(arg))
         known[gv] = {
             param: labels_met.pop() if len(labels_met) == 1 else None

@@ -15,7 +15,7 @@ from tvm import ir, relax
 from tvm_distir.core.ir import R, handle, mesh_devices, tensor_type
 from tvm_distir.core.plan import MeshSpec, Plan, PlanRule, data_positions
 from tvm_distir.core.propagation import Axis, Graph, PlacedModule
-from tvm_distir.core.rewriting import loss_position, op_name, variables
+from tvm_distir.core.rewriting import callee_of, loss_position, op_name, variables
 from tvm_distir.support import PlanError
 
 from .gathered_weights import VIEWS
@@ -262,11 +262,7 @@ class _Placing:
     def _arguments(self, node: int, submesh: int) -> None:
         """Put the tensors that a call takes from elsewhere on a mesh."""
         g, mesh = self._g, self._submeshes[submesh]
-        calls = [
-            binding
-            for binding in g.bindings
-            if isinstance(binding.value, ir.Call) and isinstance(binding.value.op, ir.GlobalVar)
-        ]
+        calls = [binding for binding in g.bindings if callee_of(binding.value) is not None]
         index = next(i for i, b in enumerate(calls) if g.node_of.get(handle(b.var)) == node)
         call = calls[index].value
         callee = str(call.op.name_hint)

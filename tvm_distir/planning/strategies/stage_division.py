@@ -14,7 +14,7 @@ from tvm import ir, relax
 from tvm_distir.core.ir import is_private, static_shape, tensor_type
 from tvm_distir.core.ops import size_bytes
 from tvm_distir.core.plan import data_positions
-from tvm_distir.core.rewriting import variables
+from tvm_distir.core.rewriting import callee_of, variables
 from tvm_distir.support import PlanError, shortened
 
 
@@ -70,9 +70,8 @@ class StageDivision:
 
     def _callee(self, value: Any) -> str:
         """Return the private function that a value calls, or an empty string."""
-        if not isinstance(value, ir.Call) or not isinstance(value.op, ir.GlobalVar):
-            return ""
-        called = self.mod[value.op]
+        callee = callee_of(value)
+        called = None if callee is None else self.mod[callee]
         is_layer = isinstance(called, relax.Function) and is_private(called)
         return str(value.op.name_hint) if is_layer else ""
 
@@ -82,9 +81,8 @@ class StageDivision:
         counts: dict[str, int] = {}
         result = []
         for at, binding in enumerate(self.bindings):
-            value = binding.value
-            if isinstance(value, ir.Call) and isinstance(value.op, ir.GlobalVar):
-                name = str(value.op.name_hint)
+            if callee_of(binding.value) is not None:
+                name = str(binding.value.op.name_hint)
                 result.append((at, name, counts.get(name, 0)))
                 counts[name] = counts.get(name, 0) + 1
         return result

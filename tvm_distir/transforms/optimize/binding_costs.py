@@ -106,7 +106,7 @@ class BodyCosts:
 
         Of an ``If``, the more expensive branch. Of a call, the sum of the callee's bindings.
         """
-        key = self.kernels.key(number)
+        key = self.kernels.keys[number]
         if key not in self._spent_ps or key[0] < 0:
             self._spent_ps[key] = self._time(number)
         return self._spent_ps[key]
@@ -134,7 +134,7 @@ class BodyCosts:
 
     def is_view(self, number: int) -> bool:
         """Return whether the result of a call aliases its operand."""
-        key = self.kernels.key(number)
+        key = self.kernels.keys[number]
         if key not in self._views or key[0] < 0:
             self._views[key] = self._is_view(number)
         return self._views[key]

@@ -13,9 +13,9 @@ from tvm.relax import Expr, Var
 
 from tvm_distir.core.ir import is_private, relax_functions, unpack
 from tvm_distir.core.ir.attributes import IO_ATTR
-from tvm_distir.core.ir.operators import COLLECTIVES, call_axes, collective_op
+from tvm_distir.core.ir.operators import call_axes, collectives
 from tvm_distir.core.ir.views import family
-from tvm_distir.core.rewriting import all_bindings, callee_of, variables
+from tvm_distir.core.rewriting import all_bindings, module_calls, variables
 from tvm_distir.support import Steps, memoized_steps, unrolled
 
 _LAYOUT = (
@@ -38,7 +38,7 @@ class CallSites:
     ----------
     functions : dict of GlobalVar to Function
         The Relax functions.
-    of : mapping of GlobalVar to list of (GlobalVar, Call)
+    of : mapping of GlobalVar to list of (GlobalVar, Binding)
         The calls of each function, with the functions that call it.
     barred : set of GlobalVar
         Functions that are called in branches.
@@ -49,16 +49,14 @@ class CallSites:
     ) -> None:
         self.functions = dict(relax_functions(mod))
         self.weights = weights
-        self.of: dict[ir.GlobalVar, list[tuple[ir.GlobalVar, ir.Call]]] = defaultdict(list)
+        self.of: dict[ir.GlobalVar, list[tuple[ir.GlobalVar, relax.Binding]]] = defaultdict(list)
         self.barred: set[ir.GlobalVar] = set()
         for gv, fn in self.functions.items():
             plain = {b.var for block in fn.body.blocks for b in block.bindings[:]}
-            for binding in all_bindings(fn.body):
-                callee = callee_of(getattr(binding, "value", None))
-                if callee is not None:
-                    self.of[callee].append((gv, binding.value))
-                    if binding.var not in plain:
-                        self.barred.add(callee)
+            for binding, callee in module_calls(fn):
+                self.of[callee].append((gv, binding))
+                if binding.var not in plain:
+                    self.barred.add(callee)
 
     @property
     def callees(self) -> dict[str, list[Any]]:
@@ -84,7 +82,7 @@ class CallSites:
         if self.weights is not None and not is_private(fn):
             early.intersection_update(self.weights.get(str(gv.name_hint), ()))
         for caller, call in self.of[gv] if is_private(fn) else ():
-            known, args = unrolled(self._early_values(caller)), unpack(call.args)
+            known, args = unrolled(self._early_values(caller)), unpack(call.value.args)
             early = {n for n in early if args[n] in known}
         return early
 
@@ -109,7 +107,7 @@ def group_axes(call: ir.Call) -> tuple[Any, tuple[int, ...]]:
 
 def axes_of(values: Iterable[Any]) -> set[tuple[Any, tuple[int, ...]]]:
     """Return the meshes and axes along which some values are the results of collectives."""
-    return {group_axes(value) for value in values if collective_op(value) in COLLECTIVES}
+    return {group_axes(value) for value in collectives(values)}
 
 
 def laid_out(value: Expr, known: Collection[Var]) -> bool:

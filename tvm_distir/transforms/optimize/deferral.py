@@ -12,9 +12,10 @@ from tvm.relax import Binding, Var
 
 from tvm_distir.core.ir import is_private
 from tvm_distir.core.ir.attributes import IN_FLIGHT_ATTR, PHASE_ATTR
-from tvm_distir.core.ir.operators import REDUCTIONS, is_done, started_op
+from tvm_distir.core.ir.operators import REDUCTIONS, is_done, started_ops
 from tvm_distir.core.passes import Rewrite, module_pass
 from tvm_distir.core.rewriting import (
+    VARIABLES,
     callee_of,
     callees_first,
     make_binding,
@@ -23,6 +24,7 @@ from tvm_distir.core.rewriting import (
     substitute,
     tuple_of,
     variables,
+    variables_of,
     with_body,
     with_functions,
 )
@@ -62,12 +64,15 @@ def _defer(mod: ir.IRModule) -> ir.IRModule:
         return mod
     functions = dict(mod.functions.items())
     deferred: dict[ir.GlobalVar, DeferredResults] = {}
+    read = {gv: _read_besides_fields(fn) for gv, fn in calls.functions.items()}
     for gv, fn in callees_first(mod, calls.callees):
         values = (b.value for block in fn.body.blocks for b in block.bindings[:])
-        if any(callee in deferred for callee in map(callee_of, values)):
+        if deferred and any(callee in deferred for callee in map(callee_of, values)):
             fn = functions[gv] = with_waits(fn, deferred)
         phase = fn.attrs is not None and PHASE_ATTR in fn.attrs
-        if phase or not is_private(fn) or gv in calls.barred or not _read_by_fields(calls, gv):
+        if phase or not is_private(fn) or gv in calls.barred or not calls.of[gv]:
+            continue
+        if any(call.var in read[caller] for caller, call in calls.of[gv]):
             continue
         deferrable = _deferrable(gv, fn, {f.gv: f for f in deferred.values()})
         if deferrable is not None:
@@ -78,20 +83,11 @@ def _defer(mod: ir.IRModule) -> ir.IRModule:
     return with_functions(mod, functions)
 
 
-def _read_by_fields(calls: CallSites, gv: ir.GlobalVar) -> bool:
-    """Return whether callers read the fields of a function's result, and nothing else of it."""
-    callers = {caller for caller, _ in calls.of[gv]}
-    for caller in callers:
-        fn = calls.functions[caller]
-        bindings = [b for block in fn.body.blocks for b in block.bindings[:]]
-        bound = {b.var for b in bindings if gv.same_as(callee_of(b.value))}
-        if bound.intersection(variables(fn.body.body)):
-            return False
-        for value in (b.value for b in bindings):
-            field = type(value) is relax.TupleGetItem and value.tuple_value in bound
-            if not field and bound.intersection(variables(value)):
-                return False
-    return bool(callers)
+def _read_besides_fields(fn: relax.Function) -> set[Any]:
+    """Return the variables that a function reads otherwise than as tuples, by field."""
+    values = [b.value for block in fn.body.blocks for b in block.bindings[:]]
+    rest = [v for v in values if type(getattr(v, "tuple_value", None)) not in VARIABLES]
+    return variables_of([fn.body.body, *rest])
 
 
 def _deferrable(
@@ -103,11 +99,11 @@ def _deferrable(
     if type(result) is not relax.Tuple or "results" in noted:
         return None
     bindings = [b for block in fn.body.blocks for b in block.bindings]
-    if len(axes_of(b.value for b in bindings)) > 1:
+    if len(axes_of([b.value for b in bindings])) > 1:
         return None
     flying = _flying(bindings, known)
     groups: list[tuple[Var, list[Binding]]] = []
-    for binding in bindings:
+    for binding in bindings if flying else ():
         if is_done(binding.value) and binding.value.args[0] in flying:
             moved = _layout_after(binding, bindings)
             if moved is not None:
@@ -152,10 +148,11 @@ def _flying(bindings: Sequence[Binding], known: Mapping[Any, DeferredResults]) -
     """Return the started reductions, and those that callees have left in flight."""
     flying: set[Var] = set()
     calls: dict[Var, int] = {}
+    started = started_ops(bindings)
     for binding in bindings:
         value = binding.value
-        results = known.get(callee_of(value))
-        if started_op(value) in REDUCTIONS:
+        results = known.get(callee_of(value)) if known else None
+        if started.get(binding.var) in REDUCTIONS:
             flying.add(binding.var)
         elif results is not None:
             calls[binding.var] = len(results.kept)

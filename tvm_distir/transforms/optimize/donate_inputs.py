@@ -90,7 +90,7 @@ def _donated(mod: ir.IRModule, patterns: Sequence[str]) -> dict[ir.GlobalVar, se
             handed_on = []
             for caller, call in sites.of[gv]:
                 params = {members[caller].params[i]: i for i in donated[caller]}
-                handed_on.append(_handed_on(call, params, aliases[caller]))
+                handed_on.append(_handed_on(call.value, params, aliases[caller]))
             donated[gv] = set.intersection(*handed_on)
     return {gv: numbers for gv, numbers in donated.items() if numbers}
 

@@ -12,7 +12,7 @@ from tvm.relax import Binding, Var
 
 from tvm_distir.core.analysis import dependencies
 from tvm_distir.core.ir.attributes import IN_FLIGHT_ATTR, PHASE_ATTR, REPEAT_ATTR
-from tvm_distir.core.ir.operators import COLLECTIVES, REDUCTIONS, is_done, started_op
+from tvm_distir.core.ir.operators import COLLECTIVES, REDUCTIONS, is_done, started_ops
 from tvm_distir.core.redistribution import local_bytes
 from tvm_distir.core.rewriting import (
     make_binding,
@@ -20,6 +20,7 @@ from tvm_distir.core.rewriting import (
     substitute,
     typed,
     variables,
+    variables_of,
     with_body,
 )
 from tvm_distir.core.rewriting.native import pruned
@@ -86,15 +87,17 @@ class GatherPrologue:
         numbers: dict[Var, int] = {}
         needed: dict[Var, int] = {}
         dones: dict[Var, Var] = {}
+        started = self._started = started_ops(self.bindings)
+        self._waits = {b.var: b.value.args[0] for b in self.bindings if is_done(b.value)}
         for number, binding in enumerate(self.bindings):
             value = binding.value
-            if started_op(value) in _MOVES and all_known(value, known):
+            if started.get(binding.var) in _MOVES and all_known(value, known):
                 numbers[binding.var] = number
             elif laid_out(value, known):
                 known.add(binding.var)
-            elif is_done(value) and value.args[0] in numbers:
-                dones[binding.var] = value.args[0]
-            else:
+            elif self._waits.get(binding.var) in numbers:
+                dones[binding.var] = self._waits[binding.var]
+            elif dones:
                 for var in variables(value):
                     if var in dones:
                         needed.setdefault(dones[var], number)
@@ -144,13 +147,12 @@ class GatherPrologue:
             now_ps, network_free_ps = 0, left_ps + self._transfer_ps(out)
             there_ps = network_free_ps
             for binding, spent_ps in zip(self.bindings, self._ps, strict=True):
-                value = binding.value
-                if started_op(value) is not None:
+                if binding.var in self._started:
                     if binding.var not in ends_ps:
                         network_free_ps = max(network_free_ps, now_ps) + spent_ps
                         ends_ps[binding.var] = network_free_ps
-                elif is_done(value):
-                    now_ps = max(now_ps, ends_ps.get(value.args[0], 0))
+                elif binding.var in self._waits:
+                    now_ps = max(now_ps, ends_ps.get(self._waits[binding.var], 0))
                 else:
                     now_ps += spent_ps
             left_ps, late_ps = max(network_free_ps - now_ps, 0), max(there_ps - now_ps, 0)
@@ -168,7 +170,7 @@ class GatherPrologue:
 
     def _gathers(self, out: list[Var]) -> tuple[tuple[int, ...], relax.Function]:
         numbers = self._needed(out)
-        read = {var for n in numbers for var in variables(self.bindings[n].value)}
+        read = variables_of(self.bindings[n].value for n in numbers)
         inputs = tuple(n for n, param in enumerate(self.fn.params) if param in read)
         params = [make_var(str(self.fn.params[n].name), self.fn.params[n].ty) for n in inputs]
         env: dict[Var, Var] = dict(zip((self.fn.params[n] for n in inputs), params, strict=True))
@@ -192,8 +194,7 @@ class GatherPrologue:
             bindings.append(binding)
         result = self.fn.body.body
         blocks, _ = pruned([type(self.fn.body.blocks[0])(self._late(bindings, gathered))], result)
-        read = {var for block in blocks for b in block.bindings for var in variables(b.value)}
-        read.update(variables(result))
+        read = variables_of([result, *[b.value for block in blocks for b in block.bindings]])
         rest_params = tuple(n for n, param in enumerate(self.fn.params) if param in read)
         params = [*(self.fn.params[n] for n in rest_params), gathered]
         new = with_body(self.fn, params, blocks, result, bool(self.fn.is_pure))

@@ -12,7 +12,7 @@ from tvm.relax import Binding, BindingBlock, Var
 
 from tvm_distir.core.ir import flat_types, is_private
 from tvm_distir.core.ir.attributes import COUNT_PHASE, IN_FLIGHT_ATTR, phase_of
-from tvm_distir.core.ir.operators import new_name, started_op
+from tvm_distir.core.ir.operators import new_name, started_op, started_ops
 from tvm_distir.core.passes import Rewrite, module_pass
 from tvm_distir.core.redistribution import local_bytes
 from tvm_distir.core.rewriting import (
@@ -120,7 +120,7 @@ class _Prefetch:
         noted = fn.attrs[IN_FLIGHT_ATTR] if fn.attrs and IN_FLIGHT_ATTR in fn.attrs else {}
         if len(fn.body.blocks) != 1 or "params" in noted:
             return None
-        if not any(started_op(b.value) for b in fn.body.blocks[0].bindings):
+        if not started_ops(fn.body.blocks[0].bindings):
             return None
         head = GatherPrologue(fn, self.calls.early_params(gv), self.costs)
         if not head.starts:

@@ -17,7 +17,7 @@ from tvm_distir.performance.event_loop.contention import run_contended
 from tvm_distir.performance.event_loop.function_summaries import (
     NEVER,
     STREAM_PORTS,
-    summarize_functions,
+    FunctionSummaries,
 )
 from tvm_distir.performance.event_loop.schedule import schedule
 
@@ -41,7 +41,7 @@ def differing_functions(seeds: Iterable[int]) -> tuple[int, list[str]]:
         expected = np.array(schedule(flat.tasks())[0])[flat.ops]
         for kernels in kernels_for(flat):
             with using(kernels):
-                maps = summarize_functions(created.table)
+                maps = FunctionSummaries(created.table)
                 head = np.zeros(STREAM_PORTS, np.int64)
                 times = np.concatenate((head, np.full(len(maps.ports(last)), NEVER)))
                 if not np.array_equal(maps.expand(last, times[None])[0], expected):
@@ -60,7 +60,7 @@ def differing_pipelines(seeds: Iterable[int]) -> tuple[int, list[str]]:
         expected = [start[local].tolist() for local in tasks]
         for kernels in kernels_for(flat):
             with using(kernels):
-                maps = summarize_functions(pipeline.functions.table)
+                maps = FunctionSummaries(pipeline.functions.table)
                 if starts_of(maps, pipeline.units(maps)) != expected:
                     wrong.append(f"pipeline {seed} ({pipeline.schedule.kind}), {kernels}")
         count += 1
@@ -77,7 +77,7 @@ def differing_meetings(seeds: Iterable[int]) -> tuple[int, list[str]]:
         pipeline, result = Pipeline(random.Random(seed), seed % 3 == 2), []
         for kernels in KERNELS:
             with using(kernels):
-                maps = summarize_functions(pipeline.functions.table)
+                maps = FunctionSummaries(pipeline.functions.table)
                 units = pipeline.units(maps)
                 plain, alone = maps.run(units), run_contended(maps, units, no_loads(units))
                 names = ("times", "finish", "sent", "position")

@@ -26,8 +26,8 @@ from tvm_distir.performance.event_loop.function_summaries import (
     NEVER,
     SETTLED,
     SYNC,
+    FunctionSummaries,
     FunctionTable,
-    summarize_functions,
 )
 from tvm_distir.support.errors.tree import SimulationError
 from tvm_distir.support.native.loader import load_library
@@ -40,7 +40,7 @@ def one(params, values, ops, results=()):
 
 
 def starts(table, function=0, times=(0, 0, 0)):
-    maps = summarize_functions(table)
+    maps = FunctionSummaries(table)
     row = [*times, *([NEVER] * len(maps.ports(function)))]
     return maps.expand(function, np.array([row], np.int64))[0].tolist()
 
@@ -95,7 +95,7 @@ def test_a_call_is_its_ops(kernels):
     created.add(1, 3, layer, [2])
     calls = [(0, 0, 0, 0, 0, [k], [k + 1]) for k in range(3)]
     created.add(1, 4, calls, [3])
-    maps = summarize_functions(created.table)
+    maps = FunctionSummaries(created.table)
     maps.open(1, [FREE])
     assert maps.tasks(1) == 6
     assert maps.ports(1) == [0]
@@ -109,7 +109,7 @@ def test_operands_that_compute_has_waited_for_are_no_ports():
     for classes, ports in (
         ([SETTLED, SETTLED], [1]), ([FREE, SETTLED], [0, 1]), ([SETTLED, 0], []),
     ):  # fmt: skip
-        maps = summarize_functions(table)
+        maps = FunctionSummaries(table)
         maps.open(0, classes)
         assert maps.ports(0) == ports
     assert maps.independent_inputs(0) == [False, True]
@@ -120,7 +120,7 @@ def test_times_that_do_not_fit(kernels):
     created.add(0, 0, [(0, 0, LATEST // 2, 0, -1, [], [])], [])
     created.add(0, 0, [(0, 0, 0, 0, 0, [], [])] * 3, [])
     with pytest.raises(SimulationError, match="DIST0721"):
-        summarize_functions(created.table).busy(
+        FunctionSummaries(created.table).busy(
             np.array([1]), np.zeros(3, np.int64), *[np.zeros(0, np.int64)] * 2
         )
 
@@ -131,11 +131,11 @@ def test_wrong_tables_are_refused():
         row = [*good]
         row[at] = value
         with pytest.raises(ValueError, match=label):
-            summarize_functions(FunctionTable([0, 0, 1, 0], row))
+            FunctionSummaries(FunctionTable([0, 0, 1, 0], row))
     with pytest.raises(ValueError, match="more are needed"):
-        summarize_functions(FunctionTable([0, 0, 2, 0], good))
+        FunctionSummaries(FunctionTable([0, 0, 2, 0], good))
     with pytest.raises(ValueError, match="an operand"):
-        summarize_functions(FunctionTable([0, 0, 1, 0], [*good[:5], 1, 0], [0]))
+        FunctionSummaries(FunctionTable([0, 0, 1, 0], [*good[:5], 1, 0], [0]))
     with pytest.raises(ValueError, match="results"):
         load_library()["simulation"](*[np.array(x, np.int64) for x in ([0, 0, 0, 1], *[[]] * 4)])
 
@@ -161,7 +161,7 @@ def test_many_runs_of_other_durations(seed):
     duration[int(columns.max(initial=0)), 4] = LATEST
     for kernels in KERNELS:
         with using(kernels):
-            maps = summarize_functions(table)
+            maps = FunctionSummaries(table)
             units = pipeline.units(maps)
             sent = np.random.default_rng(seed).integers(0, 60, (len(units.edges), 11))
             result.append(maps.sweep(columns, duration, sent, units).tolist())
@@ -176,7 +176,7 @@ def test_time_in_which_ranks_are_busy(seed):
     matches = []
     for kernels in KERNELS:
         with using(kernels):
-            maps = summarize_functions(pipeline.functions.table)
+            maps = FunctionSummaries(pipeline.functions.table)
             units = pipeline.units(maps)
             ran = maps.run(units)
             _, steps, begin = units.runs()
@@ -201,7 +201,7 @@ def test_ranks_that_wait_for_each_other():
     pipeline = Pipeline(random.Random(3), False)
     for kernels in KERNELS:
         with using(kernels):
-            maps = summarize_functions(pipeline.functions.table)
+            maps = FunctionSummaries(pipeline.functions.table)
             units = pipeline.units(maps)
             first = units.programs[: units.program_begin[1]]
             first[:] = first[::-1].copy()

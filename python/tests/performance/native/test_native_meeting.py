@@ -11,7 +11,7 @@ from tests.performance.native.simulation_proof import differing_meetings
 from tests.references.contention import fair_speeds
 from tvm_distir.performance.event_loop.activities import ENDLESS
 from tvm_distir.performance.event_loop.contention import run_contended
-from tvm_distir.performance.event_loop.function_summaries import FunctionTable, summarize_functions
+from tvm_distir.performance.event_loop.function_summaries import FunctionSummaries, FunctionTable
 from tvm_distir.performance.event_loop.rank_programs import RUN, SEND, RankPrograms
 
 
@@ -32,7 +32,7 @@ def messages(duration, links, capacity, lead=0):
     before = [(float(lead), 1.0, {})] if lead else []
     classes = [[(ENDLESS, 1.0, {})]] * count
     classes += [[*before, (ENDLESS, 1.0, local)] for local in links]
-    maps = summarize_functions(FunctionTable())
+    maps = FunctionSummaries(FunctionTable())
     return run_contended(maps, units, loads_of(classes, capacity)).ended[:, 0].tolist()
 
 
@@ -84,7 +84,7 @@ def test_a_message_slows_the_unit_beside_it(kernels):
     loads = loads_of(
         [idle, idle, [(ENDLESS, 1.0, {0: 1.0})]], [1.0], [[-1, -1], [-1, -1], [0, -1]], 0.8
     )
-    result = run_contended(summarize_functions(work(1000)), units, loads)
+    result = run_contended(FunctionSummaries(work(1000)), units, loads)
     assert result.ran.finish[0, 0] == 1080 and result.ended[0, 0] == 400
     assert result.clock.tolist() == [[0, 0], [320, 400]]
     assert result.real(0, np.array([0, 160, 320, 1000])).tolist() == [0, 200, 400, 1080]

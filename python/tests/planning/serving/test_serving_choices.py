@@ -18,6 +18,7 @@ from tvm_distir.planning.serving.levels import ServiceLevels
 from tvm_distir.planning.serving.served_model import ServedModel
 from tvm_distir.planning.serving.serving_engine import ServingEngine
 from tvm_distir.planning.serving.serving_report import serve_analyze
+from tvm_distir.planning.serving.serving_run import most_requests_per_s, run_deployment
 from tvm_distir.planning.serving.serving_search import search_serving
 from tvm_distir.planning.serving.serving_trials import ServingTrials
 from tvm_distir.planning.serving.workload import Workload
@@ -246,3 +247,55 @@ def test_overload_is_said_first():
     assert summary["requests_per_s"] <= summary["capacity_per_s"] < summary["offered_per_s"] / 2.8
     assert report.broken == ["TTFT"]
     assert "times as fast" in report.causes[0]
+
+
+def trials(levels=None, apart=False):
+    """Return the deployments of one device, or of two that serve apart, and what rates them."""
+    options = [SchedulerOptions.parse(text) for text in SCHEDULERS]
+    search = ServingTrials(
+        "zoo:llama3?size=tiny,layers=2", 1 + apart, System.load(SYSTEM), Workload.parse(WORK),
+        levels or ServiceLevels(), options, True, "round_robin", (1,),
+    )  # fmt: skip
+    search.engines(search.system, "", None)
+    return search, list(search._deployments(apart))
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_the_bound_of_rates_is_above_all_that_are_served(apart):
+    """Of every choice, also at twice the bound; the ends of a window add less than 1 in 1,000."""
+    search, deployments = trials(apart=apart)
+    for deployment in deployments:
+        bound = most_requests_per_s(deployment, search.work)
+        for rate in (0.8 * bound, 2 * bound):
+            work = search.work.at_rate(rate)
+            summary, _ = run_deployment(deployment, work, search.levels)
+            assert summary.requests_per_s <= 1.001 * bound
+            assert summary.overloaded or summary.requests_per_s == pytest.approx(rate, rel=0.05)
+
+
+@pytest.mark.parametrize("kind", ["TPOT", "TTFT"])
+def test_choices_are_cut_at_levels_that_no_user_gets(kind):
+    """A tiny model takes the time of the host, whatever the context: the bounds are exact."""
+    _, deployments = trials()
+    work = Workload.parse("closed:1,in=64,out=2")
+    for deployment in deployments:
+        alone, _ = run_deployment(deployment, work, ServiceLevels())
+        seen_s = alone.tpot.mean_s if kind == "TPOT" else alone.ttft.mean_s
+        for share in (0.9, 1.01):
+            search, _ = trials(ServiceLevels(**{f"{kind.lower()}_s": share * seen_s}))
+            assert search._cut(deployment, math.inf).startswith(kind if share < 1 else ""), share
+            assert bool(search._cut(deployment, math.inf)) == (share < 1), share
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_bounds_do_not_change_the_best(apart):
+    """Of all choices, each tried; what a bound cuts serves no more than the best."""
+    short, full = (
+        searched("zoo:llama3?size=tiny,layers=2", apart=apart, bounds=bounds)
+        for bounds in (True, False)
+    )
+    rates = {f"{c.plan}; {c.scheduler}": c.per_device for c in full.choices}
+    tried = {f"{c.plan}; {c.scheduler}": c.per_device for c in short.choices}
+    assert tried.items() <= rates.items()
+    assert max(tried.values()) == max(rates.values())
+    assert short.cuts and {cut.plan for cut in short.cuts} == rates.keys() - tried.keys()

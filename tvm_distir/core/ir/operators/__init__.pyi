@@ -4,11 +4,13 @@
 from .async_ops import DONE as DONE
 from .async_ops import collective_done as collective_done
 from .async_ops import collective_op as collective_op
+from .async_ops import collectives as collectives
 from .async_ops import is_done as is_done
 from .async_ops import register_ops as register_ops
 from .async_ops import start as start
 from .async_ops import start_name as start_name
 from .async_ops import started_op as started_op
+from .async_ops import started_ops as started_ops
 from .attention_ops import ATTENTION_BACKWARD_OP as ATTENTION_BACKWARD_OP
 from .attention_ops import ATTENTION_BIAS_OP as ATTENTION_BIAS_OP
 from .attention_ops import ATTENTION_OP as ATTENTION_OP

@@ -11,7 +11,7 @@ order of the bindings is the order in which a device issues them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from tvm import ir, relax
@@ -38,9 +38,20 @@ def started_op(expr: ir.Expr) -> str | None:
     return name.removesuffix(_SUFFIX) if name is not None and name.endswith(_SUFFIX) else None
 
 
+def started_ops(bindings: Iterable[relax.Binding]) -> dict[relax.Var, str]:
+    """Return the collectives that bindings start, by the variables of these bindings."""
+    kinds = ((binding.var, started_op(binding.value)) for binding in bindings)
+    return {var: kind for var, kind in kinds if kind is not None}
+
+
 def collective_op(expr: ir.Expr) -> str | None:
     """Return the short name of an ``R.dist`` op; of a start, that of its collective."""
     return started_op(expr) or ops.dist_op_name(expr)
+
+
+def collectives(values: Iterable[ir.Expr]) -> list[ir.Call]:
+    """Return the collectives and their starts among some values."""
+    return [value for value in values if collective_op(value) in COLLECTIVES]
 
 
 def is_done(expr: ir.Expr) -> bool:

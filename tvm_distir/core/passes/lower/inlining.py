@@ -13,7 +13,8 @@ from tvm.ir import Expr
 from tvm_distir.core.ir.mesh import mesh_key
 from tvm_distir.core.ir.operators import ops
 from tvm_distir.core.ir.operators.ops import dist_op_name
-from tvm_distir.core.rewriting.calls import bindings_of, typed
+from tvm_distir.core.rewriting.calls import bindings_of, typed, untupled
+from tvm_distir.core.rewriting.functions import callee_of
 from tvm_distir.core.rewriting.substitute import substitute
 from tvm_distir.core.rewriting.writer import with_body
 
@@ -35,8 +36,8 @@ class _Splicer:
         """
         tags: dict[int, int] = {}
         for var, value in bindings_of(fn, name):
-            new = _item(substitute(value, env))
-            callee = str(new.op.name_hint) if _is_function_call(new) else ""
+            new = untupled(substitute(value, env))
+            callee = "" if callee_of(new) is None else str(new.op.name_hint)
             if callee in self.bodies:
                 body = self.bodies[callee]
                 new = self.copy(body, callee, dict(zip(body.params, new.args)), True)
@@ -76,17 +77,6 @@ def _transfer(call: Expr) -> Any:
     return kind, call.args[0], ends, placements
 
 
-def _item(value: Expr) -> Expr:
-    """Return the field itself where a call site's tuple took the place of a tuple parameter."""
-    if isinstance(value, relax.TupleGetItem) and isinstance(value.tuple_value, relax.Tuple):
-        return value.tuple_value.fields[int(value.index)]
-    return value
-
-
-def _is_function_call(value: Expr) -> bool:
-    return isinstance(value, ir.Call) and isinstance(value.op, ir.GlobalVar)
-
-
 def inline_functions(
     mod: ir.IRModule, order: Sequence[tuple[Any, relax.Function]], names: Sequence[str]
 ) -> ir.IRModule:
@@ -112,7 +102,7 @@ def inline_functions(
     functions = {gv: fn for gv, fn in mod.functions.items() if str(gv.name_hint) not in bodies}
     for gv, fn in order:
         name = str(gv.name_hint)
-        calls = [v for _, v in bindings_of(fn, name) if _is_function_call(v)]
+        calls = [v for _, v in bindings_of(fn, name) if callee_of(v) is not None]
         if name in bodies or not any(str(c.op.name_hint) in bodies for c in calls):
             continue
         splicer = _Splicer(bodies, tag)

@@ -166,6 +166,16 @@ class Graph:
         """Return the variables themselves, by handle."""
         return {handle(var): var for var in (*self.fn.params[:], *[b.var for b in self.bindings])}
 
+    @functools.cached_property
+    def nominal_shapes(self) -> list[tuple[int, ...]]:
+        """Return the shapes of all values, where symbols count nominally; of a finished graph."""
+        return [tuple(map(nominal, value.shape)) for value in self.values]
+
+    @functools.cached_property
+    def passes(self) -> list[int]:
+        """Return how often a step reshards each value; of a finished graph."""
+        return list(map(self.times, range(len(self.values))))
+
     def add_value(
         self, name: str, shape: Sequence[int | ir.Expr], item_bytes: int, mesh: int = -1
     ) -> int:

@@ -14,7 +14,7 @@ mesh at once, or a single axis while the others are decided.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -64,6 +64,11 @@ class LabellingProblem:
             self.factors[scope] = number
         elif store.array(number) >= INFINITE:
             self.feasible = False
+
+    def put_edges(self, store: TableStore, edges: Iterable[tuple[Interned, int, int, int]]) -> None:
+        """Add multiples of tables: each a table, its layout as in :meth:`put_edge`, and a count."""
+        for table, first, second, times in edges:
+            self.put_edge(store, store.times(table, times), first, second)
 
     def put_edge(self, store: TableStore, table: Interned, first: int, second: int) -> None:
         """Add a table with layout (first, second; -1: none) over sorted variables."""

@@ -127,11 +127,17 @@ class StrategyTable:
             ]
             together = _product(columns)
             if len(columns) > 1:
-                together = [x for x in together if self.divides(rule, x, occupied)]
+                together = self.dividing(rule, together, occupied)
             strategies = self._known[key] = self.intern(together)
         return strategies
 
-    def divides(self, rule: Rule, axes: NodeStrategy, occupied: Mapping[int, int]) -> bool:
+    def dividing(
+        self, rule: Rule, choices: Iterable[NodeStrategy], occupied: Mapping[int, int]
+    ) -> list[NodeStrategy]:
+        """Return the strategies of which every factor has parts for all axes that follow it."""
+        return [axes for axes in choices if self._divides(rule, axes, occupied)]
+
+    def _divides(self, rule: Rule, axes: NodeStrategy, occupied: Mapping[int, int]) -> bool:
         """Return whether every factor has parts for all axes that follow it."""
         followed: dict[int, list[int]] = {}
         for n, strategy in zip(self.ranks, axes):
@@ -254,6 +260,18 @@ def fits(size: int | ir.Expr, ranks: int, occupied: int, uneven: bool) -> bool:
         return True
     known = isinstance(size, int | tirx.IntImm)
     return uneven and known and bool(nominal(size) > ranks * occupied)
+
+
+def shape_fits(shape: Sequence[int], sizes: Sequence[int], layout: Labels) -> bool:
+    """Return whether each dim can be split, unevenly too, over all axes that shard it."""
+    for dim, extent in enumerate(shape):
+        ranks = 1
+        for size, label in zip(sizes, layout):
+            if label == dim:
+                if not fits(extent, size, ranks, True):
+                    return False
+                ranks *= size
+    return True
 
 
 def factor_fits(factor: Factor, ranks: int, occupied: int) -> bool:

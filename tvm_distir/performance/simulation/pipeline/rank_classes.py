@@ -14,7 +14,6 @@ from tvm_distir.performance.event_loop.function_summaries import (
     IS_FREE,
     SETTLED,
     FunctionSummaries,
-    summarize_functions,
 )
 from tvm_distir.performance.program.pipeline_program import PipelineProgram
 from tvm_distir.performance.program.program import Program
@@ -115,7 +114,7 @@ class RankClasses:
             key: self._read(program, system, keys.index(key), kinds_of_rank)
             for key, kinds_of_rank in stage_kinds.items()
         }
-        self.maps = summarize_functions(self.lowering.table)
+        self.maps = FunctionSummaries(self.lowering.table)
         late = {key: self._classes(rank_units) for key, rank_units in units.items()}
         for key, rank_units in units.items():
             for (stage_kind, _), unit in rank_units.items():
