@@ -13,7 +13,6 @@ from .calls import rebuild as rebuild
 from .calls import tensor_args as tensor_args
 from .calls import tuple_of as tuple_of
 from .calls import typed as typed
-from .calls import untupled as untupled
 from .canonical import canonical as canonical
 from .canonical import plain_calls as plain_calls
 from .collector import gc_paused as gc_paused
@@ -31,7 +30,6 @@ from .forward_pass import forward_bindings as forward_bindings
 from .forward_pass import loss_position as loss_position
 from .functions import callee_of as callee_of
 from .functions import callees_first as callees_first
-from .functions import callees_of as callees_of
 from .functions import callers_closure as callers_closure
 from .functions import calls_op as calls_op
 from .functions import map_functions as map_functions
@@ -58,7 +56,6 @@ from .substitute import VARIABLES as VARIABLES
 from .substitute import rebound as rebound
 from .substitute import substitute as substitute
 from .substitute import variables as variables
-from .substitute import variables_of as variables_of
 from .thread_scopes import separate_scopes as separate_scopes
 from .tuple_parameters import open_tuples as open_tuples
 from .worker_collectives import with_mesh_collectives as with_mesh_collectives

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from tvm import ir, relax
@@ -65,11 +65,6 @@ def rebound(binding: relax.Binding, value: ir.Expr) -> Any:
     if isinstance(binding, relax.MatchCast):
         return relax.MatchCast(binding.var, value, binding.ty)
     return relax.VarBinding(binding.var, value)
-
-
-def variables_of(exprs: Iterable[ir.Expr]) -> set[ir.Expr]:
-    """Return the variables that some values read."""
-    return {var for expr in exprs for var in variables(expr)}
 
 
 def variables(expr: ir.Expr) -> list[ir.Expr]:

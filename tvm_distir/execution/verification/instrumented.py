@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from tvm import ir, relax
 
 from tvm_distir.core.ir import flat_types
-from tvm_distir.core.rewriting import entry_of, substitute, untupled
+from tvm_distir.core.rewriting import entry_of, substitute
 from tvm_distir.support import update_type
 
 
@@ -34,6 +34,12 @@ def callee_name(value: relax.Expr) -> str:
     """Return the name of the function a value calls, empty where it calls none."""
     called = isinstance(value, ir.Call) and isinstance(value.op, ir.GlobalVar)
     return str(value.op.name_hint) if called else ""
+
+
+def _item(value: relax.Expr) -> relax.Expr:
+    if isinstance(value, relax.TupleGetItem) and isinstance(value.tuple_value, relax.Tuple):
+        return value.tuple_value.fields[int(value.index)]
+    return value
 
 
 @dataclass(frozen=True)
@@ -75,10 +81,10 @@ class TracedProgram:
         env: dict[relax.Var, relax.Expr] = dict(zip(callee.params, call.value.args))
         body = []
         for step in _steps(callee, name):
-            value = untupled(substitute(step.value, env))
+            value = _item(substitute(step.value, env))
             env[step.var] = relax.Var(step.var.name, step.var.ty)
             body.append(TracedBinding(env[step.var], value, name))
-        result = replace(call, value=untupled(substitute(callee.body.body, env)))
+        result = replace(call, value=_item(substitute(callee.body.body, env)))
         steps = (*self.steps[:number], *body, result, *self.steps[number + 1 :])
         return replace(self, steps=steps)
 

@@ -20,7 +20,7 @@ from tvm import ir, relax
 from tvm_distir.core.ir import relax_functions, static_shape, tensor_type
 from tvm_distir.core.ir.operators import EXPERT_MATMUL_OP
 from tvm_distir.core.ops import rule_of
-from tvm_distir.core.rewriting import callees_of
+from tvm_distir.core.rewriting import module_calls
 from tvm_distir.support import PropagationError, memoized, reachable
 
 from .readers import (
@@ -115,7 +115,7 @@ class Consumers:
         """Return the callers of each function that is called."""
         callers: dict[str, list[str]] = {}
         for name, fn in self.functions.items():
-            for callee in dict.fromkeys(str(gv.name_hint) for gv in callees_of(fn)):
+            for callee in dict.fromkeys(str(gv.name_hint) for _, gv in module_calls(fn)):
                 callers.setdefault(callee, []).append(name)
         return callers
 

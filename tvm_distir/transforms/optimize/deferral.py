@@ -24,7 +24,6 @@ from tvm_distir.core.rewriting import (
     substitute,
     tuple_of,
     variables,
-    variables_of,
     with_body,
     with_functions,
 )
@@ -87,7 +86,7 @@ def _read_besides_fields(fn: relax.Function) -> set[Any]:
     """Return the variables that a function reads otherwise than as tuples, by field."""
     values = [b.value for block in fn.body.blocks for b in block.bindings[:]]
     rest = [v for v in values if type(getattr(v, "tuple_value", None)) not in VARIABLES]
-    return variables_of([fn.body.body, *rest])
+    return {var for value in (fn.body.body, *rest) for var in variables(value)}
 
 
 def _deferrable(

@@ -20,7 +20,6 @@ from tvm_distir.core.rewriting import (
     substitute,
     typed,
     variables,
-    variables_of,
     with_body,
 )
 from tvm_distir.core.rewriting.native import pruned
@@ -170,7 +169,7 @@ class GatherPrologue:
 
     def _gathers(self, out: list[Var]) -> tuple[tuple[int, ...], relax.Function]:
         numbers = self._needed(out)
-        read = variables_of(self.bindings[n].value for n in numbers)
+        read = {var for n in numbers for var in variables(self.bindings[n].value)}
         inputs = tuple(n for n, param in enumerate(self.fn.params) if param in read)
         params = [make_var(str(self.fn.params[n].name), self.fn.params[n].ty) for n in inputs]
         env: dict[Var, Var] = dict(zip((self.fn.params[n] for n in inputs), params, strict=True))
@@ -194,7 +193,8 @@ class GatherPrologue:
             bindings.append(binding)
         result = self.fn.body.body
         blocks, _ = pruned([type(self.fn.body.blocks[0])(self._late(bindings, gathered))], result)
-        read = variables_of([result, *[b.value for block in blocks for b in block.bindings]])
+        read = {var for block in blocks for b in block.bindings for var in variables(b.value)}
+        read.update(variables(result))
         rest_params = tuple(n for n, param in enumerate(self.fn.params) if param in read)
         params = [*(self.fn.params[n] for n in rest_params), gathered]
         new = with_body(self.fn, params, blocks, result, bool(self.fn.is_pure))
