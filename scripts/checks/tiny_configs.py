@@ -69,7 +69,14 @@ CHANGES: dict[str, dict[str, Any]] = {
     "molmo2": {"adapter_config": {"vision_feature_layer": [1, 0]}},
     "cohere_compass": {"text_config": {"rope_parameters": {"full_attention": _ROPE,
                                                            "sliding_attention": _ROPE}}},
-    "hunyuan_vl": {"text_config": {"head_dim": 16}},
+    "hunyuan_vl": {"text_config": {"head_dim": 16,
+                                   "rope_parameters": {**_ROPE, "mrope_section": [2, 2, 2, 2]}}},
+    "glmga": {"text_config": {"rope_parameters": {**_ROPE, "mrope_section": [2, 3, 3]}}},
+    "neucodec": {"quantization_dim": 128},
+    "xcodec2": {"quantization_dim": 128},
+    "step3p7": {"text_config": {"sliding_window": 8}},
+    "sapiens2": {"num_key_value_heads_per_layer": [4, 4]},
+    "rf_detr": {"backbone_config": {"image_size": 224}},
     "deepseek_ocr2": {"text_config": {"mlp_layer_types": ["dense", "sparse"],
                                       "num_experts_per_tok": 2}},
     "granite4_vision": {"downsample_rate": "1/2", "deepstack_layer_map": [[-1, 0]],
@@ -141,6 +148,8 @@ def shrunk(config: dict[str, Any]) -> dict[str, Any]:
 def _value(key: str, value: Any, config: dict[str, Any], layers: tuple[int, int]) -> Any:
     """Return the small value of a key; ``layers`` are as many as there were, and will be."""
     count, new = layers
+    if key == "head_dim" and value == config.get("qk_rope_head_dim"):  # of the rotated part
+        key = "qk_rope_head_dim"
     if key == "per_layer_config" and isinstance(value, dict):
         return {k: shrunk(v) for k, v in value.items() if int(k) < new}
     if isinstance(value, dict):

@@ -20,6 +20,8 @@ from tvm_distir.support import ModelError
 torch = pytest.importorskip("torch", reason="the extra torch")
 transformers = pytest.importorskip("transformers", reason="transformers")
 
+from tvm_distir.models.huggingface.class_inputs import example_inputs  # noqa: E402
+
 SIZES: dict[str, Any] = {
     "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
     "intermediate_size": 48, "vocab_size": 64, "max_position_embeddings": 64, "pad_token_id": 0,
@@ -154,3 +156,29 @@ def test_sizes_that_are_no_numbers_are_refused(tmp_path: Path, key: str) -> None
     path, _ = written(tmp_path, "OPT")
     with pytest.raises(ModelError, match=r"DIST0334 .*a positive number is needed"):
         td.load_model(f"{path}?{key}")
+
+
+class _Sound(torch.nn.Module):
+    """A model of sound that expects one channel, or features of stacked frames."""
+
+    main_input_name = "input_values"
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.convolution = torch.nn.Conv1d(1, 2, 10, stride=10)
+        self.linear = torch.nn.Linear(width, 4)
+        self.config = transformers.PretrainedConfig(num_mel_bins=20)
+
+    def forward(self, input_values: Any, input_features: Any) -> Any:
+        return self.convolution(input_values), self.linear(input_features)
+
+
+@pytest.mark.parametrize(("width", "shape"), [(20, (2, 8, 20)), (80, (2, 8, 80)), (8, (2, 20, 8))])
+def test_inputs_of_sound_have_the_shapes_that_the_class_accepts(
+    width: int, shape: tuple[int, ...]
+) -> None:
+    """The configuration states neither channels nor stacked frames."""
+    with torch.device("meta"):
+        inputs = example_inputs(_Sound(width), batch=2, seq=8)
+    assert tuple(inputs["input_values"].shape) == (2, 1, 8 * 320)
+    assert tuple(inputs["input_features"].shape) == shape

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -38,7 +39,7 @@ def build_class(config: object, architectures: Sequence[str]) -> torch.nn.Module
 def with_tensors(model: torch.nn.Module) -> torch.nn.Module:
     """Return a model whose ``forward`` takes inputs by name and returns its tensors alone."""
     forward = model.forward
-    options = {"use_cache": False} if "use_cache" in inspect.signature(forward).parameters else {}
+    options = {"use_cache": False} if "use_cache" in _arguments(model) else {}
 
     def tensors(**inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         leaves = pytree.tree_leaves(forward(**inputs, **options))
@@ -46,6 +47,10 @@ def with_tensors(model: torch.nn.Module) -> torch.nn.Module:
 
     setattr(model, "forward", tensors)
     return model
+
+
+def _arguments(model: torch.nn.Module) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(model.forward).parameters
 
 
 def exported(
@@ -76,7 +81,7 @@ def example_inputs(model: torch.nn.Module, batch: int, seq: int) -> dict[str, to
     seq : int
         Tokens of a sample, or frames of sound; images have the size that the configuration states.
     """
-    arguments = inspect.signature(model.forward).parameters
+    arguments = _arguments(model)
     main = "input_ids" if "input_ids" in arguments else str(model.main_input_name)
     inputs = [main]
     if "logit_scale" in dict(model.named_parameters()) and "pixel_values" in arguments:
@@ -89,7 +94,36 @@ def example_inputs(model: torch.nn.Module, batch: int, seq: int) -> dict[str, to
         if argument.default is argument.empty and argument.kind is argument.POSITIONAL_OR_KEYWORD
         if name not in inputs
     ]
-    return {name: _zeros(model.config, name, batch, seq) for name in dict.fromkeys(inputs)}
+    names = list(dict.fromkeys(inputs))
+    forms = [_forms(model.config, name, batch, seq) for name in names]
+    choices = [dict(zip(names, tensors, strict=True)) for tensors in itertools.product(*forms)]
+    if len(choices) == 1:
+        return choices[0]
+    return next((choice for choice in choices if _runs(model, choice)), choices[0])
+
+
+def _runs(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> bool:
+    """Return whether a model accepts inputs of these shapes; on the meta device it is quick."""
+    options = {"use_cache": False} if "use_cache" in _arguments(model) else {}
+    try:
+        with torch.no_grad():
+            model(**inputs, **options)
+    except Exception:  # of the model's own code, which refuses shapes in any way
+        return False
+    return True
+
+
+def _forms(config: object, name: str, batch: int, seq: int) -> list[torch.Tensor]:
+    """Return an input as zeros, in the shapes that models of sound may expect.
+
+    Sound has a dim of channels or none, and features of several frames may be stacked.
+    """
+    plain = _zeros(config, name, batch, seq)
+    if name in ("input_values", "audio_values"):
+        return [plain, plain[:, None] if plain.ndim == 2 else plain[:, 0]]
+    if name in ("input_features", "spectrogram"):
+        return [plain, *(plain.repeat(1, 1, n) for n in (2, 4)), plain.transpose(1, 2)]
+    return [plain]
 
 
 def _zeros(config: object, name: str, batch: int, seq: int) -> torch.Tensor:
@@ -100,8 +134,9 @@ def _zeros(config: object, name: str, batch: int, seq: int) -> torch.Tensor:
         frames = [_stated(config, "num_frames") or 8] if name.endswith("videos") else []
         return torch.zeros(batch, *frames, channels, *sides)
     if name in ("input_values", "audio_values"):
-        channels_of_codec = [1] if "codec" in type(config).__name__.lower() else []
-        return torch.zeros(batch, *channels_of_codec, seq * _SAMPLES)
+        is_codec = "codec" in type(config).__name__.lower()
+        tracks = _stated(config, "audio_channels") or int(is_codec)
+        return torch.zeros(batch, *([tracks] if tracks else []), seq * _SAMPLES)
     if name in ("input_features", "spectrogram"):
         return torch.zeros(batch, seq, _stated(config, "num_mel_bins", "feature_size") or 80)
     if name == "inputs_embeds":
