@@ -72,7 +72,7 @@ class FunctionExporter:
         self.kernels = LikeKernels(mod, self.reading)
         self.trees: list[Tree] = []  # by number of variable
         self.constants: dict[Any, Tree] = {}
-        self.tensors: dict[int, StaticTensor] = {}  # by class of types
+        self.tensors: dict[int, StaticTensor | list[StaticTensor]] = {}  # by class of types
         self.forms: dict[tuple[int, bool], Op | None] = {}  # first op of like calls
         self.patterns: dict[str, Op | None] = {}  # kernels of libraries, by callee
         self.devices: Sequence[int] = ()
@@ -125,14 +125,21 @@ class FunctionExporter:
 
     def variable(self, var: Any, name: str, extra: Mapping[str, Any]) -> Tree:
         """Add the values of the next variable, described as others of its type are."""
-        kind = self.reading.types[len(self.trees)]
-        if kind not in self.tensors:
+        kind, first = self.reading.types[len(self.trees)], len(self.values)
+        known = self.tensors.get(kind)
+        if known is None:
             out = self.declare(var.ty, name, extra)
+            tensors = [StaticTensor(*value[1:4]) for value in self.values[first:]]
             if isinstance(out, int):
-                self.tensors[kind] = StaticTensor(*self.values[out][1:4])
+                (self.tensors[kind],) = tensors
+            elif out == tuple(range(first, len(self.values))):  # a tuple of tensors alone
+                self.tensors[kind] = tensors
             return out
-        self.values.append(Value(name, *self.tensors[kind], **extra))
-        return len(self.values) - 1
+        if isinstance(known, StaticTensor):
+            self.values.append(Value(name, *known, **extra))
+            return first
+        self.values += [Value(f"{name}.{i}", *one, **extra) for i, one in enumerate(known)]
+        return tuple(range(first, len(self.values)))
 
     @functools.cached_property
     def numbers(self) -> dict[int, int]:
@@ -205,9 +212,9 @@ class FunctionExporter:
 
     def call(self, number: int, name: str, call: ir.Call, inputs: list[int]) -> Tree:
         """Export a call, which a binding binds to ``name``."""
-        ty = self.reading.bound(number).ty
         if isinstance(call.op, ir.GlobalVar) and isinstance(self.mod[call.op], relax.Function):
-            return self.call_function(name, call, inputs, ty)
+            return self.call_function(name, call, inputs)
+        ty = self.reading.bound(number).ty
         out = self.declare(ty, name)
         outputs = leaves(out)
         dist = collective_op(call)
@@ -228,10 +235,10 @@ class FunctionExporter:
         self.ops.append(op._replace(name=name, inputs=tuple(inputs), outputs=tuple(outputs)))
         return out
 
-    def call_function(self, name: str, call: ir.Call, inputs: list[int], ty: Any) -> Tree:
+    def call_function(self, name: str, call: ir.Call, inputs: list[int]) -> Tree:
         """Add a call of a private function, or the kernel of a library that one is."""
         callee = str(call.op.name_hint)
-        out = self.declare(ty, name)
+        out = self.variable(self.reading.variables[len(self.trees)], name, {})
         outputs = tuple(leaves(out))
         if callee not in self.patterns:
             self.patterns[callee] = self.library_kernel(callee)
