@@ -155,7 +155,8 @@ class _Key:
 
 def _parts(value: Any) -> Iterable[object]:
     """Return the values that a compound value consists of."""
-    names = _field_names(type(value))
+    kind: Any = type(value)
+    names = _field_names(kind)
     if names is not None:
         return [getattr(value, name) for name in names]
     if isinstance(value, Mapping):

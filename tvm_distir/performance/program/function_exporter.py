@@ -72,7 +72,7 @@ class FunctionExporter:
         self.kernels = LikeKernels(mod, self.reading)
         self.trees: list[Tree] = []  # by number of variable
         self.constants: dict[Any, Tree] = {}
-        self.tensors: dict[int, StaticTensor | list[StaticTensor]] = {}  # by class of types
+        self.tensors: dict[int, tuple[type, list[Any]]] = {}  # by class of types
         self.forms: dict[tuple[int, bool], Op | None] = {}  # first op of like calls
         self.patterns: dict[str, Op | None] = {}  # kernels of libraries, by callee
         self.devices: Sequence[int] = ()
@@ -115,9 +115,8 @@ class FunctionExporter:
     def declare(self, ty: Any, name: str, extra: Mapping[str, Any] | None = None) -> Tree:
         """Add the values of a type, tuples flattened."""
         if isinstance(ty, relax.TupleType):
-            return tuple(
-                self.declare(field, f"{name}.{i}", extra) for i, field in enumerate(ty.fields[:])
-            )
+            fields = enumerate(ty.fields[:])
+            return tuple(self.declare(field, f"{name}.{i}", extra) for i, field in fields)
         if type(ty) not in TENSOR_TYPES:
             return None
         self.values.append(Value(name, *self.tensor(ty, name), **(extra or {})))
@@ -126,20 +125,15 @@ class FunctionExporter:
     def variable(self, var: Any, name: str, extra: Mapping[str, Any]) -> Tree:
         """Add the values of the next variable, described as others of its type are."""
         kind, first = self.reading.types[len(self.trees)], len(self.values)
-        known = self.tensors.get(kind)
-        if known is None:
+        if kind not in self.tensors:
             out = self.declare(var.ty, name, extra)
-            tensors = [StaticTensor(*value[1:4]) for value in self.values[first:]]
-            if isinstance(out, int):
-                (self.tensors[kind],) = tensors
-            elif out == tuple(range(first, len(self.values))):  # a tuple of tensors alone
-                self.tensors[kind] = tensors
+            added = self.values[first:]
+            if out == first or out == tuple(range(first, first + len(added))):  # no tuple inside
+                self.tensors[kind] = type(out), [(v[0][len(name) :], *v[1:4]) for v in added]
             return out
-        if isinstance(known, StaticTensor):
-            self.values.append(Value(name, *known, **extra))
-            return first
-        self.values += [Value(f"{name}.{i}", *one, **extra) for i, one in enumerate(known)]
-        return tuple(range(first, len(self.values)))
+        made, tensors = self.tensors[kind]
+        self.values += [Value(name + end, *one, **extra) for end, *one in tensors]
+        return first if made is int else tuple(range(first, len(self.values)))
 
     @functools.cached_property
     def numbers(self) -> dict[int, int]:
@@ -156,9 +150,8 @@ class FunctionExporter:
             return self.tree(expr.tuple_value, location)[int(expr.index)]
         if isinstance(expr, GenericConst):
             if expr not in self.constants:
-                constant = {"role": "constant"}
                 name = f"constant{len(self.values)}"
-                self.constants[expr] = self.declare(expr.ty, name, constant)
+                self.constants[expr] = self.declare(expr.ty, name, {"role": "constant"})
             return self.constants[expr]
         if isinstance(expr, ir.Call | relax.If | relax.Function | relax.SeqExpr):
             raise self.refuse(
