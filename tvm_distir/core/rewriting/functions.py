@@ -79,19 +79,19 @@ def ops_called(mod: ir.IRModule, names: Collection[str]) -> set[str]:
     :data:`LOCAL` stands for the binding of a function.
     """
     ops = {handle(ir.Op.get(name)): name for name in names if name != LOCAL}
-    found, called = set[int](), set[str]()
+    op_handles, called = set[int](), set[str]()
     bodies = [fn.body for _, fn in relax_functions(mod) if isinstance(fn.body, relax.SeqExpr)]
     while bodies:
         for block in bodies.pop().blocks[:]:
             for value in [binding.value for binding in unpack(block.bindings)]:
                 kind = type(value)
                 if kind is ir.Call:
-                    found.add(handle(value.op))
+                    op_handles.add(handle(value.op))
                 elif kind is relax.If:
                     bodies += branches_of(value)
                 elif kind is relax.Function and LOCAL in names:
                     called.add(LOCAL)
-    return called | {name for op, name in ops.items() if op in found}
+    return called | {name for op, name in ops.items() if op in op_handles}
 
 
 def inner_made_private(mod: ir.IRModule) -> ir.IRModule:

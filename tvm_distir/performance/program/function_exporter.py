@@ -127,13 +127,13 @@ class FunctionExporter:
         kind, first = self.reading.types[len(self.trees)], len(self.values)
         if kind not in self.tensors:
             out = self.declare(var.ty, name, extra)
-            added = self.values[first:]
-            if out == first or out == tuple(range(first, first + len(added))):  # no tuple inside
-                self.tensors[kind] = type(out), [(v[0][len(name) :], *v[1:4]) for v in added]
+            values = self.values[first:]
+            if out == first or out == tuple(range(first, first + len(values))):  # no tuple inside
+                self.tensors[kind] = type(out), [(v[0][len(name) :], *v[1:4]) for v in values]
             return out
-        made, tensors = self.tensors[kind]
-        self.values += [Value(name + end, *one, **extra) for end, *one in tensors]
-        return first if made is int else tuple(range(first, len(self.values)))
+        tree_type, tensors = self.tensors[kind]
+        self.values += [Value(name + end, *tensor, **extra) for end, *tensor in tensors]
+        return first if tree_type is int else tuple(range(first, len(self.values)))
 
     @functools.cached_property
     def numbers(self) -> dict[int, int]:
