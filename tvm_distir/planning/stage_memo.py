@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import hashlib
 import re
 from collections import OrderedDict
@@ -155,6 +156,9 @@ class _Key:
 def _parts(value: Any) -> Iterable[object]:
     """Return the values that a compound value consists of."""
     kind: Any = type(value)
+    names = _field_names(kind)
+    if names is not None:
+        return [getattr(value, name) for name in names]
     if isinstance(value, Mapping):
         return [part for item in value.items() for part in item]
     if isinstance(value, (list, tuple)):
@@ -167,10 +171,15 @@ def _parts(value: Any) -> Iterable[object]:
         return (str(value),)
     if isinstance(value, re.Pattern):
         return (value.pattern, value.flags)
-    parameters = getattr(kind, "__dataclass_params__", None)
-    if parameters is not None and parameters.frozen:
-        return [getattr(value, field.name) for field in fields(value)]
     raise _UnknownContentError
+
+
+@functools.cache
+def _field_names(kind: Any) -> tuple[str, ...] | None:
+    """Return the names of the fields of a frozen dataclass; None for another type."""
+    parameters = getattr(kind, "__dataclass_params__", None)
+    frozen = parameters is not None and parameters.frozen
+    return tuple(field.name for field in fields(kind)) if frozen else None
 
 
 ANALYSIS_MEMO = StageMemo()

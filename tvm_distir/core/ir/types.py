@@ -118,9 +118,10 @@ def plain_type(ty: ir.Type) -> ir.Type:
 def static_shape(ty: ir.Type) -> tuple[Any, ...] | None:
     """Return the dims of a (D)Tensor type, ints or symbolic expressions; None if unknown."""
     tensor = tensor_type(ty)
-    if tensor is None or tensor.shape is None or not isinstance(tensor.shape, relax.ShapeExpr):
+    shape = None if tensor is None else tensor.shape
+    if not isinstance(shape, relax.ShapeExpr):
         return None
-    return tuple(n.value if type(n) is tirx.IntImm else n for n in tensor.shape.values[:])
+    return tuple(n.value if type(n) is tirx.IntImm else n for n in shape.values[:])
 
 
 def known_shape(ty: ir.Type) -> tuple[int, ...] | None:

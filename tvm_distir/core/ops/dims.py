@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -75,9 +76,14 @@ def elements(shape: Shape) -> int:
 
 def size_bytes(shape: Shape, dtype: str) -> int:
     """Return the size of a dense tensor in bytes; sub-byte types are packed."""
+    return -(-elements(shape) * _bits(dtype) // 8)
+
+
+@functools.cache
+def _bits(dtype: str) -> int:
+    """Return the bits of an element."""
     kind = DataType(dtype)
-    bits = 8 if dtype == "bool" else int(kind.bits) * int(kind.lanes)
-    return -(-elements(shape) * bits // 8)
+    return 8 if dtype == "bool" else int(kind.bits) * int(kind.lanes)
 
 
 class StaticTensor(NamedTuple):

@@ -10,12 +10,13 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax import Expr
 
+from tvm_distir.core.ir.arrays import unpack
 from tvm_distir.core.ir.handles import handle
 from tvm_distir.core.ir.types import is_private, relax_functions
 from tvm_distir.support import LoweringError, lists_by_key, reachable
 
 from .calls import typed
-from .scopes import all_bindings
+from .scopes import all_bindings, branches_of
 
 EFFECTS = "_initialize_effect"
 """The function that `relax.nn` exports beside the methods of a module."""
@@ -83,11 +84,19 @@ def ops_called(mod: ir.IRModule, names: Collection[str]) -> set[str]:
     :data:`LOCAL` stands for the binding of a function.
     """
     ops = {handle(ir.Op.get(name)): name for name in names if name != LOCAL}
-    values = [binding.value for _, fn in relax_functions(mod) for binding in all_bindings(fn.body)]
-    called = {ops.get(handle(value.op), "") for value in values if type(value) is ir.Call}
-    if LOCAL in names and relax.Function in set(map(type, values)):
-        called.add(LOCAL)
-    return called - {""}
+    op_handles, called = set[int](), set[str]()
+    bodies = [fn.body for _, fn in relax_functions(mod) if isinstance(fn.body, relax.SeqExpr)]
+    while bodies:
+        for block in bodies.pop().blocks[:]:
+            for value in [binding.value for binding in unpack(block.bindings)]:
+                kind = type(value)
+                if kind is ir.Call:
+                    op_handles.add(handle(value.op))
+                elif kind is relax.If:
+                    bodies += branches_of(value)
+                elif kind is relax.Function and LOCAL in names:
+                    called.add(LOCAL)
+    return called | {name for op, name in ops.items() if op in op_handles}
 
 
 def inner_made_private(mod: ir.IRModule) -> ir.IRModule:

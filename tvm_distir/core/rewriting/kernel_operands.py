@@ -21,6 +21,7 @@ from typing import Any
 from tvm import ir, relax, tirx
 from tvm.s_tir import renew_defs
 
+from tvm_distir.core.ir.handles import handle
 from tvm_distir.core.ir.types import flat_types, relax_functions, tensor_type
 
 from .calls import called_name
@@ -32,8 +33,10 @@ CALL_KERNEL = "relax.call_tir"
 
 def with_kernel_operands(mod: ir.IRModule) -> ir.IRModule:
     """Return the module whose kernels all have a tensor operand; it is not changed."""
+    kernel_call = handle(ir.Op.get(CALL_KERNEL))
     values = (b.value for _, fn in relax_functions(mod) for b in all_bindings(fn.body))
-    if not any(map(_creates, values)):
+    calls = (value for value in values if type(value) is ir.Call)
+    if not any(handle(call.op) == kernel_call and _creates(call) for call in calls):
         return mod
 
     def written(builder: relax.BlockBuilder, call: ir.Call) -> ir.Call | None:

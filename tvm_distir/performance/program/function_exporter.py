@@ -72,7 +72,7 @@ class FunctionExporter:
         self.kernels = LikeKernels(mod, self.reading)
         self.trees: list[Tree] = []  # by number of variable
         self.constants: dict[Any, Tree] = {}
-        self.tensors: dict[int, StaticTensor] = {}  # by class of types
+        self.tensors: dict[int, tuple[type, list[Any]]] = {}  # by class of types
         self.forms: dict[tuple[int, bool], Op | None] = {}  # first op of like calls
         self.patterns: dict[str, Op | None] = {}  # kernels of libraries, by callee
         self.devices: Sequence[int] = ()
@@ -115,9 +115,8 @@ class FunctionExporter:
     def declare(self, ty: Any, name: str, extra: Mapping[str, Any] | None = None) -> Tree:
         """Add the values of a type, tuples flattened."""
         if isinstance(ty, relax.TupleType):
-            return tuple(
-                self.declare(field, f"{name}.{i}", extra) for i, field in enumerate(ty.fields[:])
-            )
+            fields = enumerate(ty.fields[:])
+            return tuple(self.declare(field, f"{name}.{i}", extra) for i, field in fields)
         if type(ty) not in TENSOR_TYPES:
             return None
         self.values.append(Value(name, *self.tensor(ty, name), **(extra or {})))
@@ -125,14 +124,16 @@ class FunctionExporter:
 
     def variable(self, var: Any, name: str, extra: Mapping[str, Any]) -> Tree:
         """Add the values of the next variable, described as others of its type are."""
-        kind = self.reading.types[len(self.trees)]
+        kind, first = self.reading.types[len(self.trees)], len(self.values)
         if kind not in self.tensors:
             out = self.declare(var.ty, name, extra)
-            if isinstance(out, int):
-                self.tensors[kind] = StaticTensor(*self.values[out][1:4])
+            values = self.values[first:]
+            if out == first or out == tuple(range(first, first + len(values))):  # no tuple inside
+                self.tensors[kind] = type(out), [(v[0][len(name) :], *v[1:4]) for v in values]
             return out
-        self.values.append(Value(name, *self.tensors[kind], **extra))
-        return len(self.values) - 1
+        tree_type, tensors = self.tensors[kind]
+        self.values += [Value(name + end, *tensor, **extra) for end, *tensor in tensors]
+        return first if tree_type is int else tuple(range(first, len(self.values)))
 
     @functools.cached_property
     def numbers(self) -> dict[int, int]:
@@ -149,9 +150,8 @@ class FunctionExporter:
             return self.tree(expr.tuple_value, location)[int(expr.index)]
         if isinstance(expr, GenericConst):
             if expr not in self.constants:
-                constant = {"role": "constant"}
                 name = f"constant{len(self.values)}"
-                self.constants[expr] = self.declare(expr.ty, name, constant)
+                self.constants[expr] = self.declare(expr.ty, name, {"role": "constant"})
             return self.constants[expr]
         if isinstance(expr, ir.Call | relax.If | relax.Function | relax.SeqExpr):
             raise self.refuse(
@@ -205,9 +205,9 @@ class FunctionExporter:
 
     def call(self, number: int, name: str, call: ir.Call, inputs: list[int]) -> Tree:
         """Export a call, which a binding binds to ``name``."""
-        ty = self.reading.bound(number).ty
         if isinstance(call.op, ir.GlobalVar) and isinstance(self.mod[call.op], relax.Function):
-            return self.call_function(name, call, inputs, ty)
+            return self.call_function(name, call, inputs)
+        ty = self.reading.bound(number).ty
         out = self.declare(ty, name)
         outputs = leaves(out)
         dist = collective_op(call)
@@ -228,10 +228,10 @@ class FunctionExporter:
         self.ops.append(op._replace(name=name, inputs=tuple(inputs), outputs=tuple(outputs)))
         return out
 
-    def call_function(self, name: str, call: ir.Call, inputs: list[int], ty: Any) -> Tree:
+    def call_function(self, name: str, call: ir.Call, inputs: list[int]) -> Tree:
         """Add a call of a private function, or the kernel of a library that one is."""
         callee = str(call.op.name_hint)
-        out = self.declare(ty, name)
+        out = self.variable(self.reading.variables[len(self.trees)], name, {})
         outputs = tuple(leaves(out))
         if callee not in self.patterns:
             self.patterns[callee] = self.library_kernel(callee)

@@ -12,7 +12,7 @@ from tvm import ir, relax
 from tvm.relax.op import add, reshape, strided_slice
 
 from tvm_distir.core.analysis import dependencies
-from tvm_distir.core.ir import TENSOR_TYPES
+from tvm_distir.core.ir import TENSOR_TYPES, unpack
 from tvm_distir.core.ops import static_tensor
 from tvm_distir.core.plan import PART, STREAM, TOTAL, Pipeline, first_stream, plain_name
 from tvm_distir.core.rewriting import substitute, typed, variables
@@ -203,7 +203,8 @@ class StageKindExporter:
     def _declare(self, ty: Any, name: str, **extra: Any) -> Tree:
         """Add the slots of a type."""
         if isinstance(ty, relax.TupleType):
-            return tuple(self._declare(f, f"{name}.{i}", **extra) for i, f in enumerate(ty.fields))
+            fields = enumerate(unpack(ty.fields))
+            return tuple(self._declare(field, f"{name}.{i}", **extra) for i, field in fields)
         if type(ty) not in TENSOR_TYPES:
             return None
         tensor = static_tensor(ty)

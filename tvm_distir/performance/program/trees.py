@@ -9,7 +9,7 @@ from typing import Any
 
 from tvm import relax
 
-from tvm_distir.core.ir import tensor_type
+from tvm_distir.core.ir import tensor_type, unpack
 
 Tree = Any
 """A number, a tuple of trees, or None for what is no tensor."""
@@ -25,5 +25,5 @@ def leaves(tree: Tree) -> list[int]:
 def shaped(ty: Any, numbers: Iterator[int]) -> Tree:
     """Return the tree of a type, from numbers of its tensors."""
     if isinstance(ty, relax.TupleType):
-        return tuple(shaped(field, numbers) for field in ty.fields)
+        return tuple(shaped(field, numbers) for field in unpack(ty.fields))
     return None if tensor_type(ty) is None else next(numbers)

@@ -33,7 +33,7 @@ def plain(part: Any) -> Any:
     if isinstance(part, Op):
         return _op(part)
     if isinstance(part, tuple):
-        return list(map(plain, part))
+        return [item if type(item) in _SCALARS else plain(item) for item in part]
     if isinstance(part, Mapping):
         return {key: plain(item) for key, item in part.items()}
     if isinstance(part, Function):
@@ -56,7 +56,7 @@ def _value(value: Value) -> dict[str, Any]:
     usual = Value._field_defaults
     return {
         key: list(item) if isinstance(item, tuple) else item
-        for key, item in value._asdict().items()
+        for key, item in zip(value._fields, value, strict=True)
         if key not in usual or item != usual[key]
     }
 

@@ -30,7 +30,7 @@ from tvm_distir.core.plan import (
     data_positions,
     match_name,
 )
-from tvm_distir.core.rewriting import all_bindings, entry_of, op_name
+from tvm_distir.core.rewriting import all_bindings, canonical, entry_of, op_name
 from tvm_distir.planning.strategies.consumers import Consumers
 from tvm_distir.planning.strategies.expert_parallelism import expert_dim
 from tvm_distir.planning.strategies.model_info import entries, tensor_parameters
@@ -188,7 +188,7 @@ def rules_of(plan: Plan, name: str) -> list[PlanRule]:
 def _expert_dims(mod: ir.IRModule, names: Collection[str]) -> dict[str, int]:
     """Return the dims of the parameters of functions that count experts, by name."""
     consumers, dims = Consumers(mod), {}
-    for name, fn, rule_name in entries(mod):
+    for name, fn, rule_name in entries(canonical(mod)):
         for parameter in tensor_parameters(name, fn, rule_name) if name in names else ():
             dim = expert_dim(mod, consumers, parameter, fn.params[parameter.position])
             if dim is not None:

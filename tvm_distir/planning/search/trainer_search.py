@@ -12,7 +12,7 @@ from functools import cached_property
 from tvm import ir
 
 from tvm_distir.core.plan import data_positions
-from tvm_distir.core.rewriting import entry_of
+from tvm_distir.core.rewriting import canonical, entry_of
 from tvm_distir.hardware import System
 from tvm_distir.planning.plan_export.plan_formats import export_plan
 from tvm_distir.planning.stack import Stack
@@ -185,7 +185,7 @@ def _counts(constraints: Constraints, samples: int, stages: int) -> list[int]:
 def expert_count(module: ir.IRModule) -> int:
     """Return the number of experts that weights of a module stack; 0 where none does."""
     consumers = Consumers(module)
-    for name, fn, rule_name in entries(module):
+    for name, fn, rule_name in entries(canonical(module)):
         for parameter in tensor_parameters(name, fn, rule_name):
             dim = expert_dim(module, consumers, parameter, fn.params[parameter.position])
             if dim is not None and parameter.shape is not None:

@@ -128,6 +128,7 @@ class Consumers:
             self._readers[function] = read_index(self.functions[function])
         return self._readers[function].get(var, [])
 
+    @memoized
     def uses(self, function: str, parameter: Any) -> list[WeightConsumer]:
         """Return the consumers of a parameter, through casts, transposes and calls."""
         ndim = len(static_shape(parameter.ty) or ())

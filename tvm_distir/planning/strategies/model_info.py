@@ -23,7 +23,6 @@ from tvm_distir.core.ir import (
 )
 from tvm_distir.core.ir.attributes import param_names
 from tvm_distir.core.plan import DEFAULT_MESH, MAIN, MeshSpec, PlanRule
-from tvm_distir.core.rewriting import canonical
 from tvm_distir.support import MeshError, PlanError
 
 from .training_parts import state_names
@@ -114,9 +113,9 @@ def named_axes(mesh: MeshSpec, option: str, strategy: str) -> list[int]:
 def entries(mod: ir.IRModule) -> list[tuple[str, relax.Function, str | None]]:
     """Return the entry functions: name, function, and the ``function`` that rules need, if any.
 
-    ``main`` where it exists, else all public functions.
+    ``main`` where it exists, else all public functions of a :func:`.canonical` module, as
+    strategies receive it.
     """
-    mod = canonical(mod)
     public = {str(gv.name_hint): fn for gv, fn in relax_functions(mod) if not is_private(fn)}
     if MAIN in public:
         return [(MAIN, public[MAIN], None)]

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from tvm import relax
 
-from tvm_distir.core.ir import R, known_shape
+from tvm_distir.core.ir import R, known_shape, unpack
 from tvm_distir.core.ir.attributes import param_names
 from tvm_distir.core.plan import MeshSpec, OpenLabels
 from tvm_distir.support import PlanError
@@ -24,7 +24,7 @@ SMALL = 2**20
 
 def parameter_shapes(fn: relax.Function) -> Shapes:
     """Return the sizes of the parameters of a function by name; None where one is unknown."""
-    return dict(zip(param_names(fn), (known_shape(p.ty) for p in fn.params), strict=True))
+    return dict(zip(param_names(fn), (known_shape(p.ty) for p in unpack(fn.params)), strict=True))
 
 
 def placement_of_state(

@@ -229,6 +229,48 @@ def test_calls_stay_calls():
     assert len(program.functions["layer"].params) == 2
 
 
+def test_results_of_equal_tuple_types_are_declared_by_their_names():
+    """Calls that return tuples of the same types, flat and nested: names, shapes and sizes."""
+    created = Module({"x": 1})
+    x = relax.Var("x", relax.TensorType((8,), "float32"))
+    with created.bb.function("layer", [x], private=True):
+        with created.bb.dataflow():
+            codes = created.bb.emit(relax.op.astype(x, "int8"))
+            inner = relax.Tuple([codes])
+            out = created.bb.emit_output(relax.Tuple([x, codes, relax.Tuple([x, inner])]))
+        created.bb.emit_func_output(out)
+    with created.bb.function("pair", [x], private=True):
+        with created.bb.dataflow():
+            codes = created.bb.emit(relax.op.astype(x, "int8"))
+            out = created.bb.emit_output(relax.Tuple([x, codes]))
+        created.bb.emit_func_output(out)
+    layer, pair = map(created.bb.get().get_global_var, ("layer", "pair"))
+
+    def body(bb, x):
+        for i in range(3):
+            full = bb.emit(ir.Call(layer, [x]), f"full{i}")
+            both = bb.emit(ir.Call(pair, [bb.emit(relax.TupleGetItem(full, 0))]), f"both{i}")
+            x = bb.emit(relax.TupleGetItem(both, 0))
+        return x
+
+    created.entry([("x", (8,), "float32", "R")], body)
+    function = created.export().functions["main"]
+    rows = [(v.name, v.shape, v.dtype, v.bytes) for v in function.values]
+    floats, codes = ((8,), "float32", 32), ((8,), "int8", 8)
+    expected = [("x", *floats)]
+    for i in range(3):
+        fields = {"0": floats, "1": codes, "2.0": floats, "2.1.0": codes}
+        expected += [(f"full{i}.{name}", *what) for name, what in fields.items()]
+        expected += [(f"both{i}.0", *floats), (f"both{i}.1", *codes)]
+    assert rows == expected
+    calls = [op for op in function.ops if op.kind == "call"]
+    read = [op.inputs[0] for op in calls]
+    assert [rows[k][0] for k in read] == [
+        "x", "full0.0", "both0.0", "full1.0", "both1.0", "full2.0"
+    ]  # fmt: skip
+    assert rows[function.results[0]][0] == "both2.0"
+
+
 def test_call_tir():
     """Stock LegalizeOps turns the ops into call_tir: work from TIR, a reshape is still a view."""
     created = Module({"x": 1})

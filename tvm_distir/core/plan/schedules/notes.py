@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tvm_distir.core.ir.arrays import unpack
@@ -120,7 +120,11 @@ class Pipeline:
 
     def to_attr(self) -> dict[str, Any]:
         """Return the attribute of a module."""
-        notes = {**asdict(self), "schedule": self.schedule.to_dict()}
+        notes = {
+            **vars(self), "schedule": self.schedule.to_dict(),
+            "stages": [vars(stage) for stage in self.stages],
+            "sums": [vars(part) for part in self.sums],
+        }  # fmt: skip
         return {key: listed(notes[key]) for key in _ATTR_KEYS}
 
     @staticmethod

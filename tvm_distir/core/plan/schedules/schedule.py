@@ -203,7 +203,7 @@ def stated(part: Any, *names: str) -> dict[str, Any]:
 def listed(value: Any) -> Any:
     """Return a value with lists in place of tuples, as JSON has them."""
     if isinstance(value, tuple | list):
-        return [listed(item) for item in value]
+        return [item if type(item) is str else listed(item) for item in value]
     if isinstance(value, Mapping):
         return {key: listed(item) for key, item in value.items()}
     return value
