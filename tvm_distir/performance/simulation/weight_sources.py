@@ -54,11 +54,11 @@ class WeightSources:
         return ""
 
     @memoized
-    def of(self, function: str, index: int, part: int | None = None) -> str:
+    def of(self, function: str, index: int, part: tuple[int, int] | None = None) -> str:
         """Return the weight that a value is but for its type, order or sharding, or nothing.
 
         Its name is relative to the module of the function. ``part`` is the operand that is asked
-        for of tensors which are joined.
+        for of tensors which are joined, and the number of pieces that they are split into.
         """
         fn = self.program.functions[function]
         if index not in fn.makers:
@@ -77,9 +77,11 @@ class WeightSources:
             name = self.of(op.callee, self.program.functions[op.callee].results[number], part)
             return f"{self.path(function, op)}{name}" if name else ""
         if op.op.endswith(".split"):
-            return self.of(function, op.inputs[0], number)
+            return self.of(function, op.inputs[0], (number, len(op.outputs)))
         if op.op.endswith(".concat"):
-            return "" if part is None else self.of(function, op.inputs[part])
+            if part is None or part[1] != len(op.inputs):
+                return ""
+            return self.of(function, op.inputs[part[0]])
         if op.kind in ("view", "wait") or op.op.endswith(_SAME):
             return self.of(function, op.inputs[0], part)
         if op.kind == "collective" and len(op.inputs) == len(op.outputs):

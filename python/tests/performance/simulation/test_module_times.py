@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from tvm.script import ir as I
+from tvm.script import relax as R
 
 import tvm_distir as td
 
@@ -101,3 +103,30 @@ def test_the_loss_reduced_together_with_a_gradient_is_forward(recompute: str) ->
         assert flops[module, "forward"] == pytest.approx(share * gemm, rel=0.01)
         assert flops[module, "backward"] == pytest.approx(share * gemm * copies, rel=0.01)
     assert flops["lm_head", "forward"] == pytest.approx(gemm, rel=0.03)  # and the loss
+
+
+def test_pieces_of_joined_weights_that_are_split_elsewhere_have_no_module() -> None:
+    """Two weights are joined and split into three pieces: no piece is one of the weights."""
+
+    @I.ir_module
+    class Module:
+        @R.function
+        def main(
+            x: R.Tensor((8, 4), "float32"),
+            left: R.Tensor((4, 4), "float32"),
+            right: R.Tensor((4, 8), "float32"),
+        ) -> R.Tensor((8, 4), "float32"):
+            R.func_attr({"num_input": 1})
+            with R.dataflow():
+                joined = R.concat((left, right), axis=1)
+                pieces = R.split(joined, 3, axis=1)
+                last = pieces[2]
+                product = R.matmul(x, last)
+                R.output(product)
+            return product
+
+    plan = {"strategy": "data_parallel", "mesh": {"dp": 1}}
+    result = td.analyze(Module, system="h100", **plan)
+    (lane,) = result.simulation.lanes
+    product = 2 * 8 * 4 * 4
+    assert [time.module for time in lane.modules if time.flops >= product] == [""]
