@@ -95,8 +95,8 @@ def example_inputs(model: torch.nn.Module, batch: int, seq: int) -> dict[str, to
         if name not in inputs
     ]
     names = list(dict.fromkeys(inputs))
-    forms = [_forms(model.config, name, batch, seq) for name in names]
-    choices = [dict(zip(names, tensors, strict=True)) for tensors in itertools.product(*forms)]
+    variants = [_variants(model.config, name, batch, seq) for name in names]
+    choices = [dict(zip(names, tensors, strict=True)) for tensors in itertools.product(*variants)]
     if len(choices) == 1:
         return choices[0]
     return next((choice for choice in choices if _runs(model, choice)), choices[0])
@@ -113,7 +113,7 @@ def _runs(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> bool:
     return True
 
 
-def _forms(config: object, name: str, batch: int, seq: int) -> list[torch.Tensor]:
+def _variants(config: object, name: str, batch: int, seq: int) -> list[torch.Tensor]:
     """Return an input as zeros, in the shapes that models of sound may expect.
 
     Sound has a dim of channels or none, and features of several frames may be stacked.

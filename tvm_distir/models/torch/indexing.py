@@ -129,7 +129,11 @@ def _put_at_mask(call: AtenCall, x: Expr, values: Expr, mask: Expr, adds: bool) 
 
 
 def _masked_scatter(call: AtenCall) -> Expr:
-    """Write the first elements of a source at a mask, in order."""
+    """Write the first elements of a source at a mask, in order.
+
+    How many they are depends on data. Torch refuses a source with fewer, whose last one is repeated
+    here.
+    """
     x, source = call["self"], call["source"]
     shape = shape_of(x)
     mask = call.broadcast(call["mask"], shape)
@@ -139,8 +143,8 @@ def _masked_scatter(call: AtenCall) -> Expr:
     index = call.emit(_op.subtract(count, constant(1, "int64")))
     index = call.emit(_op.minimum(call.emit(_op.maximum(index, constant(0, "int64"))), last))
     values = call.reshaped(source, [math.prod(shape_of(source))])
-    taken = call.reshaped(call.emit(_op.take(values, index, axis=0)), shape)
-    return call.emit(_op.where(mask, taken, x))
+    written = call.reshaped(call.emit(_op.take(values, index, axis=0)), shape)
+    return call.emit(_op.where(mask, written, x))
 
 
 def _scatter(reduction: str) -> Converter:

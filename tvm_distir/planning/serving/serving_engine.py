@@ -70,8 +70,8 @@ class EngineMemory:
         most = self.options.requests * self.served.pools
         return min(most, int(self.pages * self.served.page // tokens))
 
-    def check_room(self, workload: Workload) -> None:
-        """Check that the caches hold a request of mean length.
+    def with_room(self, workload: Workload) -> EngineMemory:
+        """Return the memory, where the caches hold a request of mean length.
 
         Raises
         ------
@@ -83,6 +83,7 @@ class EngineMemory:
             error = too_long(workload.at_once(2 * _SATURATED_LIVES), tokens)
             remedy = remedy_of(self.lighter_kinds(workload)) + error.remedy
             raise SimulationError(error.code, error.what, location=error.location, remedy=remedy)
+        return self
 
     def lighter_kinds(self, workload: Workload) -> list[str]:
         """Return the types of weights that leave room for a request of mean length."""

@@ -258,9 +258,7 @@ def serve_analyze(
     requested = levels or ServiceLevels()
     served = ServedModel(model, strategy, mesh, resolved, kv_dtype)
     served.check_lengths(work)
-    memory = EngineMemory.of_model(served, options)
-    memory.check_room(work)
-    engine = memory.with_times()
+    engine = EngineMemory.of_model(served, options).with_room(work).with_times()
     if draft_tokens:
         engine = engine.with_speculation(Speculation(draft, draft_tokens, acceptance))
     filler = None
