@@ -8,10 +8,12 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+from tvm import ir
 
 from tvm_distir.execution.runtime.engines.base import Engine
 from tvm_distir.execution.runtime.program.input_faults import bad_input
@@ -28,6 +30,7 @@ from .prompts import Floats, Generation, Outputs, PromptFile, Sampling, Steps
 from .session import Session
 
 _INPUTS = ("input_ids", "pages", "lengths")
+_REMEDY = "Distribute a decoder with entry=serve,seq=1."
 
 
 def generate(
@@ -80,8 +83,8 @@ def generate(
     Raises
     ------
     EngineError
-        DIST0602 for a program that is no such step, and requests that do not fit; and as
-        :class:`tvm_distir.Session`.
+        DIST0602 for a program that is no such step, as modules of MLC-LLM, and requests that do
+        not fit; and as :class:`tvm_distir.Session`.
     SimulationError
         DIST0761 for a scheduler that is not known, and requests that the caches do not hold.
 
@@ -111,6 +114,10 @@ def serve_prompts(
     engine: str | Engine = "threads",
 ) -> Generation:
     """Generate tokens for the prompts of a file as :func:`generate` does."""
+    for var, _ in program.functions.items() if isinstance(program, ir.IRModule) else ():
+        if fnmatchcase(str(var.name_hint), "create_*_kv_cache"):
+            problem = f"its caches are objects of TVM, which {var.name_hint} makes (MLC-LLM)"
+            raise bad_input(problem, f"{_REMEDY} MLC-LLM's engine runs this module.")
     with Session(program, weights, engine=engine) as session:
 
         def call(inputs: Mapping[str, object]) -> Outputs:
@@ -167,13 +174,12 @@ class _StepSizes(NamedTuple):
         """
         shapes = steps.shapes
         caches = [shape for name, shape in shapes.items() if name.endswith("_cache")]
-        remedy = "Distribute a decoder with entry=serve,seq=1."
         if sorted(steps.inputs) != sorted(_INPUTS) or not caches:
-            raise bad_input(f"its inputs {steps.inputs} are not {_INPUTS}", remedy)
+            raise bad_input(f"its inputs {steps.inputs} are not {_INPUTS}", _REMEDY)
         rows, tokens = shapes["input_ids"]
         pools, pages, page = caches[0][:3]
         if tokens != 1:
-            raise bad_input(f"a row has {tokens} tokens", remedy)
+            raise bad_input(f"a row has {tokens} tokens", _REMEDY)
         return _StepSizes(rows // pools, shapes["pages"][1], pages, page, pools)
 
     def options(self, scheduler: str) -> SchedulerOptions:

@@ -9,6 +9,7 @@ import json
 
 import numpy as np
 import pytest
+from tvm import ir
 
 import tvm_distir as td
 from tests.execution.serving.test_serving import serve
@@ -168,6 +169,14 @@ def test_more_tokens_than_the_rows_of_a_pool_are_refused():
     dist = serving_step(LLAMA, "data_parallel", (("dp", 2),), 2)
     with pytest.raises(EngineError, match=r"DIST0602.*a pool has 6 rows"):
         td.generate(dist, [[1]], 2, forward(LLAMA)[2], scheduler="continuous:tokens=7")
+
+
+def test_modules_with_cache_objects_are_refused():
+    """MLC-LLM's modules make TVM's paged cache by a function, which ``generate`` cannot drive."""
+    mod = td.load_model(f"{LLAMA},batch=1,seq=4").mod
+    mlc = ir.IRModule({"prefill": mod["main"], "create_tir_paged_kv_cache": mod["main"]})
+    with pytest.raises(EngineError, match=r"DIST0602.*create_tir_paged_kv_cache.*MLC-LLM"):
+        td.generate(mlc, [[1]], 2)
 
 
 def test_the_failure_of_a_pool_ends_the_others():
