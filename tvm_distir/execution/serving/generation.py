@@ -8,9 +8,12 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+from tvm import ir
 
 from tvm_distir.execution.runtime.engines.base import Engine
 from tvm_distir.execution.runtime.program.input_faults import bad_input
@@ -22,10 +25,12 @@ from tvm_distir.planning import (
     StepTimes,
 )
 
+from .pooled_engines import run_together
 from .prompts import Floats, Generation, Outputs, PromptFile, Sampling, Steps
 from .session import Session
 
 _INPUTS = ("input_ids", "pages", "lengths")
+_REMEDY = "Distribute a decoder with entry=serve,seq=1."
 
 
 def generate(
@@ -48,6 +53,10 @@ def generate(
     :func:`tvm_distir.serve_analyze` simulates chooses the batches. A step works on ``batch``
     tokens; rows that are not needed write to a page of their own.
 
+    Where data parallelism divides the caches into pools, each pool has such an engine, with its
+    part of the rows: they are replicas, which get the requests in turn. The steps of all pools that
+    have work run together; no pool waits for the clock of another.
+
     Parameters
     ----------
     program : IRModule, Deployment, str or path
@@ -59,7 +68,7 @@ def generate(
     weights : mapping of str to array, str or path, optional
         See :class:`tvm_distir.Session`.
     scheduler : str
-        As ``--scheduler``; ``tokens`` is at most the rows of the step, which is the default.
+        As ``--scheduler``; ``tokens`` is at most the rows of a pool, which is the default.
     sampling : Sampling
         Greedy unless it has a temperature.
     stop : int, optional
@@ -74,8 +83,8 @@ def generate(
     Raises
     ------
     EngineError
-        DIST0602 for a program that is no such step, and requests that do not fit; and as
-        :class:`tvm_distir.Session`.
+        DIST0602 for a program that is no such step, as modules of MLC-LLM, and requests that do
+        not fit; and as :class:`tvm_distir.Session`.
     SimulationError
         DIST0761 for a scheduler that is not known, and requests that the caches do not hold.
 
@@ -105,6 +114,10 @@ def serve_prompts(
     engine: str | Engine = "threads",
 ) -> Generation:
     """Generate tokens for the prompts of a file as :func:`generate` does."""
+    for var, _ in program.functions.items() if isinstance(program, ir.IRModule) else ():
+        if fnmatchcase(str(var.name_hint), "create_*_kv_cache"):
+            problem = f"its caches are objects of TVM, which {var.name_hint} makes (MLC-LLM)"
+            raise bad_input(problem, f"{_REMEDY} MLC-LLM's engine runs this module.")
     with Session(program, weights, engine=engine) as session:
 
         def call(inputs: Mapping[str, object]) -> Outputs:
@@ -123,17 +136,32 @@ def generated(steps: Steps, file: PromptFile, times: StepTimes | None = None) ->
     options = sizes.options(file.scheduler)
     loop = EngineLoop(times or _equal_times(file.step_s), options, sizes.pages - 1, sizes.page)
     generator = _Generator(steps, sizes, file)
-    served = loop.serve_steps(requests, generator.run_step)
-    return Generation(generator.tokens, served, generator.times_s)
+    parts = [np.arange(len(requests))[pool :: sizes.pools] for pool in range(sizes.pools)]
+    engines = [partial(loop.serve_steps, requests.some(part)) for part in parts if part.size]
+    served = run_together(engines, generator.run_step)
+    order = np.argsort(np.concatenate([np.arange(len(s)) for s in served]), kind="stable")
+    pools = np.repeat(np.arange(len(served)), [len(s) for s in served])
+    steps_of = np.concatenate(served)[order]
+    return Generation(generator.tokens, steps_of, generator.times_s, pools[order])
 
 
 class _StepSizes(NamedTuple):
-    """Sizes of a serving step: rows, pages of a row, pages of the pool, positions of a page."""
+    """Sizes of a serving step.
+
+    Attributes
+    ----------
+    rows, columns : int
+        Rows of a pool, and pages of each.
+    pages, page : int
+        Pages of a pool, and positions of each.
+    pools : int
+    """
 
     rows: int
     columns: int
     pages: int
     page: int
+    pools: int
 
     @staticmethod
     def of(steps: Steps) -> _StepSizes:
@@ -142,18 +170,17 @@ class _StepSizes(NamedTuple):
         Raises
         ------
         EngineError
-            DIST0602 for another program, steps of more tokens, and requests in several pools.
+            DIST0602 for another program, and steps of more tokens.
         """
         shapes = steps.shapes
         caches = [shape for name, shape in shapes.items() if name.endswith("_cache")]
-        remedy = "Distribute a decoder with entry=serve,seq=1, without data parallelism."
         if sorted(steps.inputs) != sorted(_INPUTS) or not caches:
-            raise bad_input(f"its inputs {steps.inputs} are not {_INPUTS}", remedy)
+            raise bad_input(f"its inputs {steps.inputs} are not {_INPUTS}", _REMEDY)
         rows, tokens = shapes["input_ids"]
         pools, pages, page = caches[0][:3]
-        if tokens != 1 or pools != 1:
-            raise bad_input(f"a row has {tokens} tokens, and caches have {pools} pools", remedy)
-        return _StepSizes(rows, shapes["pages"][1], pages, page)
+        if tokens != 1:
+            raise bad_input(f"a row has {tokens} tokens", _REMEDY)
+        return _StepSizes(rows // pools, shapes["pages"][1], pages, page, pools)
 
     def options(self, scheduler: str) -> SchedulerOptions:
         """Return the scheduler, with as many tokens as the step has rows where it states none."""
@@ -161,7 +188,7 @@ class _StepSizes(NamedTuple):
         if "tokens=" not in scheduler:
             options = replace(options, tokens=self.rows)
         if options.tokens > self.rows:
-            problem = f"the step has {self.rows} rows, and the scheduler fills {options.tokens}"
+            problem = f"a pool has {self.rows} rows, and the scheduler fills {options.tokens}"
             raise bad_input(problem, f"Use tokens={self.rows}, or a step with another batch=.")
         return options
 
@@ -208,47 +235,65 @@ class _Generator:
     def __init__(self, steps: Steps, sizes: _StepSizes, file: PromptFile) -> None:
         self._runner, self._sizes, self._file = steps, sizes, file
         self._prompts = [[int(token) for token in prompt] for prompt in file.prompts]
-        # Rows that no token needs write to a page of their own.
-        self._idle, *self._free = range(sizes.pages)
+        # Rows that no token needs write to page 0 of their pool.
+        self._free = [[*range(1, sizes.pages)] for _ in range(sizes.pools)]
         self._pages: dict[int, list[int]] = {}
         self.tokens: list[list[int]] = [[] for _ in file.prompts]
         self.times_s: list[float] = []
 
-    def run_step(self, parts: Sequence[tuple[int, ...]]) -> list[int]:
-        """Run a step, and take the next token of each request whose cache is full.
+    def run_step(self, parts: Mapping[int, Sequence[tuple[int, ...]]]) -> dict[int, list[int]]:
+        """Run a step of pools, and take the next token of each request whose cache is full.
 
-        Parameters and results are those of :meth:`tvm_distir.planning.EngineLoop.serve_steps`.
+        Parameters and results are those of :meth:`tvm_distir.planning.EngineLoop.serve_steps`, for
+        the pools of which the step has tokens.
         """
-        current = {number for number, cached, _ in parts if cached}
-        for number in self._pages.keys() - current:  # it has ended, or computes its tokens again
-            self._free += self._pages.pop(number)
-        parts = [part for part in parts if part[2]]
-        logits, ends = iter(self._logits(parts)), []
-        for number, cached, count in parts:
-            last = [next(logits) for _ in range(count)][-1]
+        count = self._sizes.pools
+        works = {
+            pool: [(count * place + pool, cached, new) for place, cached, new in of_pool]
+            for pool, of_pool in parts.items()
+        }
+        for pool, work in works.items():
+            current = {number for number, cached, _ in work if cached}
+            # The others of the pool have ended, or compute their tokens again.
+            for number in [n for n in self._pages if n % count == pool and n not in current]:
+                self._free[pool] += self._pages.pop(number)
+        logits = self._logits(works)
+        return {pool: self._ends(work, logits[pool]) for pool, work in works.items()}
+
+    def _ends(self, work: Sequence[tuple[int, ...]], logits: Floats) -> list[int]:
+        """Take the next tokens of a pool; return the places of the requests that they end."""
+        row, ends = 0, []
+        for number, cached, count in work:
+            row += count
             tokens = self.tokens[number]
-            if cached + count == len(self._prompts[number]) + len(tokens):
-                tokens.append(self._file.sampling.token(last, number, len(tokens)))
+            if count and cached + count == len(self._prompts[number]) + len(tokens):
+                tokens.append(self._file.sampling.token(logits[row - 1], number, len(tokens)))
                 if tokens[-1] == self._file.stop:
-                    ends.append(number)
+                    ends.append(number // self._sizes.pools)
         return ends
 
-    def _logits(self, parts: Sequence[tuple[int, ...]]) -> Floats:
-        """Return the logits of each token of a step."""
-        rows, columns = self._sizes[:2]
-        ids, lengths = np.zeros((rows, 1), np.int32), np.zeros(rows, np.int32)
-        tables = np.full((rows, columns), self._idle, np.int32)
-        row = 0
-        for number, cached, count in parts:
-            pages = self._pages.setdefault(number, [])
-            known = self._prompts[number] + self.tokens[number]
-            while len(pages) < -(-(cached + count) // self._sizes.page):
-                pages.append(self._free.pop())
-            for position in range(cached, cached + count):
-                ids[row], lengths[row] = known[position], position
-                tables[row, : len(pages)] = pages
-                row += 1
+    def _logits(self, works: Mapping[int, Sequence[tuple[int, ...]]]) -> Floats:
+        """Return the logits of each token of a step: (pools, rows, vocab)."""
+        rows, columns, _, page, pools = self._sizes
+        ids, lengths = np.zeros((pools, rows), np.int32), np.zeros((pools, rows), np.int32)
+        tables = np.zeros((pools, rows, columns), np.int32)
+        for pool, work in works.items():
+            row = 0
+            for number, cached, count in (part for part in work if part[2]):
+                pages = self._pages.setdefault(number, [])
+                known = self._prompts[number] + self.tokens[number]
+                while len(pages) < -(-(cached + count) // page):
+                    pages.append(self._free[pool].pop())
+                ids[pool, row : row + count] = known[cached : cached + count]
+                lengths[pool, row : row + count] = range(cached, cached + count)
+                tables[pool, row : row + count, : len(pages)] = pages
+                row += count
+        inputs = {
+            "input_ids": ids.reshape(-1, 1),
+            "pages": tables.reshape(-1, columns),
+            "lengths": lengths.ravel(),
+        }
         start_s = time.perf_counter()
-        (logits,) = self._runner.call({"input_ids": ids, "pages": tables, "lengths": lengths})
-        self.times_s.append(time.perf_counter() - start_s)
-        return np.asarray(logits, np.float32)
+        (logits,) = self._runner.call(inputs)
+        self.times_s += [time.perf_counter() - start_s] * len(works)
+        return np.asarray(logits, np.float32).reshape(pools, rows, -1)

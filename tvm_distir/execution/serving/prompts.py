@@ -91,19 +91,23 @@ class Generation:
         The new tokens of each request.
     steps : int64 array (steps, 5)
         Begin and duration by the clock of the engine, in picoseconds; requests that decode, tokens
-        of prompts, and pages in use.
+        of prompts, and pages in use. Those of pools that run together follow each other.
     times_s : list of float
         The measured time of each step, in seconds.
+    pools : int64 array (steps,)
+        The pool of the caches of each step.
     """
 
     tokens: list[list[int]]
     steps: Ints
     times_s: list[float]
+    pools: Ints
 
     def arrays(self) -> dict[str, npt.NDArray[np.generic]]:
         """Return the content as arrays; tokens, int32 (requests, most tokens), end with -1."""
         tokens = np.array(list(itertools.zip_longest(*self.tokens, fillvalue=-1)), np.int32).T
-        return {"tokens": tokens, "steps": self.steps, "times_s": np.array(self.times_s)}
+        times_s = np.array(self.times_s)
+        return {"tokens": tokens, "steps": self.steps, "times_s": times_s, "pools": self.pools}
 
 
 @dataclass(frozen=True)
