@@ -249,7 +249,7 @@ class _Generator:
         """
         count = self._sizes.pools
         works = {
-            pool: [(count * place + pool, cached, new) for place, cached, new in of_pool]
+            pool: [(count * number + pool, cached, new) for number, cached, new in of_pool]
             for pool, of_pool in parts.items()
         }
         for pool, work in works.items():

@@ -41,11 +41,11 @@ def run_together(
     Exception
         The first failure of an engine or a step; all engines have then ended.
     """
-    asked: SimpleQueue[tuple[int, Parts | None]] = SimpleQueue()
+    requested: SimpleQueue[tuple[int, Parts | None]] = SimpleQueue()
     answers: list[SimpleQueue[list[int] | BaseException]] = [SimpleQueue() for _ in engines]
 
     def step(number: int, parts: Parts) -> list[int]:
-        asked.put((number, parts))
+        requested.put((number, parts))
         answer = answers[number].get()
         if isinstance(answer, BaseException):
             raise answer
@@ -55,14 +55,14 @@ def run_together(
         try:
             return engines[number](lambda parts: step(number, parts))
         finally:
-            asked.put((number, None))
+            requested.put((number, None))
 
     with ThreadPoolExecutor(len(engines)) as threads:
         futures = [threads.submit(serve, number) for number in range(len(engines))]
         left = set(range(len(engines)))
         try:
             while left:
-                for number, parts in (steps := dict(asked.get() for _ in sorted(left))).items():
+                for number, parts in (steps := dict(requested.get() for _ in sorted(left))).items():
                     if parts is None:
                         left.discard(number)
                         futures[number].result()
