@@ -178,3 +178,10 @@ def test_kimi_has_the_published_number_of_parameters() -> None:
     """1.026 T, as its report has it (1.04 T with a layer for multi-token prediction and tables)."""
     count = weight_bytes(f"hf:kimi-k2-instruct{KEYS}", "none") / 2
     assert count == pytest.approx(1.026e12, rel=0.002)
+
+
+def test_a_stated_key_replaces_that_of_the_published_model() -> None:
+    """Kimi K2 is DeepSeek-V3 with other sizes, of which one is stated otherwise."""
+    spec = zoo_spec("hf:kimi-k2-instruct?dense_layers=2,layers=3")
+    assert spec.count("dense_layers=") == 1 and spec.endswith(",dense_layers=2,layers=3")
+    assert "experts=384" in spec and "size=v3" in spec

@@ -65,6 +65,8 @@ def is_published(spec: str) -> bool:
 def zoo_spec(spec: str) -> str:
     """Return the MODEL string of the zoo for ``hf:NAME?key=value,...``; others unchanged.
 
+    A key replaces that of the published model.
+
     Raises
     ------
     ModelError
@@ -73,7 +75,10 @@ def zoo_spec(spec: str) -> str:
     if not is_published(spec):
         return spec
     model, (_, mark, keys) = PUBLISHED[published_name(spec)], spec.partition("?")
-    return f"zoo:{model},{keys}" if mark else f"zoo:{model}"
+    stated = {item.partition("=")[0].strip() for item in keys.split(",")}
+    name, _, sizes = model.partition("?")
+    kept = [item for item in sizes.split(",") if item.partition("=")[0] not in stated]
+    return f"zoo:{name}?{','.join([*kept, *([keys] if mark else [])])}"
 
 
 def published_name(spec: str) -> str:
