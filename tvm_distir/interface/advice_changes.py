@@ -121,7 +121,8 @@ class _Given:
         if name == "adamw" and isinstance(train, TrainingOptions):
             yield Change("fit", {"train": replace(train, optimizer=lighter)})
         elif name == "adamw" and isinstance(train, Mapping):
-            yield Change("fit", {"train": {**train, "optimizer": "adamw8bit"}})
+            stated = str(train["optimizer"]).removeprefix(name)
+            yield Change("fit", {"train": {**train, "optimizer": f"adamw8bit{stated}"}})
 
 
 def _optimizer(train: Mapping[str, Any] | TrainingOptions | bool | None) -> str:
