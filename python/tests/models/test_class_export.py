@@ -182,3 +182,11 @@ def test_inputs_of_sound_have_the_shapes_that_the_class_accepts(
         inputs = example_inputs(_Sound(width), batch=2, seq=8)
     assert tuple(inputs["input_values"].shape) == (2, 1, 8 * 320)
     assert tuple(inputs["input_features"].shape) == shape
+
+
+@pytest.mark.quick
+def test_infinite_numbers_of_a_configuration_are_read() -> None:
+    """As transformers writes them, since JSON has none."""
+    config = transformers.Mamba2Config(time_step_limit=(0.0, float("inf")))
+    stored = json.loads(config.to_json_string(use_diff=False))["time_step_limit"]
+    assert stored[1] != float("inf") and class_export._decoded(stored) == [0.0, float("inf")]

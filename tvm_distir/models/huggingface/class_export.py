@@ -68,6 +68,15 @@ def _fault(problem: str, location: str, remedy: str) -> ModelError:
     return ModelError("DIST0334", problem, location=location, remedy=remedy)
 
 
+def _decoded(value: Any) -> Any:
+    """Return a value of a ``config.json``; transformers writes ``{"__float__": "Infinity"}``."""
+    if isinstance(value, Mapping):
+        if value.keys() == {"__float__"}:
+            return float(value["__float__"])
+        return {key: _decoded(item) for key, item in value.items()}
+    return [_decoded(item) for item in value] if isinstance(value, list) else value
+
+
 def _exported(data: Keys, location: str, keys: Keys) -> ir.IRModule:
     import torch
 
@@ -78,7 +87,7 @@ def _exported(data: Keys, location: str, keys: Keys) -> ir.IRModule:
     transformers: Any = importlib.import_module("transformers")
     changes = {SIZES[key]: int(value) if key == "layers" else value
                for key, value in keys.items() if SIZES[key]}  # fmt: skip
-    rest = {key: value for key, value in data.items() if key != "model_type"}
+    rest = {key: _decoded(value) for key, value in data.items() if key != "model_type"}
     try:
         known: Any = transformers.AutoConfig.for_model(data["model_type"], **{**rest, **changes})
         positions = int(getattr(known.get_text_config(), "max_position_embeddings", SEQ) or SEQ)
