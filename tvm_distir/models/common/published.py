@@ -77,8 +77,8 @@ def zoo_spec(spec: str) -> str:
     model, (_, mark, keys) = PUBLISHED[published_name(spec)], spec.partition("?")
     stated = {item.partition("=")[0].strip() for item in keys.split(",")}
     name, _, sizes = model.partition("?")
-    kept = [item for item in sizes.split(",") if item.partition("=")[0] not in stated]
-    return f"zoo:{name}?{','.join([*kept, *([keys] if mark else [])])}"
+    others = [item for item in sizes.split(",") if item.partition("=")[0] not in stated]
+    return f"zoo:{name}?{','.join([*others, *([keys] if mark else [])])}"
 
 
 def published_name(spec: str) -> str:
