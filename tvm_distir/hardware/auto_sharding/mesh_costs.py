@@ -15,6 +15,7 @@ from tvm_distir.core.propagation import shape_fits
 from tvm_distir.core.redistribution import CostMatrix, cost_matrix
 from tvm_distir.hardware.systems.clock import Clock
 from tvm_distir.hardware.systems.system import System
+from tvm_distir.support import memoized
 
 Groups = Sequence[Sequence[int]]
 
@@ -43,7 +44,6 @@ class MeshCosts:
         self.clock, self.mesh, self.sizes = Clock(system), mesh, mesh_shape(mesh)
         self.devices = tuple([int(d) for d in mesh_devices(mesh).reshape(-1)])
         self._groups: dict[int, Groups] = {}
-        self._layouts: dict[tuple[tuple[int, ...], str], CostMatrix] = {}
         self._divides: dict[tuple[tuple[int, ...], Labels], bool] = {}
 
     def step(self, kind: str, payload_bytes: int, groups: Groups) -> int:
@@ -68,14 +68,9 @@ class MeshCosts:
             self._groups[axis] = axis_groups(self.mesh, (axis,))
         return self.step(kind, payload_bytes, self._groups[axis])
 
+    @memoized
     def layouts(self, shape: tuple[int, ...], dtype: str) -> CostMatrix:
         """Return the placements of a tensor on the mesh, and the resharding costs between them."""
-        key = (shape, dtype)
-        if key not in self._layouts:
-            self._layouts[key] = self._matrix(shape, dtype)
-        return self._layouts[key]
-
-    def _matrix(self, shape: tuple[int, ...], dtype: str) -> CostMatrix:
         every = (*range(len(shape)), R, P)
         choices = [every if size > 1 else (R,) for size in self.sizes]
         placements = [x for x in itertools.product(*choices) if self.divides(shape, x)]

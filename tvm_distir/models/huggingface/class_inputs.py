@@ -39,7 +39,7 @@ def build_class(config: object, architectures: Sequence[str]) -> torch.nn.Module
 def with_tensors(model: torch.nn.Module) -> torch.nn.Module:
     """Return a model whose ``forward`` takes inputs by name and returns its tensors alone."""
     forward = model.forward
-    options = {"use_cache": False} if "use_cache" in _arguments(model) else {}
+    options = _without_caches(model)
 
     def tensors(**inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         leaves = pytree.tree_leaves(forward(**inputs, **options))
@@ -51,6 +51,11 @@ def with_tensors(model: torch.nn.Module) -> torch.nn.Module:
 
 def _arguments(model: torch.nn.Module) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(model.forward).parameters
+
+
+def _without_caches(model: torch.nn.Module) -> dict[str, bool]:
+    """Return the option of a model that returns no caches, where it has one."""
+    return {"use_cache": False} if "use_cache" in _arguments(model) else {}
 
 
 def exported(
@@ -104,10 +109,9 @@ def example_inputs(model: torch.nn.Module, batch: int, seq: int) -> dict[str, to
 
 def _runs(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> bool:
     """Return whether a model accepts inputs of these shapes; on the meta device it is quick."""
-    options = {"use_cache": False} if "use_cache" in _arguments(model) else {}
     try:
         with torch.no_grad():
-            model(**inputs, **options)
+            model(**inputs, **_without_caches(model))
     except Exception:  # of the model's own code, which refuses shapes in any way
         return False
     return True
