@@ -37,13 +37,21 @@ def _serve(loop: EngineLoop, requests: Requests) -> list[tuple[Ints, ServedReque
 
 
 _EVENT_LOOP = "tvm_distir.performance.event_loop"
-EVENT_LOOPS: dict[str, tuple[str, Callable[..., Any]]] = {
-    "contention": (f"{_EVENT_LOOP}.contention._contend", contention.contend),
-    "schedule": (f"{_EVENT_LOOP}.schedule._schedule", schedule.schedule_tasks),
-    "simulation": (f"{_EVENT_LOOP}.function_summaries.FunctionSummaries", maps.ReferenceMaps),
-    "serve": ("tvm_distir.planning.serving.engine_loop.EngineLoop.serve", _serve),
+_SIMULATION = "tvm_distir.performance.simulation"
+EVENT_LOOPS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
+    "contention": (contention.contend, (f"{_EVENT_LOOP}.contention._contend",)),
+    "schedule": (schedule.schedule_tasks, (f"{_EVENT_LOOP}.schedule._schedule",)),
+    "simulation": (
+        maps.ReferenceMaps,
+        (
+            f"{_EVENT_LOOP}.function_summaries.FunctionSummaries",
+            f"{_SIMULATION}.task_graph.FunctionSummaries",
+            f"{_SIMULATION}.pipeline.rank_classes.FunctionSummaries",
+        ),
+    ),
+    "serve": (_serve, ("tvm_distir.planning.serving.engine_loop.EngineLoop.serve",)),
 }
-"""By native function, the function or class that calls it, and the oracle of that one."""
+"""By native function, its oracle and the names of the function or class that calls it."""
 
 NODES: dict[str, Callable[..., Any]] = {
     "read_functions": node_reading.read_functions,
@@ -67,8 +75,9 @@ def using(kernels: str) -> Iterator[None]:
     """Call the native functions of the simulator and of the solver, or their oracles."""
     with ExitStack() as stack:
         if kernels == "reference":
-            for place, oracle in EVENT_LOOPS.values():
-                stack.enter_context(patch(place, oracle))
+            for oracle, names in EVENT_LOOPS.values():
+                for name in names:
+                    stack.enter_context(patch(name, oracle))
             stack.enter_context(patch(_SOLVER, lambda: {"tables": cost_tables.tables}))
         yield
 
