@@ -38,16 +38,19 @@ def _stand_in(name: str) -> Callable[..., Any]:
     return call
 
 
-def _store(x: tvm_ffi.Tensor) -> tvm_ffi.Tensor:
-    """Copy a tensor into the host's memory."""
+def _store(*tensors: tvm_ffi.Tensor) -> tvm_ffi.Tensor | list[tvm_ffi.Tensor]:
+    """Copy tensors into the host's memory."""
     import tvm
 
-    return x.copyto(tvm.cpu())
+    copies = [x.copyto(tvm.cpu()) for x in tensors]
+    return copies[0] if len(copies) == 1 else copies
 
 
-def _fetch(x: tvm_ffi.Tensor, out: tvm_ffi.Tensor) -> None:
-    """Fill a tensor of the device with one of the host."""
-    x.copyto(out)
+def _fetch(*tensors: tvm_ffi.Tensor) -> None:
+    """Fill tensors of the device, the last half of the arguments, with those of the host."""
+    count = len(tensors) // 2
+    for x, out in zip(tensors[:count], tensors[count:], strict=True):
+        x.copyto(out)
 
 
 def autoload() -> None:

@@ -160,6 +160,8 @@ class StepOptions:
         Overlap a distributed optimizer with the step: gather updated weights beside the first
         forward pass of the next step, and reduce gradients beside the backward pass of the last
         micro-batch (Megatron-LM: --overlap-param-gather, --overlap-grad-reduce).
+    offload_optimizer : bool, optional
+        Keep the states of the optimizer in the host's memory between their updates; needs --train.
     allocator : str, optional
         Set the memory model: framework (default), the live tensors; pytorch or pytorch-expandable,
         what PyTorch reserves for them with the CUDA context and NCCL; or tvm, the storage plan of
@@ -201,6 +203,7 @@ class StepOptions:
     ahead_bytes: int | None = option(DISTRIBUTE, "N", parse_bytes, to=(DISTRIBUTE,))
     overlap_activations: bool | None = option(DISTRIBUTE, to=(DISTRIBUTE,))
     overlap_optimizer: bool | None = option(DISTRIBUTE, to=(DISTRIBUTE, SIMULATE))
+    offload_optimizer: bool | None = option(DISTRIBUTE, to=(DISTRIBUTE,))
     allocator: str | None = option(SIMULATE, "A", to=(SIMULATE,))
     kernels: Profile | str | None = option(SIMULATE, "P", to=(SIMULATE,))
     quantize: str | None = option(SIMULATE, "T", frequent=True)

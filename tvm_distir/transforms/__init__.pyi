@@ -40,6 +40,7 @@ from .optimize.donate_inputs import CACHES as CACHES
 from .optimize.donate_inputs import DonateInputs as DonateInputs
 from .optimize.first_gathers import GatherAtStart as GatherAtStart
 from .optimize.fuse import FuseCollectives as FuseCollectives
+from .optimize.host_states import OffloadStates as OffloadStates
 from .optimize.merge import MergeReductions as MergeReductions
 from .optimize.moved_collectives import MoveGathers as MoveGathers
 from .optimize.moved_collectives import MoveSlices as MoveSlices

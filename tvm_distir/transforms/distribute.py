@@ -36,6 +36,7 @@ def communication_passes(
     ahead_bytes: int | None = None,
     overlap_activations: bool = False,
     overlap_optimizer: bool = False,
+    offload_optimizer: bool = False,
 ) -> tuple[Named, ...]:
     """Return the level-5 passes on collectives that :func:`distribute` runs last.
 
@@ -45,7 +46,9 @@ def communication_passes(
         The module that is distributed. Where a system is given, a training step has its
         reductions and gathers of weights merged and its collectives overlapped with other work by
         default.
-    system, bucket_bytes, overlap, ahead_bytes, overlap_activations, overlap_optimizer
+    system, bucket_bytes, overlap, ahead_bytes, overlap_activations
+        See :func:`distribute`.
+    overlap_optimizer, offload_optimizer
         See :func:`distribute`.
     """
     usual = system is not None and is_training_step(mod)
@@ -66,6 +69,7 @@ def communication_passes(
         passes += [("split", {}), ("schedule", scheduled), ("defer", {})]
         units = {"units": True} if "units" in options and ahead_bytes is None else {}
         passes += [("prefetch", {**timed, **units})]
+    passes += [("offload", {})] if offload_optimizer else []
     return tuple(passes)
 
 
@@ -109,6 +113,7 @@ def distribute(
     ahead_bytes: int | None = None,
     overlap_activations: bool = False,
     overlap_optimizer: bool = False,
+    offload_optimizer: bool = False,
 ) -> ir.IRModule:
     """Distribute a module according to a plan and lower it to the program of each device.
 
@@ -143,6 +148,9 @@ def distribute(
     overlap_optimizer : bool
         Whether weights that an optimizer updates as shards are gathered at the beginning of the
         next step, where its forward pass overlaps with the gathers (:func:`.GatherAtStart`).
+    offload_optimizer : bool
+        Whether the states of the optimizer of a training step are in the memory of the host between
+        their updates (:func:`.OffloadStates`).
 
     Returns
     -------
@@ -167,5 +175,6 @@ def distribute(
     later = communication_passes(
         mod, system, bucket_bytes=bucket_bytes, overlap=overlap, ahead_bytes=ahead_bytes,
         overlap_activations=overlap_activations, overlap_optimizer=overlap_optimizer,
+        offload_optimizer=offload_optimizer,
     )  # fmt: skip
     return pipeline(as_plan(plan, mod), system=system, later=later)(mod)

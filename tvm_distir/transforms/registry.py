@@ -54,6 +54,7 @@ PASSES = Registry(
             "schedule": "transforms.optimize.collective_schedule:ScheduleCollectives",
             "defer": "transforms.optimize.deferral:DeferReductions",
             "prefetch": "transforms.optimize.prefetch:PrefetchGathers",
+            "offload": "transforms.optimize.host_states:OffloadStates",
             "in-turn": "transforms.training.pipeline.expand_passes:SerializePipeline",
             "expand": "transforms.training.pipeline.expand_passes:ExpandSchedule",
             "ccl": "models.export.ccl:LowerToCCL",

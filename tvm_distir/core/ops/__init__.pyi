@@ -38,6 +38,7 @@ from .packed import PackedCall as PackedCall
 from .packed import PackedForm as PackedForm
 from .packed import creates_cache as creates_cache
 from .packed import is_packed_call as is_packed_call
+from .packed import packed_name as packed_name
 from .packed import register_packed_rule as register_packed_rule
 from .padding import Padding as Padding
 from .padding import Reduced as Reduced

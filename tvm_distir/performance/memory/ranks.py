@@ -18,6 +18,7 @@ import numpy.typing as npt
 from tvm_distir.core.analysis import live_bytes
 from tvm_distir.core.plan import FETCH, RECV, RankStep, Schedule, absences, programs
 from tvm_distir.core.rewriting import gc_paused
+from tvm_distir.performance.program.parts import ON_HOST
 from tvm_distir.performance.program.pipeline_program import PipelineProgram
 from tvm_distir.performance.program.program import Program
 from tvm_distir.performance.program.unit_phases import unit_word
@@ -196,7 +197,7 @@ class RankMemories:
         return during + memory.resident_bytes, after + memory.resident_bytes
 
     def _host_bytes(self, walk: RankEvents) -> int:
-        """Return the peak of host memory per device, including copies in flight."""
+        """Return the peak of host memory per device, including stashes in flight."""
         schedule = self.staged.schedule
         sizes = {
             (event.stage, event.micro): sum(walk.sizes[i] for i in event.ids.tolist())
@@ -207,7 +208,8 @@ class RankMemories:
         rows = [(a.stored, a.fetched, sizes[a.stage, a.micro]) for a in away]
         stored, fetched, size = np.array(rows, np.int64).reshape(-1, 3).T
         live = live_bytes(stored, fetched, size, len(schedule.orders[walk.rank]))
-        return int(live.max(initial=0))
+        inputs = (value for _, _, value in self.program.as_stages.inputs(walk.rank))
+        return int(live.max(initial=0)) + sum(v.bytes for v in inputs if v.role == ON_HOST)
 
     def resident(self, walk: RankEvents) -> list[LiveBuffer]:
         """Return inputs of the step, constants of the rank's functions, and buffers of sums."""

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from tvm_distir.performance.program.parts import reached
+from tvm_distir.performance.program.parts import ON_HOST, reached
 from tvm_distir.performance.program.program import Program
 
 from .account import INPUTS, VALUE_CATEGORIES, WEIGHTS, Label, LiveBuffer
@@ -30,6 +30,7 @@ def resident_buffers(program: Program, rank: int, framework: CachingAllocator) -
             lives.rounded(value.bytes),
         )
         for _, name, value in staged.inputs(rank)
+        if value.role != ON_HOST
     ]
     constants = [
         LiveBuffer(
@@ -43,7 +44,7 @@ def resident_buffers(program: Program, rank: int, framework: CachingAllocator) -
 
 
 def weight_bytes(program: Program, rank: int) -> int:
-    """Return the bytes of the weights and states of a device, and of constants."""
+    """Return the bytes of the weights and states on a device, and of constants."""
     staged = program.as_stages
     weights = (v for _, _, v in staged.inputs(rank) if v.role in ("weight", "state"))
     called = reached(program.functions, staged.functions_of(rank))

@@ -12,9 +12,9 @@ from tvm import ir, relax
 
 from tvm_distir.core.collectives import decode_transfer
 from tvm_distir.core.ir import mesh_index, mesh_shape, meshes
-from tvm_distir.core.ir.operators import call_axes
+from tvm_distir.core.ir.operators import HOST_PREFIX, call_axes
 from tvm_distir.core.ir.views import first_view, moved_axes
-from tvm_distir.core.ops import Kernel, is_packed_call, size_bytes
+from tvm_distir.core.ops import Kernel, is_packed_call, packed_name, size_bytes
 from tvm_distir.core.redistribution import payload_bytes
 
 from .parts import Op, Value
@@ -60,6 +60,15 @@ def transfer(
         tag=int(call.attrs["tag"]), payload_bytes=result.bytes,
         wire_bytes=size_bytes((elements,), result.dtype),
     )  # fmt: skip
+
+
+def copied(call: ir.Call, operands: Sequence[Value]) -> Op | None:
+    """Return a copy of tensors to the memory of the host or back; None for other calls."""
+    name = packed_name(call) if is_packed_call(call) else ""
+    if not name.startswith(HOST_PREFIX):
+        return None
+    size = sum(value.bytes for value in operands)
+    return Op("", "copy", name, collective=name.removeprefix(HOST_PREFIX), payload_bytes=size)
 
 
 def is_nothing(call: ir.Call, ty: Any) -> bool:

@@ -205,6 +205,8 @@ def _check_op(meshes: Sequence[Mesh], functions: Functions, op: Op, location: st
         raise _broken(location, f"mesh {op.peer_mesh} of {len(meshes)}")
     if op.kind == "transfer" and len(op.inputs) != (op.collective == "send"):
         raise _broken(location, f"a {op.collective} with {len(op.inputs)} operands")
+    if op.kind == "copy" and len(op.inputs) != len(op.outputs):
+        raise _broken(location, f"a copy of {len(op.inputs)} tensors has {len(op.outputs)} results")
     if op.kind == "transfer" and len(op.outputs) != 1:
         raise _broken(location, f"a {op.collective} with {len(op.outputs)} results")
     if op.kind == "collective":

@@ -22,6 +22,7 @@ from tvm_distir.core.ir.operators import (
     is_done,
 )
 from tvm_distir.core.ops import LikeKernels, StaticTensor, static_tensor
+from tvm_distir.core.plan import STORE
 from tvm_distir.core.rewriting import VARIABLES, has_attr
 from tvm_distir.core.rewriting.native import (
     ALIAS,
@@ -33,9 +34,9 @@ from tvm_distir.core.rewriting.native import (
 )
 from tvm_distir.support import GenericConst, SimulationError
 
-from .call_steps import collective, computation, is_nothing, transfer
+from .call_steps import collective, computation, copied, is_nothing, transfer
 from .library_kernels import library_kernel, only_kernel
-from .parts import Function, Op, Value
+from .parts import ON_HOST, Function, Op, Value
 from .trees import Tree, leaves
 
 _SKIP = (
@@ -200,7 +201,7 @@ class FunctionExporter:
             return out
         out = self.variable(var, name, {})
         outputs = (out,) if isinstance(out, int) else tuple(leaves(out))
-        self.ops.append(form._replace(name=name, inputs=tuple(inputs), outputs=outputs))
+        self.add(form._replace(name=name, inputs=tuple(inputs), outputs=outputs))
         return out
 
     def call(self, number: int, name: str, call: ir.Call, inputs: list[int]) -> Tree:
@@ -217,6 +218,8 @@ class FunctionExporter:
             op = transfer(self.mod, dist, call, self.values[outputs[0]], self.devices)
         elif is_done(call):
             op = Op("", "wait", str(call.op.name))
+        elif (copy := copied(call, [self.values[value] for value in inputs])) is not None:
+            op = copy
         elif outputs or not is_nothing(call, ty):
             op = computation(self.kernels.of(number))
             if op.op.startswith(PACKED_PREFIX):
@@ -225,8 +228,15 @@ class FunctionExporter:
                 op = op._replace(selects=(int(call.attrs["top_k"]), int(call.attrs["experts"])))
         else:
             return out
-        self.ops.append(op._replace(name=name, inputs=tuple(inputs), outputs=tuple(outputs)))
+        self.add(op._replace(name=name, inputs=tuple(inputs), outputs=tuple(outputs)))
         return out
+
+    def add(self, op: Op) -> None:
+        """Add an op; what one copies to the host is there."""
+        self.ops.append(op)
+        if op.kind == "copy" and op.collective == STORE:
+            for value in op.outputs:
+                self.values[value] = self.values[value]._replace(role=ON_HOST)
 
     def call_function(self, name: str, call: ir.Call, inputs: list[int]) -> Tree:
         """Add a call of a private function, or the kernel of a library that one is."""

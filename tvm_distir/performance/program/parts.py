@@ -12,6 +12,7 @@ from typing import Annotated, NamedTuple, get_type_hints
 
 from tvm_distir.core.ir.operators import COLLECTIVES, TRANSFERS
 from tvm_distir.core.ops import KERNEL_CLASSES, VIEW
+from tvm_distir.core.plan import FETCH, STORE
 from tvm_distir.support import (
     LARGEST,
     Check,
@@ -29,8 +30,10 @@ from tvm_distir.support import (
 SCHEMA_VERSION = 1
 STAGED_VERSION = 2
 """The version of pipelined programs."""
-KINDS = ("compute", "collective", "wait", "call", "branch", "transfer", "view")
-ROLES = ("activation", "input", "weight", "state", "gradient", "constant")
+KINDS = ("compute", "collective", "wait", "call", "branch", "transfer", "view", "copy")
+ON_HOST = "host"
+"""The role of what is in the memory of the host, such as the offloaded states of an optimizer."""
+ROLES = ("activation", "input", "weight", "state", ON_HOST, "gradient", "constant")
 
 
 def _check_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -54,7 +57,7 @@ class Value(NamedTuple):
     role : str
         ``activation``, or ``gradient`` where it is known to be that of a weight; ``constant`` (at
         hand from the start, produced by no op); of an entry's parameters ``weight``, ``state``
-        (of an optimizer) or ``input``.
+        (of an optimizer) or ``input``; ``host`` of what is in the memory of the host.
     whole_shape : tuple of int, optional
         The shape over all devices of the mesh, of an entry's parameters.
     placement : str, optional
@@ -76,6 +79,11 @@ class Value(NamedTuple):
     def is_weight(self) -> bool:
         """Return whether it is a weight among an entry's parameters."""
         return self.role == "weight"
+
+    @property
+    def device_bytes(self) -> int:
+        """Return the bytes that it takes on the device, where the function gets it."""
+        return 0 if self.role == ON_HOST else self.bytes
 
     @property
     def full_shape(self) -> tuple[int, ...]:
@@ -105,8 +113,9 @@ class Op(NamedTuple):
         The name of the binding.
     kind : str
         ``compute``, ``collective``, ``wait`` (for a collective that was started: its operand),
-        ``call``, ``branch``, ``transfer``, or ``view``: its result is its first operand's memory
-        under another shape. The operands of a ``branch`` are the
+        ``call``, ``branch``, ``transfer``, ``copy`` (of all operands between the device and the
+        memory of its host), or ``view``: its result is its first operand's memory under another
+        shape. The operands of a ``branch`` are the
         condition, those of ``callee``, those of ``otherwise``.
     op : str
         The op, PrimFunc or function that is called.
@@ -124,7 +133,8 @@ class Op(NamedTuple):
     otherwise : str
         The other function of a branch.
     collective : str
-        The kind of a collective; ``send`` or ``recv`` for a transfer.
+        The kind of a collective; ``send`` or ``recv`` for a transfer; ``store`` (to the host) or
+        ``fetch`` for a copy.
     mesh : int
         The mesh on which a collective or transfer works.
     mesh_axes : tuple of int
@@ -132,7 +142,8 @@ class Op(NamedTuple):
     group_size : int
         The number of devices per group of a collective.
     payload_bytes : int
-        The size of a device's result of a collective, or of a device's tensor in a transfer.
+        The size of a device's result of a collective, of a device's tensor in a transfer, or of all
+        that is copied.
     wire_bytes : int
         The most bytes that a device of this end of a transfer sends or receives; in an entry, a
         device that runs it. Bytes that stay on their device are not counted.
@@ -219,6 +230,7 @@ EXTRA_KEYS: Mapping[str, tuple[str, ...]] = {
     "transfer": ("collective", "mesh", "tag", "peer_mesh", "payload_bytes", "wire_bytes"),
     "view": (),
     "wait": (),
+    "copy": ("collective", "payload_bytes"),
 }
 """The keys that an op of each kind has besides :data:`COMMON_KEYS` (and ``reason``, if not
 modelled)."""
@@ -228,7 +240,8 @@ def _keys_of_op(kind: str) -> Keys:
     measured = ("measured_ps", "scratch_bytes", "selects") if kind == "compute" else ()
     optional = ("reason", *measured)
     types = get_type_hints(Op, include_extras=True)
-    types["collective"] = Annotated[str, one_of(TRANSFERS if kind == "transfer" else COLLECTIVES)]
+    collectives = {"transfer": TRANSFERS, "copy": (STORE, FETCH)}.get(kind, COLLECTIVES)
+    types["collective"] = Annotated[str, one_of(collectives)]
     keys = (*COMMON_KEYS, *EXTRA_KEYS[kind], *optional)
     return Keys({key: types[key] for key in keys}, optional)
 

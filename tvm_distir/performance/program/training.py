@@ -13,14 +13,16 @@ from tvm import relax
 from tvm_distir.core.ir.attributes import IO_ATTR, training_notes
 from tvm_distir.core.plan import plain_name
 
-from .parts import Function
+from .parts import ON_HOST, Function
 
 
-def state_names(fn: relax.Function) -> set[str]:
-    """Return the plain names of the inputs that are states of an optimizer, counters included."""
-    states = training_notes(fn, "states").values()
-    names = [str(name) for state in states for name in state[:]]
-    return {plain_name(name) for name in (*names, *training_notes(fn, "counters"))}
+def state_roles(fn: relax.Function) -> dict[str, str]:
+    """Return the roles of the states of an optimizer, counters included, by their plain names."""
+    roles = {plain_name(name): "state" for name in training_notes(fn, "counters")}
+    for key, role in (("states", "state"), ("host", ON_HOST)):
+        states = training_notes(fn, key).values()
+        roles.update((plain_name(str(name)), role) for state in states for name in state[:])
+    return roles
 
 
 def updates(fn: relax.Function, exported: Function) -> tuple[tuple[int, int], ...]:

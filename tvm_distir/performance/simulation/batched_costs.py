@@ -114,6 +114,8 @@ class BatchCosts:
             return op.kind, op.collective, payload, op.mesh, op.mesh_axes, op.kernel_class
         if op.kind == "transfer":
             return "transfer", op.collective, payload, op.mesh, op.peer_mesh
+        if op.kind == "copy":
+            return "copy", payload, self.program.functions[function].mesh
         if op.kernel_class == HOST:
             return HOST, function, flops
         if op.kernel_class in HOSTS:
@@ -138,6 +140,10 @@ class BatchCosts:
             return overlap_delay_ps(self.system, duration), self._codes(_NETWORK)
         if op.kind == "transfer":
             return self._transfer(op, self.quantities[key[2]]), self._codes(_NETWORK)
+        if op.kind == "copy":
+            system = self._of_shape[0][1].systems[key[2]]
+            size = self.quantities[key[1]].astype(np.float64)
+            return self._picoseconds(system.host_copy_time_s(size)), self._codes(_NETWORK)
         if key[0] == "kernel":
             flops, moved = self.quantities[key[1]], self.quantities[key[2]]
             return self._kernel(flops, moved, op, self._sizes(op, function, flops))

@@ -88,14 +88,17 @@ class _Reader:
         values = params
         steps: list[SimulatedStep] = []
         pending: list[tuple[tuple[int, ...], SimulatedStep]] = []
+        copied: dict[str, list[int]] = {}  # the last copy in each direction
         for position, op in enumerate(fn.ops):
             ins = [value[index] for index in op.inputs]
             if op.kind == "view":
                 value[op.outputs[0]] = ins[0]
                 continue
+            if op.kind == "copy":
+                ins += copied.get(op.collective, [])
             if op.kind == "wait":
                 pending = [(ends, each) for ends, each in pending if op.inputs[0] not in ends]
-            elif op.kind != "collective":
+            elif op.kind not in ("collective", "copy"):
                 steps += [each for _, each in pending]
                 pending = []
             if op.callees:
@@ -111,6 +114,8 @@ class _Reader:
                 values += len(outs)
                 for index, result in zip(op.outputs, outs, strict=True):
                     value[index] = result
+            if op.kind == "copy":
+                copied[op.collective] = outs[:1]
             steps.append(SimulatedStep(row, callee, op.name, ins, outs))
             if op.is_start:
                 pending += [

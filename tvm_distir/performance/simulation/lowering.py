@@ -28,7 +28,7 @@ from tvm_distir.performance.event_loop.function_summaries import (
 from tvm_distir.support import reachable
 
 from .device_results import Branch
-from .op_costs import SLOWDOWN, OpRow
+from .op_costs import FETCH, SLOWDOWN, OpRow
 
 
 class SimulatedStep(NamedTuple):
@@ -196,8 +196,13 @@ def flags_of(row: OpRow, blocking: bool) -> int:
     separate stream that waits for an event; its ``wait`` is on the compute stream. A plain
     one only needs its operands, or, where collectives block, runs between the compute ops before
     it and those behind it. A collective of a separate channel does not queue with others.
+
+    A copy to the host, or back, waits for the compute ops issued before it, and has the copy before
+    it among its operands. In a summarized function a store is on the stream of collectives.
     """
     flags = SYNC if row.host_waits else 0
+    if row.op.kind == "copy":
+        return flags | AFTER | (APART if row.stream == FETCH else 0)
     if row.op.kind != "collective":
         return flags
     if row.op.channel:

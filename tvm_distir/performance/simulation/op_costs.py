@@ -149,6 +149,11 @@ class OpCosts:
             return OpRow(
                 function, op, stream, self._transfer_ps(op, location), "network", op.wire_bytes
             )
+        if op.kind == "copy":
+            mesh = self.program.functions[function].mesh
+            copy_ps = self.host_copy_ps(op.payload_bytes, mesh, location)
+            stream = STORE if op.collective == "store" else FETCH
+            return OpRow(function, op, stream, copy_ps, "network", op.payload_bytes)
         if op.kernel_class in HOSTS:
             return OpRow(function, op, COMPUTE, self._host_ps(function, op, location), "host")
         return OpRow(function, op, COMPUTE, *self._kernel(function, op, location))

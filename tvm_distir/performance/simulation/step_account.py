@@ -187,7 +187,11 @@ class StepAccount:
         for row, count in moves:
             op = row.op
             mesh = meshes[op.mesh] if collective_mesh is None else collective_mesh
-            if op.kind == "collective":
+            if op.kind == "copy":
+                number = self.program.functions[row.function].mesh
+                mesh = meshes[number] if collective_mesh is None else mesh
+                key = mesh.name, op.collective, "host", 1
+            elif op.kind == "collective":
                 axes = ",".join(mesh.axes[axis] for axis in op.mesh_axes)
                 key = mesh.name, op.collective, axes, op.group_size
             else:

@@ -66,13 +66,13 @@ def _gathered_first(mod: ir.IRModule) -> ir.IRModule:
     functions = dict(mod.functions.items())
     for gv, fn in relax_functions(mod):
         if not is_private(fn) and fn.attrs and IO_ATTR in fn.attrs:
-            pairs = _updated(str(gv.name_hint), fn, pipeline)
+            pairs = updated_results(str(gv.name_hint), fn, pipeline)
             home = meshes(mod)[int(fn.attrs[IO_ATTR]["mesh"])]
             functions[gv] = _FirstGathers(fn, pairs, home).run() if pairs else fn
     return with_functions(mod, functions)
 
 
-def _updated(name: str, fn: relax.Function, pipeline: Pipeline | None) -> dict[int, int]:
+def updated_results(name: str, fn: relax.Function, pipeline: Pipeline | None) -> dict[int, int]:
     """Return the position of the new value of each updated parameter, by the parameter's."""
     names = {plain_name(updated): updated for updated in training_notes(fn, "updated")}
     io = fn.attrs[IO_ATTR]

@@ -12,9 +12,9 @@ from tvm import ir, relax
 from tvm.relax import Var
 
 from tvm_distir.core.ir.attributes import IO_ATTR, TRAINING_ATTR, training_notes
-from tvm_distir.core.ir.operators import HOST_PREFIX
 from tvm_distir.core.plan import ACTIVATION, FETCH, GRADIENT, RUN, STORE, RankStep, plain_name
 from tvm_distir.core.rewriting import field_of, tuple_of, typed
+from tvm_distir.transforms.host_copies import host_copy
 from tvm_distir.transforms.stage_body import StageBody
 
 from .exchange_placements import NEXT_STAGE, MessageEndpoints, unfit
@@ -139,11 +139,13 @@ class RankProgram:
 
         Where weights are stashed, earlier micro-batches read the old ones still.
         """
-        pipeline, states = self.pipeline, dict[str, Any]()
+        pipeline, notes = self.pipeline, {"states": dict[str, Any](), "host": dict[str, Any]()}
         for number in self.bodies:
-            states.update(training_notes(self.mod[pipeline.stages[number].function], "states"))
+            for key, states in notes.items():
+                states.update(training_notes(self.mod[pipeline.stages[number].function], key))
         updated = pipeline.carried if pipeline.schedule.stash else pipeline.outputs[1:]
-        return {"updated": {name: name for name in updated}, "states": states}
+        stated = {key: states for key, states in notes.items() if states or key != "host"}
+        return {"updated": {name: name for name in updated}, **stated}
 
 
 def move_stash(writer: UnitWriter, kind: str, number: int, micro: int) -> None:
@@ -177,9 +179,4 @@ def _moved(writer: UnitWriter, kind: str, value: Any, name: str) -> Any:
             for k in range(len(value.ty.fields))
         ]
         return writer.bind(typed(relax.Tuple(fields), value.ty), name)
-    function = relax.ExternFunc(f"{HOST_PREFIX}{kind}")
-    if kind == FETCH:
-        call = relax.op.call_dps_packed(function, [value], out_ty=value.ty)
-        return writer.emit(call, f"{name}_back")
-    call = relax.op.call_pure_packed(function, value, ty_args=[value.ty])
-    return writer.emit(call, f"{name}_host")
+    return writer.emit(host_copy(kind, [value]), f"{name}_{'back' if kind == FETCH else 'host'}")
