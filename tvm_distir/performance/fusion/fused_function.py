@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import heapq
 
+from tvm_distir.core.plan import FETCH
 from tvm_distir.performance.program.parts import Function, Op
 from tvm_distir.support import lists_by_key
 
@@ -135,6 +136,8 @@ class Writer:
 def _in_order(nodes: list[tuple[int, Op]]) -> tuple[list[Op], list[tuple[int, Op]]]:
     """Return the ops in a topological order that otherwise equals the old order.
 
+    What is fetched from the host is fetched before its first reader.
+
     Returns
     -------
     ops : list of Op
@@ -144,7 +147,12 @@ def _in_order(nodes: list[tuple[int, Op]]) -> tuple[list[Op], list[tuple[int, Op
     """
     nodes = sorted(nodes, key=lambda node: node[0])
     maker = {value: k for k, (_, op) in enumerate(nodes) for value in op.outputs}
-    waits = [{maker[v] for v in op.inputs if v in maker} for _, op in nodes]
+    fetches = {k for k, (_, op) in enumerate(nodes) if op.collective == FETCH}
+    makers = [{maker[v] for v in op.inputs if v in maker} for _, op in nodes]
+    waits = [
+        (read - fetches).union(*(makers[k] for k in read & fetches)) if k not in fetches else {k}
+        for k, read in enumerate(makers)
+    ]
     behind = lists_by_key(
         (other, k) for k, predecessors in enumerate(waits) for other in predecessors
     )
@@ -153,11 +161,13 @@ def _in_order(nodes: list[tuple[int, Op]]) -> tuple[list[Op], list[tuple[int, Op
     order = []
     while ready:
         k = heapq.heappop(ready)
-        order.append(k)
+        order += [*sorted(makers[k] & fetches), k]
+        fetches -= makers[k]
         for other in behind.get(k, ()):
             left[other] -= 1
             if not left[other]:
                 heapq.heappush(ready, other)
+    order += sorted(fetches)
     stuck = set(range(len(nodes))).difference(order)
     while ends := {k for k in stuck if stuck.isdisjoint(behind.get(k, ()))}:
         stuck -= ends

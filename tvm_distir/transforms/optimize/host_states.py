@@ -26,7 +26,7 @@ from tvm_distir.core.rewriting import (
     with_functions,
 )
 from tvm_distir.core.rewriting.native import pruned
-from tvm_distir.support import UsageError, lists_by_key
+from tvm_distir.support import UsageError
 from tvm_distir.transforms.host_copies import host_copy
 
 from .first_gathers import updated_results
@@ -36,10 +36,10 @@ from .first_gathers import updated_results
 def OffloadStates() -> Rewrite:
     """Keep the states of an optimizer, master copies included, in the host's memory.
 
-    The states that an op, or a call of a private function, reads first are fetched together while
-    the one before it runs, and new states are stored behind the op or call that computes them. A
-    device holds the states of one or two of these at a time; each step moves all of them once to
-    the device and once back. Values are the same. The note ``host`` of ``dist.training`` has the
+    The states that an op, or a call of a private function, is the first to read are fetched
+    together before it, and new states are stored behind the op or call that computes them, while
+    others run. A device holds the states of few of these at a time; a step moves all of them once
+    to the device and once back. Values are the same. The note ``host`` of ``dist.training`` has the
     names of the states.
 
     Returns
@@ -116,19 +116,14 @@ class _HostStates:
             value = self.values[value]
         return value
 
-    def _fetches(self, states: Sequence[Var]) -> dict[Var, list[list[Var]]]:
-        """Return the groups of states to fetch before each binding.
-
-        A group is what a binding reads first; it is fetched before the reader of the group ahead.
-        """
-        waiting, readers, groups = set(states), list[Var](), list[list[Var]]()
+    def _fetches(self, states: Sequence[Var]) -> dict[Var, list[Var]]:
+        """Return the states that each binding is the first to read."""
+        waiting, fetched = set(states), dict[Var, list[Var]]()
         for binding in self.bindings:
-            group = [v for v in dict.fromkeys(variables(binding.value)) if v in waiting]
-            waiting.difference_update(group)
-            if group:
-                readers.append(binding.var)
-                groups.append(group)
-        return lists_by_key(zip(readers[:1] + readers[:-1], groups, strict=True))
+            read = [v for v in dict.fromkeys(variables(binding.value)) if v in waiting]
+            waiting.difference_update(read)
+            fetched[binding.var] = read
+        return fetched
 
     def _store(self, result: Expr) -> None:
         """Let a new state, which may be a field of what a call returns, be stored."""
@@ -146,8 +141,8 @@ class _HostStates:
         writer = BlockWriter(relax.BlockBuilder(), isinstance(block, relax.DataflowBlock))
         for binding in block.bindings:
             var = binding.var
-            for group in self.fetched.get(var, ()):
-                on_device.update(zip(group, _copied(writer, FETCH, group), strict=True))
+            read = self.fetched[var]
+            on_device.update(zip(read, _copied(writer, FETCH, read), strict=True))
             writer.bindings.append(rebound(binding, substitute(binding.value, on_device)))
             made = self.stored.get(var, {})
             parts = [
