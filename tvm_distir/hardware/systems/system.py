@@ -380,8 +380,8 @@ class System(Displayed):
             what = "does not describe the link between devices and their host"
             problem = f'the system "{self.name}" {what}'
             how = 'Add "host_link": {"name": .., "bandwidth_GBps": ..} to its file'
-            remedy = f"{how}, or remove offload from the schedule."
-            raise HardwareError("DIST0704", problem, location="schedule/offload", remedy=remedy)
+            remedy = f"{how}, or leave out offload= of the schedule and --offload-optimizer."
+            raise HardwareError("DIST0704", problem, location="host_link", remedy=remedy)
         return 1e-6 * link.latency_us + size_bytes / (link.bandwidth_GBps * 1e9)
 
     def collective_time_s(
