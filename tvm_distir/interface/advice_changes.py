@@ -49,6 +49,7 @@ class Change:
             for name, value in self.options.items()
             if name != "train"
         }
+        words = {name: text.removesuffix(" True") for name, text in words.items()}
         if "train" in self.options:
             words["train"] = f"--optimizer {_optimizer(self.options['train'])}"
         return " ".join(words.values())
@@ -123,6 +124,14 @@ class _Given:
         elif name == "adamw" and isinstance(train, Mapping):
             stated = str(train["optimizer"]).removeprefix(name)
             yield Change("fit", {"train": {**train, "optimizer": f"adamw8bit{stated}"}})
+
+    def offloaded_optimizer(self) -> Iterator[Change]:
+        """Yield states of the optimizer in the memory of the host, if there are any."""
+        system = self.study.known_system
+        linked = system is not None and system.host_link is not None
+        held = any(lane.account.most.get("states") for lane in self.study.result.lanes)
+        if linked and held and not self.study.offload_optimizer:
+            yield Change("fit", {"offload_optimizer": True})
 
 
 def _optimizer(train: Mapping[str, Any] | TrainingOptions | bool | None) -> str:
@@ -229,6 +238,7 @@ def _fitting(situation: _Given) -> Iterator[Change]:
         yield from _remedy(situation, remedy.name)
     if verdict is not None:
         yield from situation.lighter_optimizer()
+        yield from situation.offloaded_optimizer()
 
 
 def _remedy(situation: _Given, name: str) -> Iterable[Change]:

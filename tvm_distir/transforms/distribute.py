@@ -16,6 +16,7 @@ from tvm_distir.core.plan import Plan, PlanLike, as_plan
 from tvm_distir.core.propagation import Decision
 from tvm_distir.core.rewriting import gc_paused
 from tvm_distir.hardware import System
+from tvm_distir.support import UsageError
 
 from .registry import passes_for
 from .spec import PassSpec
@@ -50,6 +51,11 @@ def communication_passes(
         See :func:`distribute`.
     overlap_optimizer, offload_optimizer
         See :func:`distribute`.
+
+    Raises
+    ------
+    UsageError
+        DIST0151 where states are to be offloaded and there are none.
     """
     usual = system is not None and is_training_step(mod)
     if bucket_bytes is None and usual:
@@ -69,8 +75,19 @@ def communication_passes(
         passes += [("split", {}), ("schedule", scheduled), ("defer", {})]
         units = {"units": True} if "units" in options and ahead_bytes is None else {}
         passes += [("prefetch", {**timed, **units})]
-    passes += [("offload", {})] if offload_optimizer else []
+    if offload_optimizer:
+        _check_states(mod)
+        passes.append(("offload", {}))
     return tuple(passes)
+
+
+def _check_states(mod: ir.IRModule) -> None:
+    """Refuse (DIST0151) to offload the states of a step that has none."""
+    if not any(training_notes(fn, "states") for _, fn in relax_functions(mod)):
+        raise UsageError(
+            "DIST0151", "offload_optimizer is given, but the step has no states of an optimizer",
+            location="offload_optimizer", remedy="Remove it, or train with adamw, for example.",
+        )  # fmt: skip
 
 
 def is_training_step(mod: ir.IRModule) -> bool:

@@ -149,6 +149,7 @@ ELSEWHERE = {
     "OrderAxes": "test_axis_orders.py: it changes modules with several axes on a dim only",
     "GatherAtStart": "test_first_gathers.py: it changes steps that gather new weights only",
     "DonateInputs": "test_donate_inputs.py: it changes steps that append to caches only",
+    "OffloadStates": "test_host_states.py: it changes training steps with states only",
     "PrefetchGathers": "test_optimize_prefetch.py: it changes steps for a system only",
 }
 

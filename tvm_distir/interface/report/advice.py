@@ -173,7 +173,9 @@ def _communication(analysis: Analysis, spent_s: float) -> Advice:
     axis = first.mesh_axis
     name = f"{first.kind} over {axis} ({first.count} calls, {units.duration(first.time_s)})"
     far = next((link for link in analysis.links if link.name.startswith("inter-node")), None)
-    how = f"reduce the size of axis {axis}, or overlap it with compute"
+    how = "offload less to the host, or choose a system with a faster link to it"
+    if axis != "host":
+        how = f"reduce the size of axis {axis}, or overlap it with compute"
     if far is not None and f"{first.kind} over {axis}" in far.kinds and "->" not in axis:
         how = f"keep the groups of {axis} within a node; otherwise {how}"
     return _advice(part, f"{subject}, mostly {name}", spent_s, how)

@@ -155,7 +155,7 @@ class BufferNames:
             return f"{prefix}{name}.grad", value.dtype
         if depth and op.inputs and (op.kind in ("view", "wait") or op.op in _SAME):
             return self._base(function, op.inputs[0], path, depth - 1)
-        if depth and op.kind == "collective" and len(op.inputs) == len(op.outputs):
+        if depth and op.kind in ("collective", "copy") and len(op.inputs) == len(op.outputs):
             operand = op.inputs[self._positions(op.outputs)[index]]
             name, dtype = self._base(function, operand, path, depth - 1)
             return f"{name} {op.collective}", dtype

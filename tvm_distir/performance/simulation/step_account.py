@@ -186,11 +186,11 @@ class StepAccount:
         meshes = self.program.meshes
         for row, count in moves:
             op = row.op
-            mesh = meshes[op.mesh] if collective_mesh is None else collective_mesh
-            if op.kind == "copy":
-                number = self.program.functions[row.function].mesh
-                mesh = meshes[number] if collective_mesh is None else mesh
-                key = mesh.name, op.collective, "host", 1
+            copies = op.kind == "copy"
+            number = self.program.functions[row.function].mesh if copies else op.mesh
+            mesh = meshes[number] if collective_mesh is None else collective_mesh
+            if copies:
+                key = mesh.name, op.collective, "host", len(mesh.device_ids)
             elif op.kind == "collective":
                 axes = ",".join(mesh.axes[axis] for axis in op.mesh_axes)
                 key = mesh.name, op.collective, axes, op.group_size

@@ -84,7 +84,7 @@ class WeightSources:
             return self.of(function, op.inputs[part[0]])
         if op.kind in ("view", "wait") or op.op.endswith(_SAME):
             return self.of(function, op.inputs[0], part)
-        if op.kind == "collective" and len(op.inputs) == len(op.outputs):
+        if op.kind in ("collective", "copy") and len(op.inputs) == len(op.outputs):
             return self.of(function, op.inputs[number], part)
         return ""
 

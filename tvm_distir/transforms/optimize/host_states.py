@@ -26,7 +26,6 @@ from tvm_distir.core.rewriting import (
     with_functions,
 )
 from tvm_distir.core.rewriting.native import pruned
-from tvm_distir.support import UsageError
 from tvm_distir.transforms.host_copies import host_copy
 
 from .first_gathers import updated_results
@@ -45,18 +44,12 @@ def OffloadStates() -> Rewrite:
     Returns
     -------
     pass : tvm.transform.Pass
-        It raises UsageError DIST0151 for a module without states of an optimizer.
     """
     return _offloaded
 
 
 def _offloaded(mod: ir.IRModule) -> ir.IRModule:
     pipeline, functions = Pipeline.of(mod), dict(mod.functions.items())
-    if not any(training_notes(fn, "states") for _, fn in relax_functions(mod)):
-        raise UsageError(
-            "DIST0151", "offload_optimizer is given, but the step has no states of an optimizer",
-            location="offload_optimizer", remedy="Remove it, or train with adamw, for example.",
-        )  # fmt: skip
     for gv, fn in relax_functions(mod):
         states = training_notes(fn, "states")
         if is_private(fn) or not states or IO_ATTR not in fn.attrs:
