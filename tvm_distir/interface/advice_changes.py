@@ -129,8 +129,8 @@ class _Given:
         """Yield states of the optimizer in the memory of the host, if there are any."""
         system = self.study.known_system
         linked = system is not None and system.host_link is not None
-        held = any(lane.account.most.get("states") for lane in self.study.result.lanes)
-        if linked and held and not self.study.offload_optimizer:
+        has_states = any(lane.account.most.get("states") for lane in self.study.result.lanes)
+        if linked and has_states and not self.study.offload_optimizer:
             yield Change("fit", {"offload_optimizer": True})
 
 

@@ -367,8 +367,8 @@ class System(Displayed):
             return 1.0
         return self.constant("nic_efficiency_gradients" if gradients else "nic_efficiency")
 
-    def host_copy_time_s(self, size_bytes: int) -> float:
-        """Return the seconds of a copy between a device and host memory, in either direction.
+    def host_copy_time_s(self, size_bytes: Amount) -> Amount:
+        """Return the seconds of a copy between a device and its host, or of many, either way.
 
         Raises
         ------

@@ -199,9 +199,9 @@ class PassedValues:
         if self.program.staged is None:
             for name in {entry.function: None for entry in self.program.entries}:
                 fn = self.program.functions[name]
-                yield from ((VALUE, name, p) for p in fn.params if fn.values[p].role == "weight")
+                yield from ((VALUE, name, p) for p in fn.params if fn.values[p].is_weight)
             return
         for number, stage_kind in enumerate(self.program.staged.stage_kinds):
             for slot in stage_kind.params:
-                if stage_kind.slots[slot].role == "weight":
+                if stage_kind.slots[slot].is_weight:
                     yield SLOT, str(number), slot

@@ -154,7 +154,9 @@ class _Reader:
 
     def _make(self, value: int, category: int, maker: int, size: int = -1) -> int:
         known, lives = self.fn.values[value], self.lives
-        lives.sizes.append(self.program.rounded(known.device_bytes) if size < 0 else size)
+        if size < 0:
+            size = 0 if known.is_on_host else self.program.rounded(known.bytes)
+        lives.sizes.append(size)
         lives.categories.append(VALUE_CATEGORIES.get(known.role, category))
         lives.values.append(value)
         lives.makers.append(maker)

@@ -18,7 +18,6 @@ import numpy.typing as npt
 from tvm_distir.core.analysis import live_bytes
 from tvm_distir.core.plan import FETCH, RECV, RankStep, Schedule, absences, programs
 from tvm_distir.core.rewriting import gc_paused
-from tvm_distir.performance.program.parts import ON_HOST
 from tvm_distir.performance.program.pipeline_program import PipelineProgram
 from tvm_distir.performance.program.program import Program
 from tvm_distir.performance.program.unit_phases import unit_word
@@ -209,7 +208,7 @@ class RankMemories:
         stored, fetched, size = np.array(rows, np.int64).reshape(-1, 3).T
         live = live_bytes(stored, fetched, size, len(schedule.orders[walk.rank]))
         inputs = (value for _, _, value in self.program.as_stages.inputs(walk.rank))
-        return int(live.max(initial=0)) + sum(v.bytes for v in inputs if v.role == ON_HOST)
+        return int(live.max(initial=0)) + sum(v.bytes for v in inputs if v.is_on_host)
 
     def resident(self, walk: RankEvents) -> list[LiveBuffer]:
         """Return inputs of the step, constants of the rank's functions, and buffers of sums."""

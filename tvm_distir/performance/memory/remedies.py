@@ -168,7 +168,7 @@ def _layers(program: Program, roots: Sequence[str]) -> tuple[list[int], int, int
                 stash.append(sum(sizes[1:]))
                 input_bytes += sizes[0]
                 read = (fn.values[i] for i in op.inputs)
-                weight = max(weight, sum(v.bytes for v in read if v.role == "weight"))
+                weight = max(weight, sum(v.bytes for v in read if v.is_weight))
     return stash, input_bytes, weight
 
 

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from tvm_distir.performance.program.parts import ON_HOST, reached
+from tvm_distir.performance.program.parts import reached
 from tvm_distir.performance.program.program import Program
 
 from .account import INPUTS, VALUE_CATEGORIES, WEIGHTS, Label, LiveBuffer
@@ -30,7 +30,7 @@ def resident_buffers(program: Program, rank: int, framework: CachingAllocator) -
             lives.rounded(value.bytes),
         )
         for _, name, value in staged.inputs(rank)
-        if value.role != ON_HOST
+        if not value.is_on_host
     ]
     constants = [
         LiveBuffer(

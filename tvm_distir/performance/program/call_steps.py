@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from tvm import ir, relax
@@ -15,7 +15,9 @@ from tvm_distir.core.ir import mesh_index, mesh_shape, meshes
 from tvm_distir.core.ir.operators import HOST_PREFIX, call_axes
 from tvm_distir.core.ir.views import first_view, moved_axes
 from tvm_distir.core.ops import Kernel, is_packed_call, packed_name, size_bytes
+from tvm_distir.core.plan import STORE
 from tvm_distir.core.redistribution import payload_bytes
+from tvm_distir.support import GenericConst
 
 from .parts import Op, Value
 
@@ -71,8 +73,24 @@ def copied(call: ir.Call, operands: Sequence[Value]) -> Op | None:
     return Op("", "copy", name, collective=name.removeprefix(HOST_PREFIX), payload_bytes=size)
 
 
+def stored(ops: Iterable[Op]) -> Iterator[int]:
+    """Yield the values that ops copy to the memory of the host."""
+    for op in ops:
+        if op.collective == STORE:
+            yield from op.outputs
+
+
 def is_nothing(call: ir.Call, ty: Any) -> bool:
     """Return whether a call without a tensor among its results runs nothing."""
     if not isinstance(call.op, ir.Op) or is_packed_call(call):
         return False
     return isinstance(ty, relax.ShapeType) or str(call.op.name) == "relax.builtin.null_value"
+
+
+def constants_of(args: Sequence[Any]) -> Iterator[Any]:
+    """Yield the constants among the arguments of a call, in order."""
+    for arg in args:
+        if type(arg) is relax.Tuple:
+            yield from constants_of(arg.fields[:])
+        elif type(arg) is GenericConst:
+            yield arg

@@ -35,7 +35,7 @@ from .function_exporter import FunctionExporter
 from .mesh import Mesh
 from .parts import Entry, Function
 from .program import Program
-from .training import state_roles, updates, with_gradients
+from .training import state_kinds, updates, with_gradients
 
 
 @gc_paused()
@@ -153,7 +153,7 @@ def _param_rows(mod: ir.IRModule, fn: relax.Function) -> list[dict[str, Any]]:
         )  # fmt: skip
     data_count = int(fn.attrs[NUM_INPUT_ATTR]) if NUM_INPUT_ATTR in fn.attrs else None
     known = [mesh_key(mesh) for mesh in meshes(mod)]
-    states = state_roles(fn)
+    states = state_kinds(fn)
     out = []
     for position, item in enumerate(items):
         index, dtype = int(item["index"]), str(item["dtype"])

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -22,7 +22,6 @@ from tvm_distir.core.ir.operators import (
     is_done,
 )
 from tvm_distir.core.ops import LikeKernels, StaticTensor, static_tensor
-from tvm_distir.core.plan import STORE
 from tvm_distir.core.rewriting import VARIABLES, has_attr
 from tvm_distir.core.rewriting.native import (
     ALIAS,
@@ -34,9 +33,9 @@ from tvm_distir.core.rewriting.native import (
 )
 from tvm_distir.support import GenericConst, SimulationError
 
-from .call_steps import collective, computation, copied, is_nothing, transfer
+from .call_steps import collective, computation, constants_of, copied, is_nothing, stored, transfer
 from .library_kernels import library_kernel, only_kernel
-from .parts import ON_HOST, Function, Op, Value
+from .parts import Function, Op, Value
 from .trees import Tree, leaves
 
 _SKIP = (
@@ -94,6 +93,8 @@ class FunctionExporter:
         for number in range(len(self.reading.bindings)):
             self.trees.append(self.binding(number))
         results = leaves(self.tree(self.fn.body.body, f"{self.name}/result"))
+        for value in stored(self.ops):
+            self.values[value] = self.values[value]._replace(role="host")
         return Function(mesh, tuple(params), tuple(self.ops), tuple(results), tuple(self.values))
 
     def refuse(self, location: str, problem: str, remedy: str) -> SimulationError:
@@ -188,7 +189,7 @@ class FunctionExporter:
         if like < 0:
             inputs = self.inputs(call, name)
         else:
-            constants = _constants(call.args[:]) if -1 in used else iter(())
+            constants = constants_of(call.args[:]) if -1 in used else iter(())
             trees = (self.trees[n] if n >= 0 else self.tree(next(constants), name) for n in used)
             inputs = list(chain.from_iterable(map(leaves, trees)))
         var, key = reading.variables[position], self.kernels.keys[number]
@@ -201,7 +202,7 @@ class FunctionExporter:
             return out
         out = self.variable(var, name, {})
         outputs = (out,) if isinstance(out, int) else tuple(leaves(out))
-        self.add(form._replace(name=name, inputs=tuple(inputs), outputs=outputs))
+        self.ops.append(form._replace(name=name, inputs=tuple(inputs), outputs=outputs))
         return out
 
     def call(self, number: int, name: str, call: ir.Call, inputs: list[int]) -> Tree:
@@ -228,15 +229,8 @@ class FunctionExporter:
                 op = op._replace(selects=(int(call.attrs["top_k"]), int(call.attrs["experts"])))
         else:
             return out
-        self.add(op._replace(name=name, inputs=tuple(inputs), outputs=tuple(outputs)))
+        self.ops.append(op._replace(name=name, inputs=tuple(inputs), outputs=tuple(outputs)))
         return out
-
-    def add(self, op: Op) -> None:
-        """Add an op; what one copies to the host is there."""
-        self.ops.append(op)
-        if op.kind == "copy" and op.collective == STORE:
-            for value in op.outputs:
-                self.values[value] = self.values[value]._replace(role=ON_HOST)
 
     def call_function(self, name: str, call: ir.Call, inputs: list[int]) -> Tree:
         """Add a call of a private function, or the kernel of a library that one is."""
@@ -299,12 +293,3 @@ class FunctionExporter:
         free = list(relax.analysis.free_vars(branch))
         self.branches[unique] = relax.Function(free, branch, branch.body.ty)
         return unique, free
-
-
-def _constants(args: Sequence[Any]) -> Iterator[Any]:
-    """Yield the constants among the arguments of a call, in order."""
-    for arg in args:
-        if type(arg) is relax.Tuple:
-            yield from _constants(arg.fields[:])
-        elif type(arg) is GenericConst:
-            yield arg

@@ -31,9 +31,7 @@ SCHEMA_VERSION = 1
 STAGED_VERSION = 2
 """The version of pipelined programs."""
 KINDS = ("compute", "collective", "wait", "call", "branch", "transfer", "view", "copy")
-ON_HOST = "host"
-"""The role of what is in the memory of the host, such as the offloaded states of an optimizer."""
-ROLES = ("activation", "input", "weight", "state", ON_HOST, "gradient", "constant")
+ROLES = ("activation", "input", "weight", "state", "host", "gradient", "constant")
 
 
 def _check_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -81,9 +79,9 @@ class Value(NamedTuple):
         return self.role == "weight"
 
     @property
-    def device_bytes(self) -> int:
-        """Return the bytes that it takes on the device, where the function gets it."""
-        return 0 if self.role == ON_HOST else self.bytes
+    def is_on_host(self) -> bool:
+        """Return whether it is in the memory of the host."""
+        return self.role == "host"
 
     @property
     def full_shape(self) -> tuple[int, ...]:
@@ -113,10 +111,9 @@ class Op(NamedTuple):
         The name of the binding.
     kind : str
         ``compute``, ``collective``, ``wait`` (for a collective that was started: its operand),
-        ``call``, ``branch``, ``transfer``, ``copy`` (of all operands between the device and the
-        memory of its host), or ``view``: its result is its first operand's memory under another
-        shape. The operands of a ``branch`` are the
-        condition, those of ``callee``, those of ``otherwise``.
+        ``call``, ``branch``, ``transfer``, ``copy`` (of its operands to the host or back), or
+        ``view``: its result is its first operand's memory under another shape. The operands of a
+        ``branch`` are the condition, those of ``callee``, those of ``otherwise``.
     op : str
         The op, PrimFunc or function that is called.
     inputs, outputs : tuple of int
@@ -133,8 +130,7 @@ class Op(NamedTuple):
     otherwise : str
         The other function of a branch.
     collective : str
-        The kind of a collective; ``send`` or ``recv`` for a transfer; ``store`` (to the host) or
-        ``fetch`` for a copy.
+        The kind of a collective; ``send``, ``recv``; of a copy ``store`` (to the host), ``fetch``.
     mesh : int
         The mesh on which a collective or transfer works.
     mesh_axes : tuple of int
@@ -142,8 +138,7 @@ class Op(NamedTuple):
     group_size : int
         The number of devices per group of a collective.
     payload_bytes : int
-        The size of a device's result of a collective, of a device's tensor in a transfer, or of all
-        that is copied.
+        The size of a device's result of a collective, its tensor in a transfer, or all its copies.
     wire_bytes : int
         The most bytes that a device of this end of a transfer sends or receives; in an entry, a
         device that runs it. Bytes that stay on their device are not counted.

@@ -20,7 +20,7 @@ from tvm_distir.support import SimulationError, update_type
 from tvm_distir.transforms import StageBody, StageInterface, UnitWriter, When
 
 from .function_exporter import FunctionExporter
-from .parts import ON_HOST, Function, Value
+from .parts import Function, Value
 from .stage_kind import (
     ACCUMULATE,
     ADD,
@@ -38,7 +38,7 @@ from .stage_kind import (
 )
 from .stage_kind import PART as PART_PHASE
 from .sums import next_sums
-from .training import state_roles
+from .training import state_kinds
 from .trees import Tree, leaves, shaped
 
 _WHENS = {
@@ -91,7 +91,7 @@ class StageKindExporter:
             if slot in pipeline.sliced and micros > 1
         }
         self.phases: list[Phase] = []
-        self.states = state_roles(mod[self.note.function])
+        self.states = state_kinds(mod[self.note.function])
         self.position_of = {slot: i for i, slot in enumerate(pipeline.inputs)}
         self.sums = [s.name for s in pipeline.sums if number in s.stages]
         self.totals: dict[str, Any] = {}  # the sum that each phase of COUNT_NEXT adds to
@@ -310,8 +310,8 @@ class StageKindExporter:
                 slot = next(slots_left) if targets else slot_of.get(index)
                 if slot is None:
                     value = exported.values[index]
-                    role = ON_HOST if value.role == ON_HOST else "activation"
-                    self.slots.append(value._replace(role=role))
+                    new = Value(value.name, value.shape, value.dtype, value.bytes)
+                    self.slots.append(new._replace(role="host") if value.is_on_host else new)
                     slot = len(self.slots) - 1
                 if targets or index not in slot_of:
                     slot_of[index] = slot

@@ -13,16 +13,16 @@ from tvm import relax
 from tvm_distir.core.ir.attributes import IO_ATTR, training_notes
 from tvm_distir.core.plan import plain_name
 
-from .parts import ON_HOST, Function
+from .parts import Function
 
 
-def state_roles(fn: relax.Function) -> dict[str, str]:
-    """Return the roles of the states of an optimizer, counters included, by their plain names."""
-    roles = {plain_name(name): "state" for name in training_notes(fn, "counters")}
-    for key, role in (("states", "state"), ("host", ON_HOST)):
+def state_kinds(fn: relax.Function) -> dict[str, str]:
+    """Return ``state`` or ``host`` for each state of an optimizer, by its plain name."""
+    kinds = {plain_name(name): "state" for name in training_notes(fn, "counters")}
+    for key, kind in (("states", "state"), ("host", "host")):
         states = training_notes(fn, key).values()
-        roles.update((plain_name(str(name)), role) for state in states for name in state[:])
-    return roles
+        kinds.update((plain_name(str(name)), kind) for state in states for name in state[:])
+    return kinds
 
 
 def updates(fn: relax.Function, exported: Function) -> tuple[tuple[int, int], ...]:

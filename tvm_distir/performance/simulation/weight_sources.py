@@ -94,7 +94,7 @@ class WeightSources:
         staged, names = self.program.staged, set[str]()
         slots = [slot for kind in staged.stage_kinds for slot in kind.slots] if staged else []
         for value in (*slots, *(value for _, _, value in self.program.inputs())):
-            if value.role == "weight":
+            if value.is_weight:
                 parts = self._names.parameter(value.name).partition(" ")[0].split(".")
                 names.update(".".join(parts[k:]) for k in range(len(parts)))
         return names

@@ -111,10 +111,10 @@ class _HostStates:
 
     def _fetches(self, states: Sequence[Var]) -> dict[Var, list[Var]]:
         """Return the states that each binding is the first to read."""
-        waiting, fetched = set(states), dict[Var, list[Var]]()
+        unread, fetched = set(states), dict[Var, list[Var]]()
         for binding in self.bindings:
-            read = [v for v in dict.fromkeys(variables(binding.value)) if v in waiting]
-            waiting.difference_update(read)
+            read = [v for v in dict.fromkeys(variables(binding.value)) if v in unread]
+            unread.difference_update(read)
             fetched[binding.var] = read
         return fetched
 
@@ -137,12 +137,12 @@ class _HostStates:
             read = self.fetched[var]
             on_device.update(zip(read, _copied(writer, FETCH, read), strict=True))
             writer.bindings.append(rebound(binding, substitute(binding.value, on_device)))
-            made = self.stored.get(var, {})
+            fields = self.stored.get(var, {})
             parts = [
                 var if k is None else writer.add(field_of(var, k), f"{name.name}_new")
-                for name, k in made.items()
+                for name, k in fields.items()
             ]
-            on_host.update(zip(made, _copied(writer, STORE, parts), strict=True))
+            on_host.update(zip(fields, _copied(writer, STORE, parts), strict=True))
         return writer.block()
 
 

@@ -110,7 +110,7 @@ def test_the_peak_falls_by_the_states(
     ]  # fmt: skip
     before, after = (study.result.lanes[0].account for study in studies)
     entry = list(studies[1].program.as_stages.inputs(0))
-    states = [value for _, _, value in entry if value.role == "host"]
+    states = [value for _, _, value in entry if value.is_on_host]
     rounded = sum(math.ceil(value.bytes / 512) * 512 for value in states)
     assert before.peak_bytes - after.peak_bytes == rounded
     assert after.host_bytes == sum(value.bytes for value in states)
@@ -131,7 +131,9 @@ def test_the_time_grows_with_the_bytes_of_the_host_link(strategy: str) -> None:
         td.simulate(study.program, replace(system, host_link=HostLink("link", rate))).time_s
         for rate in (1.0, 0.5)
     ]
-    inputs = [list(study.program.as_stages.inputs(rank)) for rank in range(2 if "pp" in mesh else 1)]
+    inputs = [
+        list(study.program.as_stages.inputs(rank)) for rank in range(2 if "pp" in mesh else 1)
+    ]
     most = max(sum(v.bytes for _, _, v in rank if v.role == "host") for rank in inputs)
     assert most <= (times[1] - times[0]) * 1e9 <= 2 * most
 
