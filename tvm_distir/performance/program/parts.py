@@ -54,8 +54,8 @@ class Value(NamedTuple):
         Local size.
     role : str
         ``activation``, or ``gradient`` where it is known to be that of a weight; ``constant`` (at
-        hand from the start, produced by no op); of an entry's parameters ``weight``, ``state``
-        (of an optimizer) or ``input``; ``host`` of what is in the memory of the host.
+        hand from the start, produced by no op); ``host`` in the host's memory; of an entry's
+        parameters ``weight``, ``state`` (of an optimizer) or ``input``.
     whole_shape : tuple of int, optional
         The shape over all devices of the mesh, of an entry's parameters.
     placement : str, optional
@@ -237,8 +237,7 @@ def _keys_of_op(kind: str) -> Keys:
     types = get_type_hints(Op, include_extras=True)
     collectives = {"transfer": TRANSFERS, "copy": (STORE, FETCH)}.get(kind, COLLECTIVES)
     types["collective"] = Annotated[str, one_of(collectives)]
-    keys = (*COMMON_KEYS, *EXTRA_KEYS[kind], *optional)
-    return Keys({key: types[key] for key in keys}, optional)
+    return Keys({key: types[key] for key in (*COMMON_KEYS, *EXTRA_KEYS[kind], *optional)}, optional)
 
 
 _ReadOp = Annotated[
