@@ -20,6 +20,9 @@ from tvm_distir.support import ModelError
 from .input_uses import InputUse, UseWalker
 from .placeholders import LIMIT, refuse_used_objects
 
+COUNTS = 1000
+"""One more than the largest value that is drawn for a counter without a note of its own."""
+
 # Which usage wins when the consumers of a parameter disagree, strongest first.
 USAGES = ("step", "weight", "variance", "scale", "mean", "bias", "data")
 
@@ -118,7 +121,9 @@ def _spec(
     dtype = element_type(tensor)
     if "float" not in dtype:
         low = 0 if dtype == "bool" else max((use.low for use in uses), default=0)
-        high = min((use.high for use in uses if use.high), default=4 if low else 2)
+        counts = is_data is False and not shape  # as a serialized step counts its updates
+        most = COUNTS if counts else 4 if low else 2
+        high = min((use.high for use in uses if use.high), default=most)
         usage = "data" if is_data is not False else "weight"
         return InputSpec(name, shape, dtype, usage, min(low, high - 1), high)
     known_uses = [use for use in uses if use.usage and (use.firm or is_data is False)]

@@ -11,7 +11,7 @@ from tvm import ir, relax
 
 from tvm_distir.core.ir import known_shape, relax_functions, tensor_type
 from tvm_distir.core.plan import MeshSpec, PlanRule
-from tvm_distir.core.rewriting import all_bindings, op_name
+from tvm_distir.core.rewriting import all_bindings, op_name, tensor_args
 
 from .data_parallelism import BATCH_DIM
 from .model_info import entries, some_axes
@@ -63,23 +63,24 @@ def rows_of_groups(
 def _slots_of_experts(
     bindings: Sequence[relax.Binding], groups: Collection[tuple[int, ...]]
 ) -> list[relax.Var]:
-    """Return the rows in slots of experts: (experts, *groups, slots, hidden), or with joined dims.
+    """Return the rows in slots of experts, and all that experts compute of them.
 
-    ``groups`` are the numbers of samples and of groups of each.
+    They are (experts, *groups, slots, hidden), or with joined dims; ``groups`` are the numbers of
+    samples and of groups of each.
     """
-    rows: list[relax.Var] = []
+    rows: dict[relax.Var, None] = {}
     for binding in bindings:
         op, shape = op_name(binding.value), _shape(binding.var)
-        if op not in ("reshape", "permute_dims"):
-            continue
-        operand = binding.value.args[0]
+        read = tensor_args(binding.value) if isinstance(binding.value, ir.Call) else []
         if shape[1:3] in groups and len(shape) == _GROUPED_NDIM + 1:
             moved = op == "permute_dims" and int(binding.value.attrs.axes[0]) == _EXPERTS_DIM
-            if moved or (op == "reshape" and len(_shape(operand)) == _ROWS_NDIM):
-                rows.append(binding.var)
-        elif operand in rows and len(shape) == _ROWS_NDIM:
-            rows.append(binding.var)
-    return rows
+            if moved or (op == "reshape" and len(_shape(read[0])) == _ROWS_NDIM):
+                rows[binding.var] = None
+        elif len(shape) == _ROWS_NDIM and any(
+            operand in rows and _shape(operand)[0] == shape[0] for operand in read
+        ):
+            rows[binding.var] = None
+    return [*rows]
 
 
 def _shape(value: relax.Expr) -> tuple[int, ...]:
