@@ -15,12 +15,15 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from tvm import ir
+from tvm.relax import Var
 
 from tvm_distir.core.ir import R
 from tvm_distir.core.plan import MeshSpec, Plan, data_positions
 from tvm_distir.transforms import is_training_step
 
+from .consumers import Consumers
 from .data_parallelism import BATCH_DIM
+from .expert_parallelism import expert_dim
 from .model_info import Parameter, entries, named_axes, tensor_parameters
 from .occupied_dims import occupied_dims, weight_rules
 
@@ -82,22 +85,31 @@ def _rings(others: Plan | None) -> tuple[str, ...]:
 
 
 def _sequence_axes(mod: ir.IRModule, mesh: MeshSpec, others: Plan | None) -> list[str]:
-    """Return the axes along which a plan shards data inputs, but neither batch nor weights."""
-    labels: dict[bool, list[set[int]]] = {
-        kind: [set() for _ in mesh.axes] for kind in (False, True)
-    }
+    """Return the axes along which a plan shards data inputs, but neither batch nor weights.
+
+    Weights of experts do not count: the devices of the axis have other tokens in other layers.
+    """
     placed = {(r.function, r.name): r for r in others.rules if r.kind == "param"} if others else {}
+    dims: list[set[int]] = [set() for _ in mesh.axes]
+    weights: list[list[tuple[Parameter, Var]]] = [[] for _ in mesh.axes]
     for name, fn, rule_name in entries(mod) if placed else ():
         data = data_positions(fn, name)
         for parameter in tensor_parameters(name, fn, rule_name):
             rule = placed.get((parameter.function, glob.escape(parameter.name)))
             for number, label in enumerate(rule.placement if rule is not None else ()):
-                if label is not None and label != R:
-                    labels[parameter.position in data][number].add(label)
+                if label is None or label == R:
+                    continue
+                if parameter.position in data:
+                    dims[number].add(label)
+                else:
+                    weights[number].append((parameter, fn.params[parameter.position]))
+    found = [n for n, labels in enumerate(dims) if labels and BATCH_DIM not in labels]
+    consumers = Consumers(mod) if any(weights[n] for n in found) else None
     return [
-        axis
-        for axis, inputs, weights in zip(mesh.axes, labels[True], labels[False], strict=True)
-        if inputs and BATCH_DIM not in inputs and not weights
+        mesh.axis_names[n]
+        for n in found
+        if consumers is None
+        or all(expert_dim(mod, consumers, weight, var) is not None for weight, var in weights[n])
     ]
 
 
