@@ -103,11 +103,11 @@ def _sequence_axes(mod: ir.IRModule, mesh: MeshSpec, others: Plan | None) -> lis
                     dims[number].add(label)
                 else:
                     weights[number].append((parameter, fn.params[parameter.position]))
-    found = [n for n, labels in enumerate(dims) if labels and BATCH_DIM not in labels]
-    consumers = Consumers(mod) if any(weights[n] for n in found) else None
+    numbers = [n for n, labels in enumerate(dims) if labels and BATCH_DIM not in labels]
+    consumers = Consumers(mod) if any(weights[n] for n in numbers) else None
     return [
         mesh.axis_names[n]
-        for n in found
+        for n in numbers
         if consumers is None
         or all(expert_dim(mod, consumers, weight, var) is not None for weight, var in weights[n])
     ]
