@@ -17,7 +17,7 @@ from tvm_distir.planning.strategies.composition import make_plan
 from tvm_distir.planning.strategies.training_parts import noted_names
 from tvm_distir.support import REFUSALS
 
-from .exported_plan import ExportedPlan, PlacedParameter, placed, rules_of, unsupported
+from .exported_plan import ExportedPlan, PlacedParameter, placed, unsupported
 
 DATA, ZERO, TENSOR, CONTEXT = "data", "zero", "tensor", "context"
 """The roles of mesh axes: replicas of the model, replicas that share its training state, tensor
@@ -115,14 +115,14 @@ def _divided_experts(exported: ExportedPlan, axis: int) -> list[PlacedParameter]
         return stacked if len(stacked) < len(weights) else []
     if len(stacked) == len(weights):
         return stacked
-    return [p for p in stacked if _is_stationary(exported.plan, p, axis)]
+    return [p for p in stacked if _is_stationary(p, axis)]
 
 
-def _is_stationary(plan: Plan, parameter: PlacedParameter, axis: int) -> bool:
+def _is_stationary(parameter: PlacedParameter, axis: int) -> bool:
     """Return whether a rule shards a parameter along an axis, and forbids to move it there."""
     return any(
         rule.stationary and axis not in rule.moving and _is_sharded(rule.placement[axis])
-        for rule in rules_of(plan, parameter.name)
+        for rule in parameter.rules
     )
 
 
@@ -142,7 +142,8 @@ def _use(
     name = exported.mesh.axis_names[axis]
     remedy = "Export the format jax, which has the placement of every parameter."
     data = {p.labels[axis] for p in exported.parameters if p.is_data and p.shape} - {-1}
-    weights = [p for p in exported.weights if p not in experts]
+    of_experts = {p.name for p in experts}
+    weights = [p for p in exported.weights if p.name not in of_experts]
     divided = [p for p in weights if p.labels[axis] >= 0]
     if not data and divided:
         return TENSOR, 0
@@ -150,15 +151,15 @@ def _use(
         raise unsupported(f'the mesh axis "{name}" stands for no parallelism that trainers know',
                           remedy)  # fmt: skip
     for weight in divided:
-        if _is_stationary(exported.plan, weight, axis):
+        if _is_stationary(weight, axis):
             raise unsupported(
                 f'the axis "{name}" shards the batch, and "{weight.name}" is not gathered along it',
                 remedy,
             )
-    of_experts = {p.name for p in experts}
+    names = {p.name for p in exported.weights}
     states = [
         p for p in exported.parameters
-        if not p.is_data and p not in exported.weights
+        if not p.is_data and p.name not in names
         and p.name.rpartition(".")[0] not in of_experts
     ]  # fmt: skip
     grads = any(

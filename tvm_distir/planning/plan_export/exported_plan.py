@@ -4,9 +4,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 
 from tvm import ir, relax
 
@@ -28,13 +29,15 @@ from tvm_distir.core.plan import (
     Plan,
     PlanRule,
     data_positions,
+    is_pattern,
     match_name,
+    plain_name,
 )
 from tvm_distir.core.rewriting import all_bindings, canonical, entry_of, op_name
 from tvm_distir.planning.strategies.consumers import Consumers
 from tvm_distir.planning.strategies.expert_parallelism import expert_dim
 from tvm_distir.planning.strategies.model_info import entries, tensor_parameters
-from tvm_distir.support import PlanError
+from tvm_distir.support import PlanError, lists_by_key
 from tvm_distir.transforms import OrderAxes
 
 
@@ -58,6 +61,8 @@ class PlacedParameter:
         The dim that counts experts, of a weight that stacks them.
     is_fused : bool
         Whether a shard has a part of each of several segments.
+    rules : tuple of PlanRule
+        The rules of the plan that match its name.
     """
 
     name: str
@@ -68,6 +73,7 @@ class PlacedParameter:
     is_table: bool
     expert_dim: int | None = None
     is_fused: bool = False
+    rules: tuple[PlanRule, ...] = field(default=(), compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -102,7 +108,7 @@ class ExportedPlan:
     context_state: bool = False
     expert_axes: tuple[str, ...] = ()
 
-    @property
+    @functools.cached_property
     def weights(self) -> tuple[PlacedParameter, ...]:
         """Return the parameters that are neither data nor states of the optimizer."""
         names = {parameter.name for parameter in self.parameters}
@@ -158,6 +164,7 @@ def placed_parameters(mod: ir.IRModule, plan: Plan) -> tuple[PlacedParameter, ..
     home, axes = meshes(placed)[0], mesh_axes(placed)[0]
     parameters: dict[str, PlacedParameter] = {}
     experts, pipeline = _expert_dims(mod, names), Pipeline.of(mod)
+    matching = _rules_by_name(plan)
     for function in names:
         before, after = mod[function], placed[function]
         data, tables = set(data_positions(before, function)), _tables(before)
@@ -167,6 +174,7 @@ def placed_parameters(mod: ir.IRModule, plan: Plan) -> tuple[PlacedParameter, ..
             if shape is None or not hasattr(ty, "placement") or received:
                 continue
             order, labels = order_of(ty.device_mesh, home), labels_of(ty.placement)
+            rules = matching(name)
             parameters[name] = PlacedParameter(
                 name,
                 shape,
@@ -175,14 +183,23 @@ def placed_parameters(mod: ir.IRModule, plan: Plan) -> tuple[PlacedParameter, ..
                 number in data,
                 before.params[number] in tables,
                 experts.get(name),
-                any(rule.segments for rule in rules_of(plan, name)),
+                any(rule.segments for rule in rules),
+                rules,
             )
     return tuple(parameters.values())
 
 
-def rules_of(plan: Plan, name: str) -> list[PlanRule]:
-    """Return the rules of a parameter."""
-    return [rule for rule in plan.rules if rule.kind == "param" and match_name(rule.name, name)]
+def _rules_by_name(plan: Plan) -> Callable[[str], tuple[PlanRule, ...]]:
+    """Return a lookup of the rules that match the name of a parameter, in no order."""
+    rules = [rule for rule in plan.rules if rule.kind == "param"]
+    patterns = [rule for rule in rules if is_pattern(rule.name)]
+    named = lists_by_key((plain_name(r.name), r) for r in rules if not is_pattern(r.name))
+
+    def matching(name: str) -> tuple[PlanRule, ...]:
+        candidates = (*named.get(plain_name(name), ()), *patterns)
+        return tuple(rule for rule in candidates if match_name(rule.name, name))
+
+    return matching
 
 
 def _expert_dims(mod: ir.IRModule, names: Collection[str]) -> dict[str, int]:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -121,14 +122,15 @@ class _FirstGathers:
         if not isinstance(result, relax.Tuple):
             return fn
         params, fields = list(fn.params), list(result.fields)
-        used = [v for value in self.values.values() for v in variables(value)]
+        used = {v for value in self.values.values() for v in variables(value)}
+        counts = Counter(fields)
         gathers: dict[Var, tuple[Var, ir.Call]] = {}
         for number, position in self.updated.items():
             var = fields[position]
             value = self.values.get(var)
             if value is None or collective_op(value) != "all_gather":
                 continue
-            if var in used or fields.count(var) > 1:
+            if var in used or counts[var] > 1:
                 continue
             placement = self._sharded(number, position, value)
             if placement is None:
