@@ -111,7 +111,9 @@ def _search_plans(arguments: argparse.Namespace, step: StepOptions, devices: int
         **{name: getattr(options, name) for name in ("gap", "margin", "top", "why", "workers")},
     )
     if stack is not None and stack.trainer is not None:
-        trainer = searching.TrainerSearch(step, constraints, devices, options.memory)
+        trainer = searching.TrainerSearch(
+            step, constraints, devices, options.memory, options.time_limit
+        )
         result = trainer.beside(trainer.run(options.top), result)
     if folder is not None:
         for file in folder.finish(result):

@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import math
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -48,12 +50,15 @@ class TrainerSearch:
     devices : int
     memory_bytes : int, optional
         The maximum number of bytes of a device; None: its memory.
+    time_limit_s : float, optional
+        The seconds after which no further plan is tried.
     """
 
     step: StepOptions
     constraints: Constraints
     devices: int
     memory_bytes: int | None = None
+    time_limit_s: float | None = None
 
     @cached_property
     def stack(self) -> Stack:
@@ -71,6 +76,8 @@ class TrainerSearch:
     def run(self, top: int) -> SearchResult:
         """Return the fastest plans; each is exported, and its time is that of ``analyze``.
 
+        A search that the time limit ends is not ``complete``.
+
         Raises
         ------
         InfeasibleError
@@ -78,19 +85,24 @@ class TrainerSearch:
         """
         rows: list[CandidateRow] = []
         plans: list[FoundPlan] = []
+        ends_s = math.inf if self.time_limit_s is None else time.monotonic() + self.time_limit_s
         memo, (enumeration, experts) = StageMemo(most=MEMO), self._space()
+        complete = True
         for choice in trainer_choices(str(self.stack.trainer), enumeration, experts):
-            for row, plan in self._tried(choice, enumeration, memo):
+            complete = complete and time.monotonic() < ends_s
+            for row, plan in self._tried(choice, enumeration, memo) if complete else ():
                 rows.append(row)
                 plans += [] if plan is None else [plan]
-        if not plans:
+        if complete and not plans:
             raise InfeasibleError(
                 "DIST0801", f"none of {len(rows)} plans of {self.stack.name} can be run and fits",
                 location="search", remedy="Use more devices, or --recompute none,selective,full.",
             )  # fmt: skip
         plans.sort(key=lambda plan: (plan.time_s, plan.row.candidate.key, plan.row.why))
         rows.sort(key=lambda row: (row.state != SOLVED, row.time_s or 0.0, row.candidate.key))
-        return SearchResult(tuple(plans[:top]), tuple(rows), stack=self.stack.name)
+        return SearchResult(
+            tuple(plans[:top]), tuple(rows), complete=complete, stack=self.stack.name
+        )
 
     def beside(self, result: SearchResult, best: SearchResult) -> SearchResult:
         """Return the plans of the trainer with the first of other placements beside them.

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -12,7 +13,7 @@ import pytest
 import tvm_distir as td
 from tests.planning.trainer_readers import READERS
 from tvm_distir.planning import StepOptions, Study
-from tvm_distir.planning.search import Constraints, TrainerSearch
+from tvm_distir.planning.search import Constraints, TrainerSearch, trainer_search
 from tvm_distir.planning.search.candidates import Enumeration
 from tvm_distir.planning.search.trainer_space import trainer_choices
 from tvm_distir.planning.stack import Stack
@@ -110,6 +111,20 @@ def test_plans_that_no_trainer_has_are_named_and_priced_beside() -> None:
     time_s = Study.of(replace(search.step, plan=best.plans[0].plan)).result.time_s
     assert beside.beyond.time_s == time_s
     assert "deepspeed has no options for it" in beside.to_text()
+
+
+def test_a_time_limit_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No mesh is tried after the limit, and those tried before it have the plans of all."""
+    search = searched(LLAMA, "torch-fsdp", Constraints(axes=DP_TP), 2)
+    everything = search.run(ALL)
+    assert everything.complete and len(everything.rows) > 1
+    clock = itertools.count()
+    monkeypatch.setattr(trainer_search.time, "monotonic", lambda: float(next(clock)))
+    none, one = (replace(search, time_limit_s=limit).run(ALL) for limit in (0.5, 1.5))
+    assert not none.complete and not none.rows and "time limit" in none.to_text()
+    assert not one.complete and 0 < len(one.rows) < len(everything.rows)
+    assert {plan.row.why for plan in one.plans} < {plan.row.why for plan in everything.plans}
+    assert "stopped early" in one.to_text()
 
 
 def test_nothing_fits() -> None:
