@@ -309,12 +309,17 @@ class StepOptions:
     def on_one_device(self: _Options) -> _Options:
         """Return the options with the plan of one device, where no plan and no mesh is given.
 
-        A module keeps its annotations.
+        A module keeps its annotations, which are on meshes.
         """
+        from tvm_distir.core.ir import meshes
         from tvm_distir.models import may_be_annotated
 
         named = any(value is not None for value in (self.plan, self.strategy, self.mesh))
-        if named or not isinstance(self.model, str | Path) or may_be_annotated(str(self.model)):
+        if isinstance(self.model, str | Path):
+            annotated = may_be_annotated(str(self.model))
+        else:
+            annotated = bool(meshes(getattr(self.model, "mod", self.model)))
+        if named or annotated:
             return self
         return replace(self, strategy="data_parallel", mesh={"dp": 1})
 

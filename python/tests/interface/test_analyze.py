@@ -116,6 +116,15 @@ def test_the_stages_give_the_same_one_by_one(train: bool) -> None:
     ]
 
 
+def test_a_module_without_meshes_is_analyzed_on_one_device() -> None:
+    """A module, and a loaded model, need no plan, as names of models do not."""
+    model = td.load_model(GPT)
+    expected = td.analyze(GPT, system=SYSTEM)
+    assert len(expected.simulation.devices) == 1
+    for given in (model, model.mod):
+        assert td.analyze(given, system=SYSTEM).time_s == expected.time_s
+
+
 @pytest.mark.parametrize(
     ("model", "keywords", "error", "words"),
     [
