@@ -311,6 +311,8 @@ class StepOptions:
 
         A module keeps its annotations, which are on meshes.
         """
+        from tvm import ir
+
         from tvm_distir.core.ir import meshes
         from tvm_distir.models import may_be_annotated
 
@@ -318,7 +320,8 @@ class StepOptions:
         if isinstance(self.model, str | Path):
             annotated = may_be_annotated(str(self.model))
         else:
-            annotated = bool(meshes(getattr(self.model, "mod", self.model)))
+            module = getattr(self.model, "mod", self.model)
+            annotated = not isinstance(module, ir.IRModule) or bool(meshes(module))
         if named or annotated:
             return self
         return replace(self, strategy="data_parallel", mesh={"dp": 1})

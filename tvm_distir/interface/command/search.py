@@ -111,9 +111,8 @@ def _search_plans(arguments: argparse.Namespace, step: StepOptions, devices: int
         **{name: getattr(options, name) for name in ("gap", "margin", "top", "why", "workers")},
     )
     if stack is not None and stack.trainer is not None:
-        trainer = searching.TrainerSearch(
-            step, constraints, devices, options.memory, options.time_limit
-        )
+        limits = options.memory, options.time_limit
+        trainer = searching.TrainerSearch(step, constraints, devices, *limits)
         result = trainer.beside(trainer.run(options.top), result)
     if folder is not None:
         for file in folder.finish(result):
