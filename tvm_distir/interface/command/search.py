@@ -95,7 +95,6 @@ def _search_plans(arguments: argparse.Namespace, step: StepOptions, devices: int
 
     folder = None if path is None else _folder(path, arguments, step, options, system)
     model, batch = _model(step)
-    stack = step.pinned_stack if step.train else None
     result = searching.search(
         model,
         devices,
@@ -110,7 +109,7 @@ def _search_plans(arguments: argparse.Namespace, step: StepOptions, devices: int
         on_progress=_progress,
         **{name: getattr(options, name) for name in ("gap", "margin", "top", "why", "workers")},
     )
-    if stack is not None and stack.trainer is not None:
+    if step.train and step.pinned_stack is not None and step.pinned_stack.trainer is not None:
         limits = options.memory, options.time_limit
         trainer = searching.TrainerSearch(step, constraints, devices, *limits)
         result = trainer.beside(trainer.run(options.top), result)
