@@ -166,6 +166,10 @@ def _with_allocator(result: Result, program: Program, allocator: str) -> Result:
 
 
 def _held(lane: DeviceGroupResult, account: MemoryAccount) -> DeviceMemory:
-    """Return the memory of a lane by an account instead of a framework's live blocks."""
-    curve = ((0.0, account.peak_bytes),)
-    return lane.held()._replace(account=account, curve=curve)
+    """Return the memory of a lane by an account instead of a framework's live blocks.
+
+    What is in the memory of the host does not depend on the allocator of the device.
+    """
+    held, curve = lane.held(), ((0.0, account.peak_bytes),)
+    account = replace(account, host_bytes=held.account.host_bytes)
+    return held._replace(account=account, curve=curve)

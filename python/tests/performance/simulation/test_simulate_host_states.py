@@ -138,6 +138,23 @@ def test_the_time_grows_with_the_bytes_of_the_host_link(strategy: str) -> None:
     assert most <= (times[1] - times[0]) * 1e9 <= 2 * most
 
 
+def test_memory_of_the_host_does_not_depend_on_the_allocator() -> None:
+    """TVM's storage plan and PyTorch's segments have the same states and stashes beside them."""
+    options: Any = {
+        "strategy": "pipeline:micro_batches=4,schedule=gpipe,offload=all", "mesh": {"pp": 2},
+        "batch": 8, "system": "a100", "train": {"optimizer": "adamw"}, "advice": "bounds",
+    }  # fmt: skip
+    analyses = [
+        td.analyze(MODEL, allocator=allocator, offload_optimizer=True, **options)
+        for allocator in ("framework", "tvm", "pytorch")
+    ]
+    sizes = {each.study.result.lanes[0].account.host_bytes for each in analyses}
+    inputs = analyses[0].program.as_stages.inputs(0)
+    states = sum(value.bytes for _, _, value in inputs if value.is_on_host)
+    assert len(sizes) == 1 and sizes.pop() > states > 0
+    assert all("Host memory: at most" in str(each) for each in analyses)
+
+
 def test_what_is_missing_is_named() -> None:
     with pytest.raises(HardwareError, match="DIST0704") as refused:
         td.simulate(_updates([1], 1), SYSTEM)
