@@ -44,12 +44,11 @@ class Change:
         from tvm_distir.core.plan import mesh_text
 
         declared = option_fields(StepOptions)
-        words = {
-            name: f"{declared[name].flag} {mesh_text(value) if name == 'mesh' else value}"
-            for name, value in self.options.items()
-            if name != "train"
-        }
-        words = {name: text.removesuffix(" True") for name, text in words.items()}
+        words = {}
+        for name, value in self.options.items():
+            flag = declared[name].flag
+            text = mesh_text(value) if name == "mesh" else value
+            words[name] = flag if value is True else f"{flag} {text}"
         if "train" in self.options:
             words["train"] = f"--optimizer {_optimizer(self.options['train'])}"
         return " ".join(words.values())

@@ -310,8 +310,8 @@ class StageKindExporter:
                 slot = next(slots_left) if targets else slot_of.get(index)
                 if slot is None:
                     value = exported.values[index]
-                    new = Value(value.name, value.shape, value.dtype, value.bytes)
-                    self.slots.append(new._replace(role="host") if value.is_on_host else new)
+                    content = "host" if value.is_on_host else "activation"
+                    self.slots.append(Value(*value[:4], content))
                     slot = len(self.slots) - 1
                 if targets or index not in slot_of:
                     slot_of[index] = slot

@@ -170,6 +170,6 @@ def _held(lane: DeviceGroupResult, account: MemoryAccount) -> DeviceMemory:
 
     What is in the memory of the host does not depend on the allocator of the device.
     """
-    held, curve = lane.held(), ((0.0, account.peak_bytes),)
-    account = replace(account, host_bytes=held.account.host_bytes)
-    return held._replace(account=account, curve=curve)
+    memory, curve = lane.held(), ((0.0, account.peak_bytes),)
+    account = replace(account, host_bytes=memory.account.host_bytes)
+    return memory._replace(account=account, curve=curve)

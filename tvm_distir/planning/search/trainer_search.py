@@ -89,8 +89,10 @@ class TrainerSearch:
         memo, (enumeration, experts) = StageMemo(most=MEMO), self._space()
         complete = True
         for choice in trainer_choices(str(self.stack.trainer), enumeration, experts):
-            complete = complete and time.monotonic() < ends_s
-            for row, plan in self._tried(choice, enumeration, memo) if complete else ():
+            if time.monotonic() >= ends_s:
+                complete = False
+                break
+            for row, plan in self._tried(choice, enumeration, memo):
                 rows.append(row)
                 plans += [] if plan is None else [plan]
         if complete and not plans:
